@@ -1,0 +1,38 @@
+"""The options of `start`, as values. Reading them from words is the command line's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Defaults that document 004 promises.
+STATE_FILE = "gpu_scheduler_state.json"
+JOBS_FILE = "jobs.txt"
+LLM_CONFIG = "llm_config.json"
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """One `start`. Intervals and waits in seconds, thresholds as fractions of 1.
+
+    llm_config None: the default file, which may be absent; a named one must exist. jobs_file "": none.
+    """
+
+    state_file: str = STATE_FILE
+    data_dir: str | None = None
+    gpus: str | None = None
+    jobs_file: str = JOBS_FILE
+    llm_config: str | None = None
+    screen: bool = False
+    mem_threshold: float = 0.8
+    load_threshold: float = 0.8
+    monitor_interval_s: float = 30.0
+    state_interval_s: float = 20.0
+    max_assign_attempts: int = 5
+    assign_retry_wait_s: float = 5.0
+    log_dir: str | None = None
+    gpu_probe: Literal["auto", "nvml", "gputil", "simulated"] = "auto"
+    simulate: str | None = None
+    cuda_ids: Literal["physical", "visible"] = "physical"
+    conda_sh: str | None = None
+    drain: bool = False

@@ -1,0 +1,150 @@
+"""What `start` prints, written by a thread of its own: a stopped terminal never holds up a job.
+
+What the terminal does not take in time is dropped there, never in the log file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+from logging.handlers import QueueHandler, RotatingFileHandler
+from pathlib import Path
+
+from gpu_scheduler.store.store import Store
+
+#: Size at which the main log is put aside, in bytes, and how many old ones are kept.
+LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
+#: Lines that may wait for the terminal.
+_WAITING = 10_000
+
+
+class Console:
+    """Prints log lines, and the output of direct jobs with a prefix, as far as the terminal takes them."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[str | None] = queue.Queue(_WAITING)
+        self._tails: dict[int, _Tail] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._printer = threading.Thread(target=self._print, name="console", daemon=True)
+        self._printer.start()
+        self._follower: threading.Thread | None = None
+
+    def put(self, line: str) -> None:
+        """Print a line if there is room for it."""
+        try:
+            self.lines.put_nowait(line)
+        except queue.Full:
+            pass
+
+    def follow(self, attempt_id: int, store: Store) -> None:
+        """Print what a direct attempt writes to its log, with the job's number before each line."""
+        row = store.db.row("SELECT job_id, number, log FROM attempt WHERE id = ?", attempt_id)
+        if row is None or row["log"] is None:
+            return
+        with self._lock:
+            self._tails[attempt_id] = _Tail(row["job_id"], Path(row["log"]))
+        if self._follower is None:
+            self._follower = threading.Thread(target=self._follow, name="job output", daemon=True)
+            self._follower.start()
+
+    def finish(self, attempt_id: int) -> None:
+        """The attempt has ended: print what its log still holds, and look there no more."""
+        with self._lock:
+            tail = self._tails.get(attempt_id)
+        if tail is not None:
+            tail.ended = True
+
+    def close(self) -> None:
+        """Print what is left, for at most a second."""
+        self._ended.set()
+        if self._follower is not None:
+            self._follower.join(1.0)
+        try:
+            self.lines.put_nowait(None)
+        except queue.Full:
+            pass
+        self._printer.join(1.0)
+
+    def _print(self) -> None:
+        while (line := self.lines.get()) is not None:
+            try:
+                sys.stdout.write(line + "\n")
+                if self.lines.empty():
+                    sys.stdout.flush()
+            except (OSError, ValueError):
+                return
+
+    def _follow(self) -> None:
+        while not self._ended.wait(0.1):
+            self._read_tails()
+        self._read_tails()
+
+    def _read_tails(self) -> None:
+        with self._lock:
+            tails = dict(self._tails)
+        for attempt_id, tail in tails.items():
+            for line in tail.read():
+                self.put(line)
+            if tail.over:
+                with self._lock:
+                    self._tails.pop(attempt_id, None)
+
+
+class _Tail:
+    """The whole lines that a log has gained since the last look."""
+
+    def __init__(self, job_id: int, path: Path) -> None:
+        self._prefix = f"[job {job_id}] "
+        self._path = path
+        self._at = 0
+        self.ended = False
+        self.over = False
+
+    def read(self) -> list[str]:
+        """Whole lines not seen before; `over` is set once an ended attempt's log is read to its end."""
+        ended = self.ended
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                data = file.read(1 << 20)
+        except OSError:
+            self.over = True
+            return []
+        whole = data[: data.rfind(b"\n") + 1] if len(data) < 1 << 20 else data
+        self._at += len(whole)
+        self.over = ended and len(data) < 1 << 20
+        return [self._prefix + line for line in whole.decode("utf-8", "replace").splitlines()]
+
+
+class _Lines(QueueHandler):
+    """Hands formatted log lines to the console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console.lines)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.put(self.format(record))
+
+
+def begin_logging(path: Path, console: Console) -> None:
+    """Send the package's log lines of level info and above to the console and to a rotating file."""
+    root = logging.getLogger("gpu_scheduler")
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        old.close()
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    form = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    handlers: list[logging.Handler] = [_Lines(console)]
+    try:
+        handlers.append(RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_KEPT, encoding="utf-8"))
+    except OSError as error:
+        console.put(f"the main log {path} cannot be written: {os.strerror(error.errno or 0)}")
+    for handler in handlers:
+        handler.setFormatter(form)
+        root.addHandler(handler)

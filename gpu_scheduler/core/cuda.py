@@ -1,0 +1,131 @@
+"""`--cuda IDS` in what a job runs: replaced where it stands, added where that is asked for.
+
+Shell text is changed only at whole words outside quotes; nothing else of it is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.jobspec import CudaIds, CudaMode
+
+_OPTION = "--cuda"
+_BLANKS = " \t\n"
+_OPERATORS = "|&;()<>`"
+
+
+def ids_text(gpus: Sequence[int], ids: CudaIds) -> str:
+    """What follows `--cuda`: the GPUs' own numbers, or 0..n-1 for scripts that count what they see."""
+    return ",".join(map(str, gpus if ids == "physical" else range(len(gpus))))
+
+
+def in_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
+    """The arguments of a script with `--cuda IDS`. A bare flag `--cuda` stays, and nothing is added."""
+    if mode == "off":
+        return tuple(arguments)
+    changed = list(arguments)
+    present = False
+    for i, word in enumerate(changed):
+        if word.startswith(f"{_OPTION}="):
+            changed[i] = f"{_OPTION}={ids}"
+            present = True
+        elif word == _OPTION:
+            present = True
+            if i + 1 < len(changed) and not changed[i + 1].startswith("-"):
+                changed[i + 1] = ids
+    if mode == "add" and not present:
+        end = changed.index("--") if "--" in changed else len(changed)
+        changed[end:end] = [_OPTION, ids]
+    return tuple(changed)
+
+
+def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
+    """Shell text with `--cuda IDS`. None: it shall be added and no place for it can be told.
+
+    Added to the last command of a list (`a && b`); never to a pipeline, a group or a here-document.
+    """
+    if mode == "off":
+        return command
+    words = _words(command)
+    changed, done, present = [], 0, False
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word.plain.startswith(f"{_OPTION}="):
+            changed += [command[done : word.start], f"{_OPTION}={ids}"]
+            done, present = word.end, True
+        elif word.plain == _OPTION:
+            present = True
+            if following is not None and _follows(command, word, following):
+                changed += [command[done : following.start], ids]
+                done = following.end
+    if mode == "add" and not present:
+        return f"{command.rstrip()} {_OPTION} {ids}" if _takes_more(command, words) else None
+    return "".join(changed) + command[done:]
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A word of shell text by its place; `plain` is the text it stands for, as far as quotes go."""
+
+    start: int
+    end: int
+    plain: str
+
+
+def _words(command: str) -> list[_Word]:
+    words: list[_Word] = []
+    start, plain, i = -1, "", 0
+
+    def close(end: int) -> None:
+        nonlocal start, plain
+        if start >= 0:
+            words.append(_Word(start, end, plain))
+        start, plain = -1, ""
+
+    while i < len(command):
+        char = command[i]
+        if char in _BLANKS or char in _OPERATORS:
+            close(i)
+            i += 1
+            continue
+        start = i if start < 0 else start
+        text, length = _piece(command, i)
+        plain += text
+        i += length
+    close(len(command))
+    return words
+
+
+def _piece(command: str, at: int) -> tuple[str, int]:
+    """One character or one quoted stretch: what it stands for, and its length in the text."""
+    char = command[at]
+    if char == "\\":
+        return command[at + 1 : at + 2], 2
+    if char == "'":
+        end = command.find("'", at + 1)
+        end = len(command) if end < 0 else end
+        return command[at + 1 : end], end + 1 - at
+    if char == '"':
+        found = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL).match(command, at)
+        assert found is not None
+        return re.sub(r'\\([$`"\\])', r"\1", found[1]), found.end() - at
+    return char, 1
+
+
+def _follows(command: str, option: _Word, value: _Word) -> bool:
+    between = command[option.end : value.start]
+    return between.strip(_BLANKS) == "" and "\n" not in between and not value.plain.startswith("-")
+
+
+def _takes_more(command: str, words: Sequence[_Word]) -> bool:
+    """Whether words at the end of the text would reach the command that the user means."""
+    outside, done = [], 0
+    for word in words:
+        outside.append(command[done : word.start])
+        done = word.end
+    outside.append(command[done:])
+    operators = "".join(outside).replace("||", "")
+    ends_in_word = bool(words) and command[words[-1].end :].strip() == ""
+    group = any(word.plain in ("}", "fi", "done", "esac", "]]") for word in words)
+    return ends_in_word and not group and not re.search(r"[|()`]|<<|\n", operators)

@@ -1,0 +1,58 @@
+"""When a draining scheduler may end, and with which exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpu_scheduler.core.facts import Facts
+from gpu_scheduler.core.needs import Ask, resolve
+from gpu_scheduler.core.states import JobState, Outcome
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one job stands at the end: its state, and for a finished one what became of it."""
+
+    state: JobState
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
+    """Whether no job is live and none can become runnable without the user.
+
+    asks: of all queued jobs; retries: a queued job waits for its next try. A paused GPU needs the user to come
+    back; one that is lost, or busy with somebody else's work, does not.
+    """
+    if retries or facts.wishes or not facts.complete:
+        return False
+    if any(attempt.released_at is None for attempt in facts.attempts):
+        return False
+    return all(_needs_the_user(ask, facts) for ask in asks)
+
+
+def _needs_the_user(ask: Ask, facts: Facts) -> bool:
+    usable = [g for g in facts.gpus if not g.paused and (ask.allowed is None or g.index in ask.allowed)]
+    return resolve(ask, facts.config).count > len(usable)
+
+
+def exit_code(endings: Iterable[Ending], malformed: bool) -> int:
+    """0 if every job completed, else the largest code: the job's own, 128 + its signal, 124 timed out, 3 held
+    or infeasible, 1 anything else, a malformed line included."""
+    return max([*(_code(ending) for ending in endings), int(malformed)], default=0)
+
+
+def _code(ending: Ending) -> int:
+    if ending.state is not JobState.FINISHED:
+        return 3
+    if ending.outcome is Outcome.COMPLETED:
+        return 0
+    if ending.outcome is Outcome.TIMED_OUT:
+        return 124
+    if ending.outcome is Outcome.FAILED and ending.signal:
+        return 128 + ending.signal
+    if ending.outcome is Outcome.FAILED and ending.exit_code:
+        return ending.exit_code
+    return 1

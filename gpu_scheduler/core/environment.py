@@ -1,0 +1,57 @@
+"""The environment of a job's command, from the one that the scheduler was started in.
+
+No allow-list: users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and others that nobody can list.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+
+#: Of the terminal, of another interpreter, of a batch system around the scheduler, and ours.
+_DENIED = re.compile(r"STY|WINDOW|TERMCAP|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
+#: What an active environment sets. Settings of conda itself (CONDA_ENVS_PATH …) are the user's.
+_ACTIVE = re.compile(
+    r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)"
+    r"|CONDA_(DEFAULT_ENV|EXE|PREFIX(_\d+)?|PROMPT_MODIFIER|PYTHON_EXE|SHLVL|STACKED_\d+)"
+)
+_ROOT = re.compile(r"VIRTUAL_ENV|CONDA_PREFIX(_\d+)?")
+
+_CONDA_SH = "etc/profile.d/conda.sh"
+_INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda", "miniconda", "anaconda")
+
+
+def inherited(base: Mapping[str, str], replaced: bool) -> dict[str, str]:
+    """What a job gets of the scheduler's environment. replaced: the job brings its own conda or venv, so that
+    the variables of an active one go, and its bin on PATH."""
+    env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
+    if not replaced:
+        return env
+    gone = {posixpath.join(value, "bin") for name, value in env.items() if _ROOT.fullmatch(name) and value}
+    env = {name: value for name, value in env.items() if not _ACTIVE.fullmatch(name)}
+    if "PATH" in env:
+        env["PATH"] = ":".join(part for part in env["PATH"].split(":") if part.rstrip("/") not in gone)
+    return env
+
+
+def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
+    """The `conda.sh` of the conda that this environment uses, else of one in a usual place, else None.
+
+    Asked in this order: CONDA_EXE, CONDA_PREFIX, `conda` on PATH, the usual places.
+    """
+    roots: list[str] = []
+    if env.get("CONDA_EXE"):
+        roots.append(posixpath.dirname(posixpath.dirname(env["CONDA_EXE"])))
+    if env.get("CONDA_PREFIX"):
+        prefix = env["CONDA_PREFIX"].rstrip("/")
+        # An environment lies in the envs folder of its installation; base is the installation.
+        roots += [prefix, posixpath.dirname(posixpath.dirname(prefix))]
+    for folder in env.get("PATH", "").split(":"):
+        if folder.startswith("/") and exists(posixpath.join(folder, "conda")):
+            roots.append(posixpath.dirname(folder.rstrip("/")))
+    places = [env["HOME"], posixpath.join(env["HOME"], "opt")] if env.get("HOME") else []
+    roots += [
+        posixpath.join(place, name) for place in [*places, "/opt", "/usr/local"] for name in _INSTALLATIONS
+    ]
+    return next((path for path in (posixpath.join(root, _CONDA_SH) for root in roots) if exists(path)), None)

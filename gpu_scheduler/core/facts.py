@@ -1,0 +1,151 @@
+"""What a round knows, as frozen values: the record, the folders, the GPUs, the wishes, the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+
+
+@dataclass(frozen=True)
+class Now:
+    """One reading of the clocks: wall (seconds since 1970, for display), boot (CLOCK_BOOTTIME seconds, for
+    every deadline) and the boot that it counts from."""
+
+    wall: float
+    boot: float
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `start` that decisions depend on. Times in seconds."""
+
+    limits: Limits = field(default_factory=Limits)
+    max_assign_attempts: int = 5
+    assign_retry_wait_s: float = 5.0
+    launch_deadline_s: float = 10.0
+    launches: int = 3
+    grace_s: float = 10.0
+    cooling_s: float = 60.0
+    survivor_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """An open cancel or preempt of a job: durable until its attempt's end is recorded."""
+
+    cause: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job that may start now. Lower priority first, then lower place."""
+
+    job_id: int
+    priority: int
+    place: int
+    passed_over: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """The first waiting jobs of one Ask, in order; `more` = there are others behind them."""
+
+    ask: Ask
+    jobs: tuple[QueuedJob, ...]
+    more: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt whose GPUs are not given back yet, or not cooled: the record, and what its folder says.
+
+    Times are boot seconds of `boot_id`. survivors: processes that carry the token; None = not looked for.
+    baseline_mib: memory on each of its GPUs that nobody accounted for when it started.
+    """
+
+    attempt_id: int
+    job_id: int
+    token: str
+    boot_id: str
+    job_state: JobState
+    gpus: tuple[str, ...] = ()
+    share: int = 0
+    baseline_mib: Mapping[str, int] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    sighting: Sighting = field(default_factory=Sighting)
+    survivors: tuple[int, ...] | None = None
+    launches: int = 1
+    launch_deadline: float = 0.0
+    launch_error: str | None = None
+    stopping_at: float | None = None
+    signalled_at: float | None = None
+    dead_at: float | None = None
+    swept_at: float | None = None
+    released_at: float | None = None
+    cancel: Cancel | None = None
+    launch_failures: int = 0
+    lineless: bool = False
+
+
+@dataclass(frozen=True)
+class JobFact:
+    """A job that a wish names."""
+
+    job_id: int
+    state: JobState
+    outcome: Outcome | None = None
+    held_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a front end asks for (DESIGN §2).
+
+    target: a job id or a GPU's UUID, as text; "" for the scheduler itself. args, by verb: cancel {grace_s,
+    reason}, requeue {reason}, set {name, value}, places {places: [[job id, place], …]}.
+    """
+
+    wish_id: int
+    verb: str
+    target: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A managed GPU: what the record and the last sample say. load: mean of the last samples, percent.
+
+    owners: for each process that the probe listed, the attempt that owns it (None = foreign)."""
+
+    uuid: str
+    index: int
+    paused: bool = False
+    sample: GpuSample | None = None
+    sampled_at: float | None = None
+    load: float | None = None
+    owners: Mapping[int, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that one round decides from."""
+
+    now: Now
+    settings: Settings
+    config: LlmConfig
+    gpus: tuple[Gpu, ...] = ()
+    complete: bool = True
+    attempts: tuple[Attempt, ...] = ()
+    lines: tuple[Line, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+    jobs: Mapping[int, JobFact] = field(default_factory=dict)

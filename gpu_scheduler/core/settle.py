@@ -1,0 +1,242 @@
+"""What one open attempt's folder means for the record: the seven rules of DESIGN §7, in their order.
+
+An open cancel counts as a `stop` in every rule. Pure: one attempt and the time in, actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.core.actions import (
+    Action,
+    Close,
+    Cooled,
+    KillRunner,
+    Move,
+    NoteDead,
+    Nudge,
+    Relaunch,
+    Release,
+    Sweep,
+    TakeClaim,
+    WriteStop,
+)
+from gpu_scheduler.core.facts import Attempt, Now, Settings
+from gpu_scheduler.core.sighting import ResultNote
+from gpu_scheduler.core.states import JobState, Outcome
+
+#: Seconds between two signals to processes that do not react.
+SIGNAL_EVERY_S = 1.0
+#: Seconds over the grace after which the runner itself is killed (DESIGN §7 rule 4).
+RUNNER_LATE_S = 10.0
+#: The longest wait between failed launches, in seconds (DESIGN §7 Retries).
+LONGEST_RETRY_WAIT_S = 60.0
+
+_CAUSES = {
+    "cancelled": Outcome.CANCELLED,
+    "preempted": Outcome.PREEMPTED,
+    "timed_out": Outcome.TIMED_OUT,
+    "machine": Outcome.INTERRUPTED,
+}
+
+
+def needs_scan(attempt: Attempt) -> bool:
+    """Whether the round must know which processes still carry this attempt's token."""
+    seen = attempt.sighting
+    if attempt.outcome is not None:
+        return attempt.released_at is None
+    return seen.result is not None or seen.claim == "dead"
+
+
+def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """The actions that this round takes about an open attempt."""
+    seen = attempt.sighting
+    if seen.result is not None:
+        return [_finished(attempt, seen.result, now, settings)]
+    if seen.claim == "void":
+        cause = _wanted(attempt)
+        outcome = _CAUSES[cause] if cause else Outcome.NOT_STARTED
+        why = attempt.launch_error or f"its runner did not start in {attempt.launches} launches"
+        return [_close(attempt, outcome, now, settings, reason=None if cause else why)]
+    if seen.claim == "live":
+        return _live(attempt, now, settings)
+    if seen.claim == "dead":
+        return _dead(attempt, now, settings)
+    if _wanted(attempt):
+        return [TakeClaim(attempt.attempt_id)]
+    if attempt.boot_id != now.boot_id:
+        return [_close(attempt, Outcome.INTERRUPTED, now, settings, reason="the machine was restarted")]
+    if now.boot < attempt.launch_deadline:
+        return []
+    if attempt.launches < settings.launches and attempt.launch_error is None:
+        return [Relaunch(attempt.attempt_id)]
+    return [TakeClaim(attempt.attempt_id)]
+
+
+def release(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """An ended attempt: its allocation stays until no process of it is left; those that are, are ended."""
+    if attempt.survivors is None or attempt.released_at is not None:
+        return []
+    if not attempt.survivors:
+        return [Release(attempt.attempt_id)]
+    return _sweep(attempt, now, settings)
+
+
+def cooled(
+    attempt: Attempt, gpus: Sequence[tuple[float | None, int | None]], now: Now, settings: Settings
+) -> list[Action]:
+    """A released attempt: whether the memory of its GPUs is back.
+
+    gpus: for each of its GPUs, in the order of `attempt.gpus`, when it was sampled and the MiB that nobody
+    accounts for then; None = not known.
+    """
+    if attempt.released_at is None:
+        return []
+    over = attempt.boot_id != now.boot_id or now.boot >= attempt.released_at + settings.cooling_s
+    released_at = attempt.released_at
+    back = all(
+        sampled_at is not None
+        and sampled_at >= released_at
+        and _is_back(mib, attempt.baseline_mib.get(uuid, 0))
+        for uuid, (sampled_at, mib) in zip(attempt.gpus, gpus, strict=True)
+    )
+    return [Cooled(attempt.attempt_id)] if over or back else []
+
+
+def _is_back(unclaimed_mib: int | None, baseline_mib: int) -> bool:
+    # Drivers keep a little; 512 MiB is the margin that document 001 keeps free on a card anyway.
+    return unclaimed_mib is None or unclaimed_mib <= baseline_mib + 512
+
+
+def _wanted(attempt: Attempt) -> str | None:
+    """The cause for which the attempt is to end: the open cancel's, else that of a `stop` in the folder."""
+    if attempt.cancel is not None:
+        return attempt.cancel.cause
+    return attempt.sighting.stop.cause if attempt.sighting.stop is not None else None
+
+
+def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    stop, cancel = attempt.sighting.stop, attempt.cancel
+    job, this = attempt.job_id, attempt.attempt_id
+    if stop is None and cancel is None:
+        if attempt.job_state is JobState.RUNNING:
+            return []
+        return [Move(job, this, JobState.RUNNING)]
+    moves: list[Action] = []
+    if attempt.job_state is not JobState.STOPPING:
+        moves.append(Move(job, this, JobState.STOPPING))
+    if cancel is not None and (stop is None or stop.cause != cancel.cause):
+        return [*moves, WriteStop(this, cancel.cause, cancel.grace_s)]
+    if stop is None or moves:
+        return moves
+    if not _may_signal(attempt, now):
+        return []
+    since = now.boot - (attempt.stopping_at if attempt.stopping_at is not None else now.boot)
+    if stop.follow == "kill" and since >= stop.grace_s + RUNNER_LATE_S:
+        return [KillRunner(this)]
+    return [Nudge(this)]
+
+
+def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    if attempt.survivors is None:
+        return []
+    if attempt.survivors:
+        noted: list[Action] = [] if attempt.dead_at is not None else [NoteDead(attempt.attempt_id)]
+        since = now.boot - (attempt.dead_at if attempt.dead_at is not None else now.boot)
+        if since < settings.survivor_s:
+            return noted + _sweep(attempt, now, settings)
+    cause = _wanted(attempt)
+    outcome = _CAUSES[cause] if cause else Outcome.INTERRUPTED
+    left = f"; processes {_pids(attempt.survivors)} are still there" if attempt.survivors else ""
+    return [
+        _close(
+            attempt,
+            outcome,
+            now,
+            settings,
+            reason=f"its runner was killed{left}",
+            survivors=attempt.survivors,
+        )
+    ]
+
+
+def _sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    if attempt.swept_at is None:
+        return [Sweep(attempt.attempt_id, kill=False)]
+    grace = attempt.cancel.grace_s if attempt.cancel is not None else settings.grace_s
+    if now.boot - attempt.swept_at < grace or not _may_signal(attempt, now):
+        return []
+    return [Sweep(attempt.attempt_id, kill=True)]
+
+
+def _may_signal(attempt: Attempt, now: Now) -> bool:
+    return attempt.signalled_at is None or now.boot - attempt.signalled_at >= SIGNAL_EVERY_S
+
+
+def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings) -> Close:
+    if result.cause is not None:
+        outcome = _CAUSES.get(result.cause, Outcome.INTERRUPTED)
+    elif not result.began:
+        outcome = Outcome.NOT_STARTED
+    else:
+        outcome = Outcome.COMPLETED if result.exit_code == 0 else Outcome.FAILED
+    reason = result.message
+    if outcome is Outcome.NOT_STARTED and reason is None:
+        reason = f"its command could not be started ({_ended(result)})"
+    elif outcome is Outcome.FAILED and reason is None:
+        reason = _ended(result)
+    elif result.cause == "machine":
+        reason = "the machine or its session was ended"
+    return _close(attempt, outcome, now, settings, reason=reason, survivors=result.survivors, result=result)
+
+
+def _close(
+    attempt: Attempt,
+    outcome: Outcome,
+    now: Now,
+    settings: Settings,
+    reason: str | None = None,
+    survivors: tuple[int, ...] = (),
+    result: ResultNote | None = None,
+) -> Close:
+    state, job_outcome = JobState.FINISHED, outcome
+    failures, not_before = 0, None
+    cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
+    if outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
+        job_outcome = Outcome.CANCELLED
+    elif outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
+        state = JobState.HELD
+    elif outcome is Outcome.NOT_STARTED:
+        failures = attempt.launch_failures + 1
+        if failures < settings.max_assign_attempts and not attempt.lineless:
+            state = JobState.QUEUED
+            wait = min(settings.assign_retry_wait_s * 2 ** (failures - 1), LONGEST_RETRY_WAIT_S)
+            not_before = now.boot + wait
+            reason = f"{reason}; try {failures + 1} of {settings.max_assign_attempts} in {wait:g} s"
+        else:
+            job_outcome = Outcome.FAILED
+            times = "" if failures == 1 else f" (tried {failures} times)"
+            reason = f"could not be started: {reason}{times}"
+    return Close(
+        attempt.job_id,
+        attempt.attempt_id,
+        outcome,
+        state,
+        job_outcome if state is JobState.FINISHED else None,
+        reason=reason,
+        exit_code=result.exit_code if result else None,
+        signal=result.signal if result else None,
+        survivors=survivors,
+        launch_failures=failures,
+        not_before=not_before,
+        started_at=result.started_at if result else None,
+        ended_at=result.ended_at if result else None,
+    )
+
+
+def _ended(result: ResultNote) -> str:
+    return f"signal {result.signal}" if result.signal is not None else f"exit code {result.exit_code}"
+
+
+def _pids(pids: tuple[int, ...]) -> str:
+    return ", ".join(str(pid) for pid in pids[:8])

@@ -1,0 +1,29 @@
+"""Shares of a GPU, counted in integer thousandths, so that two halves fill one GPU exactly."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+#: One whole GPU, in thousandths.
+WHOLE = 1000
+
+
+def parse_share(text: str) -> int:
+    """Thousandths of a GPU from a decimal number such as "0.5" (500) or "2" (2000).
+
+    Raises ValueError, with what is accepted, for anything but a plain number from 0.001 to 64.
+    """
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"share {text!r} is not a number such as 0.5 or 2") from None
+    if not value.is_finite() or not Decimal("0.001") <= value <= 64:
+        raise ValueError(f"share {text!r} is not between 0.001 and 64")
+    # Rounded up: three jobs of 0.3334 must never share one GPU by rounding.
+    return int((value * WHOLE).to_integral_value(rounding="ROUND_CEILING"))
+
+
+def format_share(thousandths: int) -> str:
+    """The shortest decimal text of a share: 500 -> "0.5", 1000 -> "1"."""
+    whole, rest = divmod(thousandths, WHOLE)
+    return f"{whole}.{rest:03d}".rstrip("0") if rest else str(whole)

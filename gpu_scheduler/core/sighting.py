@@ -1,0 +1,46 @@
+"""What an attempt's folder says, as the loop and the readers see it (DESIGN §7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ClaimState = Literal["none", "void", "live", "dead"]
+
+
+@dataclass(frozen=True)
+class StopNote:
+    """The file `stop`: why, how long to wait between TERM and KILL (seconds), and what follows that."""
+
+    cause: str
+    grace_s: float
+    follow: Literal["kill", "withdraw"] = "kill"
+
+
+@dataclass(frozen=True)
+class ResultNote:
+    """The file `result`. `cause` is None when the command ended by itself, else "cancelled", "preempted",
+    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned."""
+
+    cause: str | None
+    exit_code: int | None
+    signal: int | None
+    began: bool
+    message: str | None
+    survivors: tuple[int, ...]
+    started_at: float | None
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One look at an attempt's folder."""
+
+    claim: ClaimState = "none"
+    pid: int | None = None
+    session: str | None = None
+    stop: StopNote | None = None
+    withdrawn: bool = False
+    result: ResultNote | None = None
+    log: str | None = None
+    strange: tuple[str, ...] = ()

@@ -1,0 +1,114 @@
+"""What wishes of front ends come to: each is answered once, by actions or by why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.core.actions import (
+    Action,
+    EndScheduler,
+    Finish,
+    Hold,
+    OpenCancel,
+    Requeue,
+    SetAttribute,
+    SetPaused,
+    SetPlaces,
+    WishDone,
+)
+from gpu_scheduler.core.facts import Facts, JobFact, Settings, Wish
+from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
+
+Answer = tuple[list[Action], str]
+
+#: Wishes about one job; a second one for the same job waits until the first is on the record.
+JOB_VERBS = ("cancel", "retry", "requeue", "hold", "release", "line_removed", "set")
+
+
+def plan(facts: Facts) -> list[Action]:
+    """The actions for every open wish, in the order in which they were made; each ends with its WishDone."""
+    actions: list[Action] = []
+    touched: set[str] = set()
+    for wish in facts.wishes:
+        if wish.verb in JOB_VERBS:
+            if wish.target in touched:
+                continue
+            touched.add(wish.target)
+        did, answer = _carry_out(wish, facts)
+        actions += [*did, WishDone(wish.wish_id, answer)]
+    return actions
+
+
+def _carry_out(wish: Wish, facts: Facts) -> Answer:
+    if wish.verb == "stop":
+        return [EndScheduler()], "ending"
+    if wish.verb in ("pause", "resume"):
+        return [SetPaused(wish.target, wish.verb == "pause")], f"{wish.verb}d"
+    if wish.verb == "places":
+        return [SetPlaces(tuple((job, place) for job, place in wish.args["places"]))], "ordered"
+    job = facts.jobs.get(int(wish.target))
+    if job is None:
+        return [], f"no job {wish.target}"
+    return _ABOUT_A_JOB[wish.verb](job, wish.args, facts.settings)
+
+
+def _cancel(job: JobFact, args: Any, settings: Settings) -> Answer:
+    grace = args.get("grace_s")
+    if job.state in WAITING:
+        return [
+            Finish(job.job_id, Outcome.CANCELLED, args.get("reason", "cancelled by the user"))
+        ], "cancelled"
+    if job.state in ACTIVE:
+        grace_s = settings.grace_s if grace is None else float(grace)
+        return [OpenCancel(job.job_id, "cancelled", grace_s)], "being stopped"
+    return [], f"job {job.job_id} is finished already ({job.outcome})"
+
+
+def _retry(job: JobFact, args: Any, settings: Settings) -> Answer:
+    if job.state in (JobState.HELD, JobState.FINISHED):
+        return [Requeue(job.job_id, args.get("reason", "retried"))], "queued again"
+    return [], f"job {job.job_id} is {job.state} already"
+
+
+def _hold(job: JobFact, args: Any, settings: Settings) -> Answer:
+    if job.state is JobState.QUEUED:
+        return [Hold(job.job_id, "user", "held by the user")], "held"
+    return [], f"job {job.job_id} is {job.state}; only a queued job can be held"
+
+
+def _release(job: JobFact, args: Any, settings: Settings) -> Answer:
+    if job.state is JobState.HELD:
+        return [Requeue(job.job_id, "released")], "released"
+    return [], f"job {job.job_id} is {job.state}, not held"
+
+
+def _line_removed(job: JobFact, args: Any, settings: Settings) -> Answer:
+    if job.state in WAITING:
+        return [Finish(job.job_id, Outcome.CANCELLED, "line removed")], "cancelled"
+    return [], f"job {job.job_id} is {job.state} and goes on"
+
+
+def _set(job: JobFact, args: Any, settings: Settings) -> Answer:
+    name, value = args["name"], args["value"]
+    if job.state not in WAITING:
+        return [], f"job {job.job_id} is {job.state}; its attributes stay"
+    actions: list[Action] = [SetAttribute(job.job_id, name, value)]
+    if name == "hold" and value and job.state is JobState.QUEUED:
+        actions.append(Hold(job.job_id, "line", "held by its line"))
+    elif name == "hold" and not value and job.held_by == "line":
+        actions.append(Requeue(job.job_id, "its line holds it no more"))
+    elif name == "cancel" and value:
+        actions.append(Finish(job.job_id, Outcome.CANCELLED, "cancelled by its line"))
+    return actions, f"{name} set"
+
+
+_ABOUT_A_JOB: dict[str, Callable[[JobFact, Any, Settings], Answer]] = {
+    "cancel": _cancel,
+    "retry": _retry,
+    "requeue": _retry,
+    "hold": _hold,
+    "release": _release,
+    "line_removed": _line_removed,
+    "set": _set,
+}

@@ -1,0 +1,301 @@
+"""One scheduler process: assembled from the options of `start`, woken by events, ended by signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.console import Console, begin_logging
+from gpu_scheduler.core.actions import Action, Close
+from gpu_scheduler.core.command import find_conda_sh
+from gpu_scheduler.core.draining import drained
+from gpu_scheduler.core.facts import Facts, Settings
+from gpu_scheduler.core.gpu import Snapshot
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
+from gpu_scheduler.executors import Executor
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.gpus import GpuWatch, choose
+from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.launching import Launcher, LaunchOptions
+from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.loop import Loop, due
+from gpu_scheduler.outcome import Outcomes
+from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure
+from gpu_scheduler.probes.visible import restrict
+from gpu_scheduler.reporting import Reporter
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import InstanceLock
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.wakeups import Wakeups
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two samples of the GPUs (DESIGN §4), and for the first answer.
+SAMPLE_EVERY_S = 5.0
+FIRST_SAMPLE_S = 20.0
+
+
+def run(
+    options: StartOptions,
+    reached: Callable[[str], None] = lambda step: None,
+    executor: Executor | None = None,
+) -> int:
+    """Schedule until asked to end; returns the exit code.
+
+    reached and executor are for tests: the named steps of a round, and runners that are killed on purpose.
+    Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
+    """
+    umask = os.umask(0o077)
+    if options.drain and options.jobs_file and not os.path.exists(options.jobs_file):
+        raise UsageError(f"--jobs-file {options.jobs_file}: no such file; with --drain it must exist")
+    home = Home.of(options.state_file, options.data_dir)
+    home.create()
+    lock = InstanceLock(home.lock)
+    if not lock.acquire():
+        raise SchedulerError(
+            f"a scheduler is running on {home.state_file} already (pid {lock.holder()}); "
+            "`stop` ends it, or name another --state-file"
+        )
+    console = Console()
+    try:
+        begin_logging(home.log, console)
+        daemon = Daemon(options, home, umask, console, reached, executor)
+        try:
+            return daemon.serve()
+        finally:
+            daemon.close()
+    finally:
+        console.close()
+        lock.release()
+
+
+def _executor(screen: bool) -> Executor:
+    if not screen:
+        return DirectExecutor()
+    problem = screen_problem()
+    if problem is not None:
+        raise SchedulerError(f"--screen: {problem}")
+    return ScreenExecutor()
+
+
+class Daemon:
+    """The parts of one scheduler, and the wait between its rounds."""
+
+    def __init__(
+        self,
+        options: StartOptions,
+        home: Home,
+        umask: int,
+        console: Console,
+        reached: Callable[[str], None],
+        executor: Executor | None,
+    ) -> None:
+        self._options = options
+        self._clock = Clock()
+        self._executor = executor or _executor(options.screen)
+        self._config = LlmConfigFile(options.llm_config)
+        self._store = Store(home, create=True)
+        self._watch = GpuWatch()
+        settings = Settings(
+            limits=Limits(options.mem_threshold, options.load_threshold),
+            max_assign_attempts=options.max_assign_attempts,
+            assign_retry_wait_s=options.assign_retry_wait_s,
+        )
+        sim_dir = str(home.simulation)
+        simulated = options.simulate is not None or options.gpu_probe == "simulated"
+        self._probe = AskedProbe(options.gpu_probe, options.simulate, sim_dir)
+        self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
+        self._launcher = Launcher(
+            self._store,
+            self._loop.recorder,
+            self._executor,
+            LaunchOptions(
+                environment=dict(os.environ),
+                umask=umask,
+                log_dir=options.log_dir,
+                conda_sh=options.conda_sh or find_conda_sh(os.environ, os.path.exists),
+                cuda_ids=options.cuda_ids,
+                sessions=options.screen,
+                grace_s=settings.grace_s,
+                extra={"GPU_SCHEDULER_SIM": sim_dir} if simulated else {},
+            ),
+        )
+        self._outcomes = Outcomes(self._store)
+        self._reporter = Reporter(self._store)
+        self._console = console
+        self._signal: int | None = None
+        self._wakeups = Wakeups()
+        self._sample_at = self._state_at = self._files_at = 0.0
+        self._load_gpus()
+        self._state = StateWatch(self._store)
+        self._jobs = JobsWatch(self._store, options.jobs_file) if options.jobs_file else None
+
+    def launch(self, attempt_id: int) -> None:
+        """What the loop calls; see Launcher.launch."""
+        self._launcher.launch(attempt_id)
+        if not self._options.screen:
+            self._console.follow(attempt_id, self._store)
+
+    def close(self) -> None:
+        """Let go of everything; running jobs go on."""
+        self._probe.close()
+        self._wakeups.close()
+        self._store.close()
+
+    def serve(self) -> int:
+        """Rounds and waits until the end; returns the exit code."""
+        self._loop.told = self._tell
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        home, now = self._store.home, self._clock.now().boot
+        log.info("scheduler up, pid %d; state file %s, record %s", os.getpid(), home.state_file, home.folder)
+        self._watch_files()
+        self._state.begin(now)
+        self._config.look()
+        self._loop.config = self._config.current
+        if self._jobs is not None:
+            self._jobs.look(now)
+        while True:
+            facts = self._rounds()
+            self._state.write(self._clock.now().boot)
+            if self._loop.ending or self._signal is not None:
+                return self._farewell(facts)
+            if self._options.drain and self._is_drained(facts):
+                return self._outcomes.finish(facts)
+            if self._wakeups.follow(self._folders(facts)):
+                continue
+            self._take_in(self._wakeups.wait(self._timeout(facts)))
+
+    def _rounds(self) -> Facts:
+        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted."""
+        while True:
+            facts = self._loop.tick()
+            self._ask_probe()
+            if facts is not None:
+                return facts
+
+    def _tell(self, action: Action) -> None:
+        self._reporter.told(action)
+        self._outcomes.told(action)
+        if isinstance(action, Close):
+            self._console.finish(action.attempt_id)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signal = number
+
+    def _load_gpus(self) -> None:
+        try:
+            snapshot = self._probe.first_sample(FIRST_SAMPLE_S)
+        except GpuStateError as error:
+            if not self._store.gpus():
+                raise
+            log.warning(
+                "%s; going on with the GPUs on the record, nothing is placed until they answer", error
+            )
+            self._watch.fail(str(error))
+            return
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        samples, note = restrict(snapshot.gpus, visible)
+        if note is not None:
+            log.warning("%s", note)
+        managed = choose(samples, self._options.gpus)
+        if not managed:
+            raise GpuStateError("no GPU found; try --simulate 4")
+        self._watch.take(snapshot)
+        self._loop.recorder.note_gpus(snapshot.gpus, [gpu.uuid for gpu in managed], self._clock.now())
+        names = ", ".join(f"{gpu.index} {gpu.name}" for gpu in managed)
+        log.info("%d GPU%s: %s", len(managed), "" if len(managed) == 1 else "s", names)
+
+    def _watch_files(self) -> None:
+        home = self._store.home
+        self._wakeups.watch_fd(self._probe.fileno(), "probe")
+        self._wakeups.watch(home.doorbell, "doorbell")
+        self._wakeups.watch(home.state_file, "state")
+        self._wakeups.watch(self._config.path, "config")
+        if self._jobs is not None:
+            self._wakeups.watch(self._jobs.path, "jobs")
+
+    def _ask_probe(self) -> None:
+        now = self._clock.now().boot
+        if (self._loop.sample_wanted or now >= self._sample_at) and self._probe.asked_at is None:
+            self._probe.ask()
+            self._loop.sample_wanted = False
+            self._sample_at = now + SAMPLE_EVERY_S
+
+    def _read_probe(self, answer: Snapshot | ProbeFailure | None) -> None:
+        now = self._clock.now()
+        if isinstance(answer, ProbeFailure):
+            if self._watch.failure is None:
+                log.warning("the GPUs cannot be read: %s; jobs go on, nothing is placed", answer.text)
+            self._watch.fail(answer.text)
+        elif answer is not None:
+            if self._watch.failure is not None:
+                log.info("the GPUs answer again")
+            self._watch.take(answer)
+            self._loop.recorder.note_gpus(answer.gpus, None, now)
+
+    def _take_in(self, woken: set[str]) -> None:
+        now = self._clock.now().boot
+        self._executor.reap()
+        if "probe" in woken:
+            self._read_probe(self._probe.read())
+        self._read_probe(self._probe.expire(now))
+        if "state" in woken or now >= self._state_at:
+            self._state_at = now + self._options.state_interval_s
+            self._state.look(now)
+        if "config" in woken or "jobs" in woken or now >= self._files_at:
+            self._files_at = now + self._options.monitor_interval_s
+            if self._config.look():
+                self._loop.config = self._config.current
+            if self._jobs is not None:
+                self._jobs.look(now)
+        elif self._jobs is not None and self._jobs.again_at is not None and now >= self._jobs.again_at:
+            self._jobs.look(now)
+
+    def _timeout(self, facts: Facts) -> float:
+        now = self._clock.now()
+        times = [
+            self._sample_at if self._probe.asked_at is None else self._probe.deadline,
+            self._state_at,
+            self._files_at,
+            self._state.again_at,
+            self._jobs.again_at if self._jobs else None,
+            due(facts, self._store.next_retry(now.boot_id)),
+        ]
+        return max(0.0, min(at for at in times if at is not None) - now.boot)
+
+    def _folders(self, facts: Facts) -> dict[Path, int | None]:
+        rows = {row["id"]: row for row in self._store.unsettled()}
+        folders: dict[Path, int | None] = {}
+        for attempt in facts.attempts:
+            if attempt.outcome is None:
+                row = rows[attempt.attempt_id]
+                folder = self._store.home.attempt(row["job_id"], row["number"], row["token"])
+                folders[folder] = attempt.sighting.pid if attempt.sighting.claim == "live" else None
+        return folders
+
+    def _is_drained(self, facts: Facts) -> bool:
+        if self._jobs is not None and self._jobs.pending:
+            return False
+        asks = [Ask.from_key(key) for key in self._store.asks()]
+        return drained(facts, asks, self._store.next_retry(facts.now.boot_id) is not None)
+
+    def _farewell(self, facts: Facts) -> int:
+        running = [a for a in facts.attempts if a.outcome is None]
+        log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "asked to")
+        for row in self._store.unsettled():
+            if row["outcome"] is None:
+                where = f"`attach {row['job_id']}`" if row["session"] else f"log {row['log']}"
+                log.info("job %d goes on: %s", row["job_id"], where)
+        if running:
+            log.info("`status` shows them; `start` again goes on where this one ended")
+        return 0

@@ -1,0 +1,36 @@
+"""The tree of errors that a user can meet, each with its exit code and the next move in its text.
+
+    SchedulerError            1  the request failed
+    ├── UsageError            2  bad invocation: a value, a file or an option is wrong
+    ├── ImpossibleError       3  understood, and it can never be done here
+    └── GpuStateError         4  the state of the GPUs cannot be read
+
+A text names the file, line and value, and the remedy, in one or two lines; the command line prints it without
+a traceback. Anything else that escapes is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class SchedulerError(Exception):
+    """The request failed."""
+
+    exit_code = 1
+
+
+class UsageError(SchedulerError):
+    """A value, a file or an option given by the user is wrong."""
+
+    exit_code = 2
+
+
+class ImpossibleError(SchedulerError):
+    """The request is well formed and can never be carried out here."""
+
+    exit_code = 3
+
+
+class GpuStateError(SchedulerError):
+    """The state of the GPUs cannot be read."""
+
+    exit_code = 4

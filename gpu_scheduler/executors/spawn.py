@@ -1,0 +1,48 @@
+"""Starting a process that outlives its starter: own session, no terminal, default signals, few variables."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+#: What an interpreter or SCREEN needs of the scheduler's environment: to be found, to link, to decode names.
+_NEEDED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SCREENDIR")
+
+
+def bare_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """The few variables that a runner needs. Everything of the job's comes from its folder."""
+    return {name: base[name] for name in _NEEDED if name in base}
+
+
+class Children:
+    """Processes that were started and are not waited for; they are collected after their end."""
+
+    def __init__(self) -> None:
+        self._pids: set[int] = set()
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> int:
+        """The pid of a new process. Raises OSError, also where the program cannot be executed."""
+        self.reap()
+        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        pid = os.posix_spawn(
+            argv[0],
+            list(argv),
+            dict(env),
+            file_actions=null,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=signal.valid_signals(),
+        )
+        self._pids.add(pid)
+        return pid
+
+    def reap(self) -> None:
+        """Collect whoever has ended."""
+        for pid in tuple(self._pids):
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                self._pids.discard(pid)

@@ -1,0 +1,96 @@
+"""From an attempt on the record to a runner: its command, its folder, its log, its launch."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpu_scheduler.core.command import build
+from gpu_scheduler.core.jobspec import CudaIds, JobSpec
+from gpu_scheduler.core.session import session_name
+from gpu_scheduler.executors import Executor, LaunchError
+from gpu_scheduler.joblogs import log_folder, new_log
+from gpu_scheduler.runner.protocol import prepare
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What every attempt of this scheduler has in common.
+
+    umask: of the jobs; extra: added to their environment; sessions: each runs in a Screen session.
+    """
+
+    environment: Mapping[str, str]
+    umask: int
+    log_dir: str | None = None
+    conda_sh: str | None = None
+    cuda_ids: CudaIds = "physical"
+    sessions: bool = False
+    grace_s: float = 10.0
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+class Launcher:
+    """Completes the folder of an attempt and starts a runner for it."""
+
+    def __init__(self, store: Store, recorder: Recorder, executor: Executor, options: LaunchOptions) -> None:
+        self._store = store
+        self._recorder = recorder
+        self._executor = executor
+        self._options = options
+
+    def launch(self, attempt_id: int) -> None:
+        """Start a runner. Raises LaunchError with the reason."""
+        row = self._store.db.row(
+            "SELECT attempt.*, job.spec, job.text FROM attempt JOIN job ON job.id = attempt.job_id"
+            " WHERE attempt.id = ?",
+            attempt_id,
+        )
+        assert row is not None
+        folder = self._store.home.attempt(row["job_id"], row["number"], row["token"])
+        try:
+            if not ((folder / "spec.json").exists() and (folder / "command.sh").exists()):
+                self._prepare(row)
+            self._executor.launch(folder)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise LaunchError(f"job {row['job_id']} cannot be launched: {where}{error.strerror}") from None
+
+    def _prepare(self, row: sqlite3.Row) -> None:
+        options = self._options
+        spec = JobSpec.from_json(row["spec"])
+        index = {gpu["uuid"]: gpu["idx"] for gpu in self._store.db.rows("SELECT uuid, idx FROM gpu")}
+        gpus = [index[uuid] for uuid in json.loads(row["gpus"])]
+        job_id, number = row["job_id"], row["number"]
+        command = build(
+            spec, gpus, options.environment, row["token"], job_id, number,
+            options.conda_sh, options.cuda_ids, options.extra,
+        )  # fmt: skip
+        session = session_name(gpus, spec.mode, job_id) if options.sessions else None
+        when = datetime.now()
+        log = str(new_log(log_folder(options.log_dir), job_id, when))
+        header = "\n".join(
+            [
+                f"# job {job_id}, attempt {number}: {row['text']}",
+                f"# command: {command.shown}",
+                f"# environment: {spec.conda or spec.venv or 'none named'}; folder: {spec.cwd}",
+                f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
+                "",
+            ]
+        )
+        prepare(
+            self._store.home.attempt(job_id, number, row["token"]),
+            {
+                "job": job_id, "attempt": number, "token": row["token"], "boot_id": row["boot_id"],
+                "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
+                "session": session, "log": log, "header": header, "timeout_s": None,
+                "term_grace_s": options.grace_s,
+            },
+            command.command_sh,
+        )  # fmt: skip
+        self._recorder.note_log(row["id"], log, session)

@@ -1,0 +1,132 @@
+"""The scheduler, one round at a time: look, plan, record, perform. It remembers nothing that a restart would
+miss; coming up again is just the next round."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Protocol
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Facts, Now, Settings
+from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.planning import plan
+from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.looking import look
+from gpu_scheduler.runner import protocol
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Launching(Protocol):
+    """What makes an attempt's folder and starts its runner (`launching.Launcher`)."""
+
+    def launch(self, attempt_id: int) -> None:
+        """Complete the folder and start a runner. Raises LaunchError."""
+
+
+class Loop:
+    """One scheduler's rounds.
+
+    reached: called with the name of each step between record and perform; tests end the process there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        watch: GpuWatch,
+        launcher: Launching,
+        settings: Settings,
+        clock: Clock,
+        reached: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self.store = store
+        self.watch = watch
+        self.settings = settings
+        self.clock = clock
+        self.config = LlmConfig()
+        self.recorder = Recorder(store, settings)
+        self.told: Callable[[act.Action], None] = lambda action: None
+        self.ending = False
+        self.sample_wanted = False
+        self._launcher = launcher
+        self._reached = reached
+
+    def tick(self) -> Facts | None:
+        """One round. Returns None if it did something, so that another should follow at once; else the facts
+        on which there was nothing to do."""
+        now = self.clock.now()
+        facts = look(self.store, self.watch, self.config, self.settings, now)
+        actions = plan(facts)
+        if not actions:
+            return facts
+        self._reached("planned")
+        opened = self.recorder.record(actions, now)
+        self._reached("recorded")
+        for action in actions:
+            self.told(action)
+            self._perform(action, opened, now)
+            self._reached(f"performed {type(action).__name__}")
+        return None
+
+    def _perform(self, action: act.Action, opened: dict[int, int], now: Now) -> None:
+        if isinstance(action, act.Start):
+            self._launch(opened[action.job_id])
+        elif isinstance(action, act.Relaunch):
+            self._launch(action.attempt_id)
+        elif isinstance(action, (act.TakeClaim, act.WriteStop, act.Nudge, act.KillRunner, act.Sweep)):
+            self._act_on(action)
+        elif isinstance(action, act.Release):
+            self.sample_wanted = True
+        elif isinstance(action, act.EndScheduler):
+            self.ending = True
+
+    def _launch(self, attempt_id: int) -> None:
+        try:
+            self._launcher.launch(attempt_id)
+        except LaunchError as error:
+            log.warning("%s", error)
+            self.recorder.note_launch_error(attempt_id, str(error))
+
+    def _act_on(self, action: act.TakeClaim | act.WriteStop | act.Nudge | act.KillRunner | act.Sweep) -> None:
+        row = self.store.db.row("SELECT job_id, number, token FROM attempt WHERE id = ?", action.attempt_id)
+        assert row is not None
+        token = row["token"]
+        folder = self.store.home.attempt(row["job_id"], row["number"], token)
+        if isinstance(action, act.TakeClaim):
+            protocol.take_claim(folder, token)
+        elif isinstance(action, act.WriteStop):
+            protocol.request_stop(folder, token, action.cause, action.grace_s, "kill")
+        elif isinstance(action, act.Nudge):
+            protocol.nudge(folder, token)
+        elif isinstance(action, act.KillRunner):
+            protocol.kill_runner(folder, token)
+        else:
+            protocol.sweep_once(token, signal.SIGKILL if action.kill else signal.SIGTERM)
+
+
+def due(facts: Facts, next_retry: float | None) -> float | None:
+    """The boot time at which something falls due without an event: a deadline, a retry, a second signal."""
+    times: list[float] = [] if next_retry is None else [next_retry]
+    now, settings = facts.now.boot, facts.settings
+    for attempt in facts.attempts:
+        if attempt.released_at is not None:
+            times.append(attempt.released_at + settings.cooling_s)
+        elif attempt.outcome is not None or attempt.sighting.claim == "dead":
+            times.append(now + _soon(attempt.dead_at or attempt.swept_at, now))
+        elif attempt.sighting.claim == "none":
+            times.append(attempt.launch_deadline)
+        elif attempt.sighting.stop is not None or attempt.cancel is not None:
+            times.append(now + 1.0)
+    return min(times, default=None)
+
+
+def _soon(since: float | None, now: float) -> float:
+    """Short waits at first, for processes that are just about to go; then one a second."""
+    age = 0.0 if since is None else now - since
+    return min(1.0, max(0.005, age / 2))

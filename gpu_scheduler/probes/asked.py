@@ -1,0 +1,178 @@
+"""Asks a probe that lives in a process of its own, so that a driver that hangs never blocks who asks.
+
+One question at a time. A process that has not answered by the deadline is killed and never waited for; the
+next question goes to a new one. Refuses to know how often to ask.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from types import TracebackType
+
+from gpu_scheduler.core.gpu import Snapshot
+from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.probes import DRIVER_REMEDY, ProbeKind
+from gpu_scheduler.probes.child import Child
+from gpu_scheduler.probes.wire import ProbeFailure, decode
+
+__all__ = ["DEADLINE_S", "AskedProbe", "ProbeFailure"]
+
+#: How long an answer may take, seconds. Waking four sleeping GPUs takes some 2 s.
+DEADLINE_S = 10.0
+
+
+class AskedProbe:
+    """A probe asked over a pipe. `ask`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
+
+    The descriptor stays the same from construction to `close`, whatever becomes of the process.
+    """
+
+    def __init__(
+        self,
+        kind: ProbeKind,
+        simulate: str | None = None,
+        sim_dir: str | None = None,
+        interpreter: str = sys.executable,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._arguments = ["--kind", kind]
+        if simulate is not None:
+            self._arguments += ["--simulate", simulate]
+        if sim_dir is not None:
+            self._arguments += ["--sim-dir", os.path.abspath(sim_dir)]
+        self._interpreter = interpreter
+        self._deadline_s = deadline_s
+        self._ready = select.epoll()
+        self._child: Child | None = None
+        self._killed: list[Child] = []
+        self._number = 0
+        self._not_started: str | None = None
+        #: When the open question was asked, seconds since boot; None = none is open.
+        self.asked_at: float | None = None
+
+    def __enter__(self) -> AskedProbe:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The probe's process; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `expire`, seconds since boot; None while no question is open."""
+        return None if self.asked_at is None else self.asked_at + self._deadline_s
+
+    def start(self) -> None:
+        """Starts the process if there is none, so that the first answer comes sooner."""
+        self._killed = [child for child in self._killed if not child.gone()]
+        if self._child is not None:
+            return
+        self._not_started = None
+        try:
+            self._child = Child(self._interpreter, self._arguments)
+        except OSError as error:
+            self._not_started = f"the probe cannot be started: {error}"
+            return
+        self._ready.register(self._child.fileno(), select.EPOLLIN)
+
+    def ask(self, now: float | None = None) -> None:
+        """Asks for a sample, unless a question is open. `now`: seconds since boot, read here if not given."""
+        if self.asked_at is not None:
+            return
+        self.start()
+        self.asked_at = _boot_time() if now is None else now
+        self._number += 1
+        if self._child is not None:
+            self._child.send(b"%d\n" % self._number)
+
+    def fileno(self) -> int:
+        """Readable when `read` has something to say."""
+        return self._ready.fileno()
+
+    def read(self) -> Snapshot | ProbeFailure | None:
+        """The answer to the open question, or why there will be none; None = not yet. Never blocks."""
+        if self._not_started is not None:
+            return self._fail(self._not_started)
+        if self._child is None:
+            return None
+        lines, ended = self._child.lines()
+        for line in lines:
+            try:
+                number, answer = decode(line)
+            except ValueError as error:
+                return self._fail(str(error))
+            if number == self._number and self.asked_at is not None:
+                self.asked_at = None
+                return answer
+        if not ended:
+            return None
+        words = self._child.last_words()
+        return self._fail("the probe's process ended" + (f": {words}" if words else ""))
+
+    def expire(self, now: float) -> ProbeFailure | None:
+        """Gives the open question up, and kills the process, if the deadline has passed.
+
+        now: seconds since boot. Returns None if nothing was given up.
+        """
+        if self.deadline is None or now < self.deadline:
+            return None
+        return self._fail(f"no answer from the GPU driver within {self._deadline_s:g} s", _HANGS)
+
+    def first_sample(self, timeout_s: float = DEADLINE_S) -> Snapshot:
+        """Asks and waits, at most that long. Raises GpuStateError, with the remedy, if no GPU can be read."""
+        ready = select.poll()
+        ready.register(self.fileno(), select.POLLIN)
+        self.ask()
+        end = _boot_time() + timeout_s
+        answer = self.read()
+        while answer is None and (left := end - _boot_time()) > 0:
+            ready.poll(left * 1000)
+            answer = self.read()
+        if answer is None:
+            answer = self._fail(f"no answer from the GPU driver within {timeout_s:g} s", _HANGS)
+        if isinstance(answer, Snapshot) and not answer.gpus:
+            answer = ProbeFailure("no GPU found", DRIVER_REMEDY)
+        if isinstance(answer, ProbeFailure):
+            raise GpuStateError(
+                "\n".join(filter(None, (f"cannot read the GPUs: {answer.text}", answer.remedy)))
+            )
+        return answer
+
+    def close(self) -> None:
+        """Ends the process; the probe cannot be asked any more."""
+        self._drop()
+        if not self._ready.closed:
+            self._ready.close()
+        # Gone within a millisecond or so, unless the kernel holds it; then init reaps it after us.
+        end = _boot_time() + 0.2
+        while any(not child.gone() for child in self._killed) and _boot_time() < end:
+            time.sleep(0.001)
+
+    def _fail(self, text: str, remedy: str = "") -> ProbeFailure:
+        self._drop()
+        self._not_started = None
+        self.asked_at = None
+        return ProbeFailure(text, remedy)
+
+    def _drop(self) -> None:
+        if self._child is not None:
+            self._ready.unregister(self._child.fileno())
+            self._child.kill()
+            self._killed.append(self._child)
+            self._child = None
+
+
+_HANGS = "see whether `nvidia-smi` answers; the probe is started anew"
+
+
+def _boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

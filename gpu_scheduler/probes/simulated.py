@@ -1,0 +1,76 @@
+"""Simulated GPUs (DESIGN §10): as many and as large as asked for, used by what the files in a folder say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.probes import usage
+
+#: What a simulated GPU has unless something else is asked for, and the most GPUs that are simulated.
+DEFAULT_MIB = 24 * 1024
+MOST = 128
+
+_PART = re.compile(r"([0-9]{1,3})(?::([0-9]{1,7})([GM])(?:i?B)?)?")
+_ACCEPTED = 'such as "4" (24 GiB each), "4:80G" or "2:24G,2:80G"'
+
+
+def parse_simulate(text: str) -> tuple[int, ...]:
+    """The memory of each simulated GPU, MiB, from the text of `--simulate`.
+
+    Raises ValueError, with what is accepted, for anything else.
+    """
+    totals: list[int] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"--simulate {text!r}: {part.strip()!r} is not a number of GPUs, {_ACCEPTED}")
+        size = DEFAULT_MIB if match[2] is None else int(match[2]) * (1024 if match[3] == "G" else 1)
+        if size == 0:
+            raise ValueError(f"--simulate {text!r}: a GPU needs memory, {_ACCEPTED}")
+        totals += [size] * int(match[1])
+    if not 1 <= len(totals) <= MOST:
+        raise ValueError(f"--simulate {text!r}: between 1 and {MOST} GPUs, {_ACCEPTED}")
+    return tuple(totals)
+
+
+class SimulatedProbe:
+    """`len(totals)` GPUs of `totals` MiB, with the processes whose files lie in `folder`."""
+
+    def __init__(self, totals: Sequence[int], folder: str | None) -> None:
+        self._totals = tuple(totals)
+        self._folder = folder
+
+    def sample(self) -> tuple[GpuSample, ...]:
+        """See Probe.sample. A folder that is not there yet is an empty one."""
+        uses: tuple[usage.Use, ...] = ()
+        faults: dict[str, object] = {}
+        if self._folder is not None:
+            self._tell_totals(self._folder)
+            uses = usage.read_uses(self._folder)
+            faults = usage.read_json(os.path.join(self._folder, "faults.json"))
+        return tuple(self._gpu(index, uses, faults.get(str(index))) for index in range(len(self._totals)))
+
+    def _tell_totals(self, folder: str) -> None:
+        path = os.path.join(folder, "cards.json")
+        totals = {str(index): total for index, total in enumerate(self._totals)}
+        if os.path.isdir(folder) and usage.read_json(path) != totals:
+            usage.write_json(path, totals)
+
+    def _gpu(self, index: int, uses: Sequence[usage.Use], fault: object) -> GpuSample:
+        total = self._totals[index]
+        name = f"Simulated {total // 1024} GiB" if total >= 1024 else f"Simulated {total} MiB"
+        if fault is not None:
+            return GpuSample(f"SIM-{index}", index, name, None, None, None, fault=str(fault))
+        here = [use for use in uses if index in use.gpus]
+        return GpuSample(
+            uuid=f"SIM-{index}",
+            index=index,
+            name=name,
+            total_mib=total,
+            used_mib=min(total, sum(use.gpus[index] for use in here)),
+            load_percent=min(100.0, sum((use.load for use in here), 0.0)),
+            processes=tuple(GpuProcess(use.pid, use.gpus[index]) for use in here),
+        )

@@ -1,0 +1,176 @@
+"""The command of an attempt: spawned once, its group signalled, its end and that of its orphans collected.
+
+It decides neither when to signal nor what the end means.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from . import signals
+from .folder import TOKEN
+from .pump import high
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .leftovers import Leftovers
+    from .pump import Loop
+
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+_PR_SET_CHILD_SUBREAPER = 36
+#: A command that lived so long (s) left its orphans to the runner; earlier ones may have gone to init.
+_ADOPTED_AFTER_S = 1.0
+
+
+class Child:
+    """command.sh and what it turns into.
+
+    exit_code, signal   how it ended; both None while it runs, and where it could not be spawned.
+    began               command.sh said that it hands over to the job's own command.
+    message             why it did not begin, where somebody said so.
+    """
+
+    def __init__(self, folder: str, spec: dict[str, Any], loop: Loop) -> None:
+        self._script = os.path.join(folder, "command.sh")
+        self._spec = spec
+        self._loop = loop
+        self._pid = 0
+        self._said = b""
+        self._hears = -1
+        self.running = False
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.problem: str | None = None
+        self.started_at: float | None = None
+        self.spawned = self.ended = 0.0
+
+    @property
+    def began(self) -> bool:
+        """Whether the job's own command was reached."""
+        return self._said.startswith(b".")
+
+    @property
+    def message(self) -> str | None:
+        """Why it did not begin."""
+        if self._said.startswith(b"!"):
+            return self._said[1:].decode("utf-8", "replace").strip()
+        return self.problem
+
+    def spawn(self, inner: int, terminal: str | None) -> None:
+        """Start it; `terminal` (a name) or the pipe end `inner` is its output. `message` tells a failure."""
+        self._hears, says = os.pipe()
+        says = high(says)
+        if terminal is None:
+            actions: list[tuple[Any, ...]] = [
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, inner, 1),
+            ]
+        else:
+            # Opened by the leader of a new session, it becomes the controlling terminal.
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+            ]
+        actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, says, 3)]
+        self.spawned = time.monotonic()
+        try:
+            self._pid = self._spawn(actions, terminal is not None)
+            self.running = True
+            self.started_at = time.time()
+        except OSError as error:
+            self.ended = self.spawned
+            self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
+        os.close(says)
+        os.set_blocking(self._hears, False)
+        self._loop.watch(self._hears, select.POLLIN, self._hear)
+
+    def _spawn(self, actions: list[tuple[Any, ...]], terminal: bool) -> int:
+        shell = next((path for path in _SHELLS if os.path.exists(path)), _SHELLS[0])
+        env = dict(self._spec["env"])
+        env[TOKEN] = self._spec["token"]
+        if terminal:
+            env.setdefault("TERM", os.environ.get("TERM", "screen"))
+        os.chdir(self._spec["cwd"])
+        os.umask(self._spec["umask"])
+        try:
+            # -p: no BASH_ENV, no functions and no shell options of the environment may change the script.
+            return os.posix_spawn(
+                shell,
+                ["bash", "-p", self._script],
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=signals.ALL,
+            )
+        finally:
+            os.umask(0o077)
+
+    def adopt_orphans(self) -> None:
+        """From here on, what the command leaves behind becomes a child of this process."""
+        try:
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        except (ImportError, OSError, AttributeError):
+            pass  # the sweep by token still finds them
+
+    def reap(self) -> None:
+        """Collect every child that has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self._note_end(status)
+
+    def _note_end(self, status: int) -> None:
+        self.running = False
+        self.ended = time.monotonic()
+        if os.WIFSIGNALED(status):
+            self.signal = os.WTERMSIG(status)
+        else:
+            self.exit_code = os.WEXITSTATUS(status)
+        self._hear(0)
+
+    def _hear(self, _events: int) -> None:
+        try:
+            heard = os.read(self._hears, 1 << 16)
+        except OSError:
+            return
+        self._said += heard
+        if not heard:
+            self._loop.drop(self._hears)
+
+    def signal_group(self, number: int) -> None:
+        """Signal the command's process group; its leader is not waited for yet, so the number is its own."""
+        if self.running:
+            try:
+                os.killpg(self._pid, number)
+            except OSError:
+                pass
+
+    def leftovers(self) -> Leftovers | None:
+        """What the ended command may have left behind; None if that is nothing."""
+        if self._pid == 0:
+            return None
+        if self.ended - self.spawned > _ADOPTED_AFTER_S and not _has_children():
+            return None
+        from .leftovers import Leftovers
+
+        return Leftovers(self._spec["token"], self._spec["term_grace_s"], self.ended)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""The making of an attempt's folder before its launch: spec.json and command.sh, atomically and whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
+    """Make the folder (0700) with what a runner needs; completing a half-made one is the same call.
+
+    The way down to the folder is synced, so that a result in it survives a power cut. Raises OSError.
+    """
+    _make(folder)
+    replace(folder, "command.sh", command_sh.encode("utf-8", "surrogateescape"))
+    # Last: a folder with a spec is complete.
+    replace(folder, "spec.json", json.dumps(dict(spec), indent=1).encode("ascii"))
+
+
+def _make(folder: Path) -> None:
+    missing = [folder]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for path in reversed(missing):
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace(folder: Path, name: str, data: bytes) -> None:
+    """Let a file of mode 0600 with these bytes appear under its name at once. Raises OSError."""
+    temporary = folder / f".{name}.{os.getpid()}"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+        temporary.rename(folder / name)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,34 @@
+"""Everything that others may do about an attempt: make its folder, look, tell its runner, sweep the rest.
+
+Front ends use `observe` and `request_stop` of it, and `sweep` where no scheduler is up.
+"""
+
+from __future__ import annotations
+
+from gpu_scheduler.runner.observe import (
+    Seen,
+    SeenResult,
+    SeenStop,
+    kill_runner,
+    nudge,
+    observe,
+    request_stop,
+    take_claim,
+)
+from gpu_scheduler.runner.prepare import prepare
+from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
+
+__all__ = [
+    "Seen",
+    "SeenResult",
+    "SeenStop",
+    "kill_runner",
+    "nudge",
+    "observe",
+    "prepare",
+    "request_stop",
+    "sweep",
+    "sweep_once",
+    "take_claim",
+    "tokens_alive",
+]

@@ -1,0 +1,269 @@
+"""The runner: takes an attempt, starts its command once, tells its end. The order of steps is the protocol.
+
+It is the only supervisor of the attempt's processes. It knows nothing of jobs, GPUs, environments or the
+record: only its folder. Everything slow to import waits until the command is running.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from . import folder as files
+from . import signals
+from .child import Child
+from .ending import Ending
+from .pump import Log, Loop, Output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+signals.block()
+
+#: A SIGTERM of the machine reaches command and runner at most this far apart, in seconds.
+_MACHINE_GAP_S = 0.3
+_QUIET_S = 0.02
+_DRAIN_S = 0.2
+
+
+def main() -> None:
+    """Run the attempt whose folder is the last argument; never returns."""
+    os.umask(0o077)
+    try:
+        _close_inherited()
+        status = _run(sys.argv[-1])
+    except BaseException:  # noqa: BLE001 - a fault of ours must leave a trace, whatever it is
+        _report_fault()
+        status = 70
+    os._exit(status)
+
+
+def _run(path: str) -> int:
+    folder = files.open_folder(path)
+    if files.exists(folder, "claim"):
+        return 0
+    spec = files.read(folder, "spec.json")
+    if spec is None or spec["boot_id"] != files.boot_id():
+        return 1
+    if os.environ.get(files.TOKEN) != spec["token"]:
+        # Started by hand. A sweep shall see the runner too, and /proc shows the environment of the exec only.
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
+    attempt = Attempt(path, folder, spec)
+    if not attempt.claim():
+        return 0
+    attempt.run()
+    return 0
+
+
+def _close_inherited() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass
+
+
+def _report_fault() -> None:
+    import traceback
+
+    try:
+        with open(os.path.join(sys.argv[-1], "runner.err"), "a") as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        pass
+
+
+class Attempt:
+    """One attempt, from the claim to the result."""
+
+    def __init__(self, path: str, folder: int, spec: dict[str, Any]) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._ending = Ending()
+        self._loop = Loop()
+        self._noted = signals.Noted()
+        self._log = Log(spec["log"])
+        self._output = Output(self._loop, self._log, spec["terminal"])
+        self._child = Child(path, spec, self._loop)
+        self._result = files.Result(folder)
+        self._cause: str | None = None
+        self._survivors: list[int] = []
+        self._lock: int | None = None
+
+    def claim(self) -> bool:
+        """Take the attempt, or leave no trace."""
+        spec = self._spec
+        session = (os.environ.get("STY") or spec["session"]) if spec["terminal"] else None
+        identity = {
+            "token": spec["token"],
+            "pid": os.getpid(),
+            "start_ticks": files.start_ticks(),
+            "boot_id": spec["boot_id"],
+            "session": session,
+            "log": spec["log"],
+        }
+        try:
+            self._lock = files.claim(self._folder, identity)
+        finally:
+            if self._lock is None:
+                self._result.discard()
+        return self._lock is not None
+
+    def run(self) -> None:
+        """Start the command, see it through, and publish its end."""
+        stop = self._stop("stop")
+        if stop is not None:
+            self._cause = stop["cause"]
+        else:
+            self._noted.listen()
+            self._child.spawn(self._output.inner, self._output.name)
+            self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
+            self._attend()
+            self._after()
+        self._publish()
+
+    # The command is running.
+
+    def _attend(self) -> None:
+        self._output.start()
+        self._loop.watch(self._noted.fd, 1, self._noted.woken)
+        signals.unblock()
+        if self._child.running:
+            self._child.adopt_orphans()
+            self._child.reap()
+            self._look()
+        timeout = self._spec["timeout_s"]
+        limit = None if timeout is None else self._child.spawned + timeout
+        while self._child.running:
+            now = time.monotonic()
+            if limit is not None and now >= limit:
+                limit = None
+                self._tell("timed_out", self._spec["term_grace_s"], "kill")
+            self._carry_out(self._ending.due(now))
+            ends = [end for end in (limit, self._ending.deadline) if end is not None]
+            self._loop.turn(min(ends) - now if ends else None)
+            self._heed()
+
+    def _heed(self) -> None:
+        if self._noted.take(signals.CHLD):
+            self._child.reap()
+        if self._noted.take(signals.WINCH):
+            self._output.resize()
+        # A command that has ended by itself keeps its true result, whatever arrives with its end.
+        if self._child.running and self._noted.take(signals.USR1):
+            self._look()
+        if self._child.running and self._noted.take(signals.TERM):
+            self._tell("machine", self._spec["term_grace_s"], "kill")
+
+    def _look(self) -> None:
+        stop = self._stop("stop")
+        if stop is not None:
+            self._tell(stop["cause"], stop["grace_s"], stop["follow"])
+
+    def _tell(self, cause: str, grace_s: float, follow: str) -> None:
+        if self._ending.tell(cause, grace_s, follow, time.monotonic()):
+            self._child.signal_group(signals.TERM)
+            # One that is stopped could not hear it.
+            self._child.signal_group(signals.CONT)
+
+    def _carry_out(self, due: str | None) -> None:
+        if due == "kill":
+            self._child.signal_group(signals.KILL)
+        elif due == "withdraw":
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        # Renamed, not removed: a cancel that replaced the wish meanwhile is taken with it, and read.
+        try:
+            os.rename("stop", "withdrawn", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError:
+            pass
+        self._ending.withdrawn()
+        taken = self._stop("withdrawn")
+        if taken is not None and taken["follow"] != "withdraw":
+            self._tell(taken["cause"], taken["grace_s"], taken["follow"])
+
+    def _stop(self, name: str) -> dict[str, Any] | None:
+        stop = files.read(self._folder, name)
+        return stop if stop is not None and stop.get("token") == self._spec["token"] else None
+
+    # The command has ended.
+
+    def _after(self) -> None:
+        """Take its last words, end what it left, and wait for a SIGTERM of the machine that came late."""
+        child = self._child
+        self._cause = self._ending.cause
+        self._output.release()
+        self._drain()
+        # A machine that ends reaches command and runner one after the other.
+        machine_may_come = child.exit_code != 0 and self._cause is None
+        machine_until = child.ended + _MACHINE_GAP_S
+        rest = child.leftovers()
+        while True:
+            now = time.monotonic()
+            if machine_may_come and self._noted.take(signals.TERM):
+                self._cause, machine_may_come = "machine", False
+            if self._noted.take(signals.CHLD):
+                child.reap()
+            machine_may_come = machine_may_come and now < machine_until
+            look_again_s = None if rest is None else rest.turn(now)
+            waits = [] if look_again_s is None else [look_again_s]
+            if machine_may_come:
+                waits.append(machine_until - now)
+            if not waits:
+                break
+            self._loop.turn(min(waits))
+        if rest is not None:
+            self._survivors = rest.survivors
+            self._drain()
+        if self._cause == "machine" and child.exit_code == 0:
+            # It saved what it had to and ended well.
+            self._cause = None
+
+    def _drain(self) -> None:
+        end = time.monotonic() + _DRAIN_S
+        while not self._output.ended and time.monotonic() < end:
+            if not self._loop.turn(_QUIET_S):
+                return
+
+    def _publish(self) -> None:
+        child = self._child
+        message = child.message or self._log.problem
+        duration_s = child.ended - child.spawned
+        text = describe(self._cause, child.began, child.exit_code, child.signal)
+        lost = f", {self._log.lost} bytes of output lost" if self._log.lost else ""
+        left = f", still there: {' '.join(map(str, self._survivors))}" if self._survivors else ""
+        if child.message:
+            self._log.line(child.message)
+        self._log.line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
+        self._result.publish(
+            {
+                "token": self._spec["token"],
+                "cause": self._cause,
+                "exit_code": child.exit_code,
+                "signal": child.signal,
+                "began": child.began,
+                "survivors": self._survivors,
+                "started_at": child.started_at,
+                "ended_at": time.time(),
+                "lost_bytes": self._log.lost,
+                "message": message,
+            }
+        )
+        if self._output.window is not None:
+            self._output.window.restore()
+
+
+def describe(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
+    """The outcome in words, for the end of the log."""
+    how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
+    if exit_code is None and signal is None:
+        how = "nothing was started"
+    if cause is not None:
+        return f"{'interrupted' if cause == 'machine' else cause}: {how}"
+    if not began:
+        return f"not_started: {how}"
+    return f"{'completed' if exit_code == 0 else 'failed'}: {how}"

@@ -1,0 +1,121 @@
+"""A pretend training job: it "uses" memory on simulated GPUs, for a while, and ends as told (DESIGN §10).
+
+    python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5 [--oom] [--exit 3] [--load 90]
+
+GPUs come from CUDA_VISIBLE_DEVICES, as for a real job; the simulation's folder from GPU_SCHEDULER_SIM, and
+without one it only prints. Killed outright it leaves its file behind, which then counts for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+from gpu_scheduler.probes import usage
+
+STEPS_PER_S = 5
+
+
+class OutOfMemory(Exception):
+    """The simulated card has less left than was asked for."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; the exit code is --exit, 1 for out of memory, 130 for Ctrl-C."""
+    said = _parser().parse_args(argv)
+    folder = os.environ.get(usage.VARIABLE)
+    gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    print(f"simjob {os.getpid()}: {said.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
+    try:
+        _ramp(folder, gpus, said.vram, said.ramp, said.load)
+        if said.oom:
+            raise OutOfMemory(oom_text(gpus[0], said.vram, 0))
+        _wait(said.hold)
+    except OutOfMemory as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if folder is not None:
+            usage.remove_use(folder)
+    print(f"simjob {os.getpid()}: done", flush=True)
+    return int(said.exit)
+
+
+def visible_gpus(variable: str | None) -> tuple[int, ...]:
+    """The simulated GPUs named by CUDA_VISIBLE_DEVICES, by index or as SIM-n; GPU 0 where it is not set.
+
+    Raises SystemExit for one that names none, as CUDA would find no device.
+    """
+    if variable is None:
+        return (0,)
+    words = [word.strip().removeprefix("SIM-") for word in variable.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
+        raise SystemExit(
+            f"simjob: CUDA_VISIBLE_DEVICES={variable!r} names no simulated GPU, such as 0 or SIM-0"
+        )
+    return tuple(int(word) for word in words)
+
+
+def oom_text(gpu: int, wanted_mib: int, free_mib: int) -> str:
+    """What PyTorch says when the card is full."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted_mib / 1024:.2f} GiB. "
+        f"GPU {gpu} has {free_mib / 1024:.2f} GiB free."
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_scheduler.simjob",
+        description="A pretend job that uses memory on simulated GPUs.",
+        epilog="example: python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5",
+    )
+    parser.add_argument("--vram", type=int, default=1000, metavar="MIB", help="memory on each GPU (1000)")
+    parser.add_argument(
+        "--ramp", type=float, default=0.0, metavar="S", help="seconds until it has it all (0)"
+    )
+    parser.add_argument("--hold", type=float, default=1.0, metavar="S", help="seconds it then keeps it (1)")
+    parser.add_argument("--load", type=float, default=90.0, metavar="PERCENT", help="load it makes (90)")
+    parser.add_argument(
+        "--oom", action="store_true", help="after the ramp, ask for more than the card has left"
+    )
+    parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="the exit code at its end (0)")
+    return parser
+
+
+def _ramp(folder: str | None, gpus: Sequence[int], vram: int, ramp_s: float, load: float) -> None:
+    """Takes the memory in equal steps. Raises OutOfMemory where a card is full."""
+    steps = max(1, int(ramp_s * STEPS_PER_S))
+    begun = time.monotonic()
+    has = 0
+    for step in range(1, steps + 1):
+        wants = vram * step // steps
+        if folder is not None:
+            _take(folder, gpus, has, wants, load)
+        has = wants
+        print(f"simjob {os.getpid()}: {has} of {vram} MiB", flush=True)
+        _wait(begun + ramp_s * step / steps - time.monotonic())
+
+
+def _take(folder: str, gpus: Sequence[int], has: int, wants: int, load: float) -> None:
+    with usage.locked(folder):
+        for gpu in gpus:
+            free = usage.free_mib(folder, gpu)
+            if free is not None and wants - has > free:
+                raise OutOfMemory(oom_text(gpu, wants - has, free))
+        usage.write_use(folder, {gpu: wants for gpu in gpus}, load)
+
+
+def _wait(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The SQLite file: opening it durably, one transaction at a time, and bringing its schema up to date."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu_scheduler.errors import SchedulerError
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
+
+
+class Database:
+    """One connection. Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL)."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        if not create and not path.exists():
+            raise SchedulerError(
+                f"no scheduler record in {path.parent}; "
+                "run `start` there first, or name the state file with --state-file"
+            )
+        old = os.umask(0o077)
+        try:
+            self.connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self.connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                self.connection.execute(f"PRAGMA {pragma}")
+            self._migrate(path)
+        except sqlite3.DatabaseError as error:
+            raise SchedulerError(f"{path}: {error}; move it aside to start with an empty record") from None
+        finally:
+            os.umask(old)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing; a transaction inside another is part of it."""
+        if self.connection.in_transaction:
+            yield self.connection
+            return
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.connection
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+
+    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        """All rows of a query."""
+        return self.connection.execute(sql, values).fetchall()
+
+    def row(self, sql: str, *values: object) -> sqlite3.Row | None:
+        """The first row of a query, or None."""
+        found: sqlite3.Row | None = self.connection.execute(sql, values).fetchone()
+        return found
+
+    def meta(self, key: str) -> str | None:
+        """A value of the table meta."""
+        row = self.row("SELECT value FROM meta WHERE key = ?", key)
+        return row["value"] if row else None
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set a value of the table meta."""
+        with self.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _migrate(self, path: Path) -> None:
+        steps = {int(re.match(r"\d+", p.name)[0]): p for p in sorted(_MIGRATIONS.glob("*.sql"))}  # type: ignore[index]
+        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > max(steps):
+            raise SchedulerError(
+                f"{path} was written by a newer version (schema {version}, known {max(steps)}); upgrade"
+            )
+        for number in sorted(n for n in steps if n > version):
+            self.connection.executescript(
+                f"BEGIN IMMEDIATE;\n{steps[number].read_text()}\nPRAGMA user_version = {number};\nCOMMIT;"
+            )

@@ -1,0 +1,133 @@
+-- The record. Times: *_at wall seconds since 1970; *_boot seconds since boot of the row's boot_id.
+-- Rows of job and attempt are changed by the scheduler's loop alone; front ends insert jobs and wishes.
+
+CREATE TABLE meta (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE job (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    source          TEXT NOT NULL,              -- 'file:PATH' or the front end's name
+    kind            TEXT NOT NULL,
+    identity        TEXT NOT NULL,
+    name            TEXT,
+    text            TEXT NOT NULL,
+    spec            TEXT NOT NULL,              -- JobSpec as JSON
+    ask             TEXT NOT NULL,              -- Ask.key(): jobs of one ask wait for the same thing
+    priority        INTEGER NOT NULL,
+    place           INTEGER NOT NULL,
+    state           TEXT NOT NULL,
+    outcome         TEXT,
+    exit_code       INTEGER,
+    signal          INTEGER,
+    reason          TEXT,
+    held_by         TEXT,                       -- 'user', 'line', or the outcome that holds it
+    cancel_cause    TEXT,                       -- an open cancel or preempt
+    cancel_grace_s  REAL,
+    launch_failures INTEGER NOT NULL DEFAULT 0,
+    not_before_boot REAL,
+    boot_id         TEXT,                       -- of not_before_boot
+    gone            INTEGER NOT NULL DEFAULT 0, -- its line is not in the jobs file as it stands
+    passed_at       REAL,                       -- since when jobs behind it are started before it
+    created_at      REAL NOT NULL,
+    finished_at     REAL
+);
+CREATE INDEX job_queue ON job (ask, priority, place, id) WHERE state = 'queued';
+CREATE INDEX job_open ON job (state) WHERE state <> 'finished';
+CREATE INDEX job_identity ON job (identity, id);
+CREATE INDEX job_finished ON job (finished_at) WHERE state = 'finished';
+
+CREATE TABLE attempt (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    job_id          INTEGER NOT NULL REFERENCES job (id),
+    number          INTEGER NOT NULL,           -- 1, 2, … of its job
+    token           TEXT NOT NULL UNIQUE,
+    boot_id         TEXT NOT NULL,
+    gpus            TEXT NOT NULL,              -- JSON list of UUIDs
+    share           INTEGER NOT NULL,           -- thousandths of each of them
+    baseline        TEXT NOT NULL,              -- JSON {UUID: MiB} that nobody accounted for at its start
+    launches        INTEGER NOT NULL DEFAULT 1,
+    deadline_boot   REAL NOT NULL,
+    launch_error    TEXT,
+    stopping_boot   REAL,
+    signalled_boot  REAL,
+    swept_boot      REAL,
+    dead_boot       REAL,
+    released_boot   REAL,                       -- NULL: it still holds its GPUs
+    settled         INTEGER NOT NULL DEFAULT 0, -- 1: ended, released, and its memory is back
+    outcome         TEXT,                       -- NULL: open
+    exit_code       INTEGER,
+    signal          INTEGER,
+    reason          TEXT,
+    survivors       TEXT NOT NULL DEFAULT '[]',
+    log             TEXT,
+    session         TEXT,
+    created_at      REAL NOT NULL,
+    started_at      REAL,
+    ended_at        REAL,
+    UNIQUE (job_id, number)
+);
+CREATE INDEX attempt_unsettled ON attempt (job_id) WHERE settled = 0;
+
+CREATE TABLE wish (
+    id      INTEGER PRIMARY KEY AUTOINCREMENT,
+    verb    TEXT NOT NULL,
+    target  TEXT NOT NULL,
+    args    TEXT NOT NULL DEFAULT '{}',
+    by      TEXT NOT NULL,
+    made_at REAL NOT NULL,
+    done_at REAL,
+    answer  TEXT
+);
+CREATE INDEX wish_open ON wish (id) WHERE done_at IS NULL;
+
+CREATE TABLE waiting (
+    ask        TEXT PRIMARY KEY,
+    reason     TEXT NOT NULL,
+    infeasible INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE gpu (
+    uuid         TEXT PRIMARY KEY,
+    idx          INTEGER NOT NULL,
+    name         TEXT NOT NULL,
+    total_mib    INTEGER,
+    managed      INTEGER NOT NULL DEFAULT 1,
+    paused       INTEGER NOT NULL DEFAULT 0,
+    used_mib     INTEGER,
+    load_percent REAL,
+    fault        TEXT,
+    sampled_at   REAL
+) WITHOUT ROWID;
+
+CREATE TABLE jobs_file (
+    path     TEXT PRIMARY KEY,
+    cwd      TEXT NOT NULL,                     -- working folder of its lines, recorded when first read
+    seen_at  REAL,
+    problem  TEXT                               -- why it cannot be read now
+) WITHOUT ROWID;
+
+CREATE TABLE line (
+    path       TEXT NOT NULL REFERENCES jobs_file (path),
+    position   INTEGER NOT NULL,                -- 0, 1, … in the last reading
+    number     INTEGER NOT NULL,                -- line number in the file
+    identity   TEXT,
+    kind       TEXT,
+    text       TEXT NOT NULL,
+    raw        TEXT NOT NULL DEFAULT '',
+    attributes TEXT NOT NULL DEFAULT '{}',
+    job_id     INTEGER,
+    problem    TEXT,                            -- why it is malformed
+    accepted   TEXT,                            -- and what would be accepted
+    PRIMARY KEY (path, position)
+) WITHOUT ROWID;
+CREATE INDEX line_job ON line (job_id) WHERE job_id IS NOT NULL;
+
+CREATE TABLE history (
+    job_id INTEGER NOT NULL,
+    at     REAL NOT NULL,
+    state  TEXT NOT NULL,
+    reason TEXT
+);
+CREATE INDEX history_job ON history (job_id);

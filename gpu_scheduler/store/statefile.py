@@ -1,0 +1,108 @@
+"""The JSON state file: what it says, how an edit of it is told, how it is replaced.
+
+`_scheduler.paused_gpus` is the base, as last written by us: an outside edit is exactly where `paused_gpus`
+differs from it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+_OURS = ("gpu_status", "paused_gpus", "jobs", "_scheduler")
+
+
+def digest(content: bytes) -> str:
+    """What tells one version of the file from another."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """The object in the file. Raises ValueError saying what is wrong with it."""
+    try:
+        raw = json.loads(content.decode("utf-8-sig"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    for owner in (raw, raw.get("_scheduler", {})):
+        paused = owner.get("paused_gpus", []) if isinstance(owner, dict) else None
+        if not isinstance(paused, list) or not all(type(i) is int for i in paused):
+            raise ValueError('"paused_gpus" must be a list of GPU numbers, such as [0, 2]')
+    return raw
+
+
+def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
+    """GPU index -> whether it shall be paused, for each GPU on which the file was edited.
+
+    recorded: the paused GPUs on the record, the base of a file that has none of its own.
+    """
+    if "paused_gpus" not in state:
+        return {}
+    ours = state.get("_scheduler", {})
+    base = set(ours["paused_gpus"]) if "paused_gpus" in ours else set(recorded)
+    wanted = set(state["paused_gpus"])
+    return {gpu: gpu in wanted for gpu in sorted(base ^ wanted)}
+
+
+def render(
+    old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
+) -> bytes:
+    """The file's new content; keys that are not ours are kept as they were."""
+    pauses = sorted(paused)
+    new = {key: value for key, value in old.items() if key not in _OURS}
+    new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
+    new["_scheduler"] = {"paused_gpus": pauses}
+    return (json.dumps(new, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def displaced(path: Path) -> Path:
+    """Where a replaced version lies until it has been examined for an edit."""
+    return path.with_name(f".{path.name}.replaced")
+
+
+def exchange(path: Path, content: bytes) -> bytes | None:
+    """Put `content` in the file's place, atomically. Returns what lay there, or None if nothing did.
+
+    The replaced version also lies at `displaced(path)` until `forget` is called. Raises OSError; the file is
+    then as it was.
+    """
+    spare = displaced(path)
+    fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if not path.exists():
+        os.rename(spare, path)
+        return None
+    os.chmod(spare, path.stat().st_mode & 0o777)
+    if not _exchanged(spare, path):
+        before = path.read_bytes()
+        os.rename(spare, path)
+        return before
+    return spare.read_bytes()
+
+
+def forget(path: Path) -> None:
+    """Remove the replaced version: it has been examined."""
+    displaced(path).unlink(missing_ok=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if done == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))

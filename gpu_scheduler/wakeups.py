@@ -1,0 +1,128 @@
+"""What wakes the scheduler: folders, runners' ends, the probe, signals. One wait over all of them.
+
+Folders are watched, not files, since editors replace files; names that are not asked for wake nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inotify_simple import INotify, flags
+
+_MASK = flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
+#: Files of an attempt's folder whose coming is news; `stop` is our own.
+NEWS = ("claim", "result", "withdrawn")
+
+
+class Wakeups:
+    """`wait` returns the keys of what happened; a key is whatever it was registered under."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._inotify = INotify(nonblocking=True)
+        self._selector.register(self._inotify.fileno(), selectors.EVENT_READ, "files")
+        self._signals, self._signal_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._signals, selectors.EVENT_READ, "signal")
+        self._names: dict[int, dict[str, str]] = {}
+        self._runs: dict[Path, int] = {}
+        self._pids: dict[int, int] = {}
+        signal.set_wakeup_fd(self._signal_in, warn_on_full_buffer=False)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        signal.set_wakeup_fd(-1)
+        for fd in (*self._pids.values(), self._signals, self._signal_in):
+            os.close(fd)
+        self._inotify.close()
+        self._selector.close()
+
+    def watch(self, path: Path, key: str) -> bool:
+        """Report changes of this file by its name in its folder. False if the folder cannot be watched."""
+        try:
+            wd = self._inotify.add_watch(str(path.parent), _MASK)
+        except OSError:
+            return False
+        self._names.setdefault(wd, {})[path.name] = key
+        return True
+
+    def watch_fd(self, fd: int, key: str) -> None:
+        """Report that a descriptor can be read; once per descriptor."""
+        self._selector.register(fd, selectors.EVENT_READ, key)
+
+    def unwatch_fd(self, fd: int) -> None:
+        """Forget a descriptor."""
+        try:
+            self._selector.unregister(fd)
+        except (KeyError, ValueError):
+            pass
+
+    def follow(self, folders: Mapping[Path, int | None]) -> bool:
+        """Watch exactly these attempt folders and the pids of their runners.
+
+        True if one is new: what happened before it was watched must be looked for once more.
+        """
+        new = False
+        for folder in [f for f in self._runs if f not in folders]:
+            self._drop(self._runs.pop(folder))
+        for folder in folders:
+            if folder not in self._runs:
+                try:
+                    wd = self._inotify.add_watch(str(folder), flags.MOVED_TO | flags.CREATE)
+                except OSError:
+                    continue
+                self._runs[folder] = wd
+                self._names[wd] = dict.fromkeys(NEWS, "attempt")
+                new = True
+        return self._follow_pids({pid for pid in folders.values() if pid}) or new
+
+    def wait(self, timeout_s: float | None) -> set[str]:
+        """Sleep until something happens, at most timeout_s (None = for ever)."""
+        keys: set[str] = set()
+        for key, _ in self._selector.select(timeout_s):
+            if key.data == "files":
+                for event in self._inotify.read(timeout=0):
+                    keys |= self._named(event)
+            elif key.data == "signal":
+                os.read(self._signals, 4096)
+                keys.add("signal")
+            else:
+                if key.data == "runner":
+                    self._selector.unregister(key.fd)
+                keys.add(key.data)
+        return keys
+
+    def _named(self, event: Any) -> set[str]:
+        names = self._names.get(event.wd)
+        if event.mask & flags.Q_OVERFLOW:
+            return {key for known in self._names.values() for key in known.values()}
+        if names is None:
+            return set()
+        return {names[event.name]} if event.name in names else set()
+
+    def _follow_pids(self, pids: set[int]) -> bool:
+        for pid in [p for p in self._pids if p not in pids]:
+            fd = self._pids.pop(pid)
+            self.unwatch_fd(fd)
+            os.close(fd)
+        new = False
+        for pid in pids - self._pids.keys():
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:
+                continue  # it is gone already, which its lock tells at the next look
+            self._pids[pid] = fd
+            self._selector.register(fd, selectors.EVENT_READ, "runner")
+            new = True
+        return new
+
+    def _drop(self, wd: int) -> None:
+        self._names.pop(wd, None)
+        try:
+            self._inotify.rm_watch(wd)
+        except OSError:
+            pass  # the folder is gone, and the watch with it

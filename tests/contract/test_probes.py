@@ -1,0 +1,149 @@
+"""The same cases for every probe, in this process and in one of its own.
+
+GPUtil's own code runs over a fake `nvidia-smi` first on PATH; NVML is a fake `pynvml`, put into sys.modules
+here and found by PYTHONPATH in the probe's own process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.probes import ProbeError, ProbeKind
+from gpu_scheduler.probes.asked import AskedProbe
+from tests.fakes.machine import Card, Machine
+
+ALL: tuple[ProbeKind, ...] = ("simulated", "nvml", "gputil")
+REAL: tuple[ProbeKind, ...] = ("nvml", "gputil")
+
+ME = os.getpid()
+
+
+@pytest.fixture(params=ALL)
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(request.param, tmp_path / "machine", monkeypatch)
+
+
+@pytest.fixture(params=REAL)
+def real(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(request.param, tmp_path / "machine", monkeypatch)
+
+
+@pytest.fixture(params=["here", "asked"])
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def sample(machine: Machine, where: str) -> tuple[GpuSample, ...]:
+    if where == "here":
+        return machine.probe().sample()
+    with AskedProbe(machine.kind, machine.simulate, str(machine.folder)) as probe:
+        return probe.first_sample().gpus
+
+
+def test_every_gpu_is_there_with_its_values(machine: Machine, where: str) -> None:
+    machine.plant(Card("GPU-a", 1, 24576, 0, 0.0), Card("GPU-b", 2, 81920, 3000, 40.0, ((ME, 3000),)))
+    gpus = sample(machine, where)
+    assert [(g.index, g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
+        (0, 24576, 0, 0.0, None),
+        (1, 81920, 3000, 40.0, None),
+    ]
+    assert len({g.uuid for g in gpus}) == 2
+    assert all(g.name for g in gpus)
+
+
+def test_processes_are_listed_or_unknown_never_invented(machine: Machine, where: str) -> None:
+    machine.plant(Card(), Card("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),)))
+    gpus = sample(machine, where)
+    if machine.kind == "gputil":
+        assert [g.processes for g in gpus] == [None, None]
+    else:
+        assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000),)]
+
+
+def test_a_later_sample_sees_what_changed(machine: Machine) -> None:
+    machine.plant(Card())
+    probe = machine.probe()
+    before = probe.sample()
+    machine.plant(Card(used=500, compute=((ME, 500),)))
+    assert (before[0].used_mib, probe.sample()[0].used_mib) == (0, 500)
+
+
+def test_index_is_pci_order_and_identity_the_uuid(real: Machine, where: str) -> None:
+    real.plant(Card("GPU-late", 9), Card("GPU-early", 3), Card("GPU-middle", 5))
+    assert [(g.index, g.uuid) for g in sample(real, where)] == [
+        (0, "GPU-early"),
+        (1, "GPU-middle"),
+        (2, "GPU-late"),
+    ]
+
+
+def test_unknown_load_is_none_and_no_fault(real: Machine, where: str) -> None:
+    real.plant(Card(load=None))
+    (gpu,) = sample(real, where)
+    assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)
+
+
+@pytest.mark.parametrize("kind", ["simulated", "nvml"])
+def test_a_lost_gpu_hides_no_other(
+    kind: ProbeKind, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(kind, tmp_path / "machine", monkeypatch)
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True), Card("GPU-c", 3, used=7, compute=((ME, 7),)))
+    gpus = sample(machine, where)
+    assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, "lost"), (2, 7, None)]
+
+
+def test_gputil_says_so_when_one_lost_gpu_hides_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    machine = Machine("gputil", tmp_path / "machine", monkeypatch)
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True))
+    with pytest.raises(GpuStateError, match="Unable to determine"):
+        sample(machine, where)
+
+
+def test_nvml_without_a_driver_tells_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    machine = Machine("nvml", tmp_path / "machine", monkeypatch)
+    machine.plant(init=9)
+    with pytest.raises(GpuStateError) as caught:
+        sample(machine, where)
+    said = getattr(caught.value, "remedy", str(caught.value))
+    assert "Driver Not Loaded" in str(caught.value)
+    assert "--simulate 4" in said
+
+
+def test_gputil_without_nvidia_smi_tells_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        AskedProbe("gputil") as probe,
+        pytest.raises(GpuStateError, match="nvidia-smi is not on PATH\n.*--simul"),
+    ):
+        probe.first_sample()
+
+
+def test_auto_takes_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("auto", tmp_path / "machine", monkeypatch)
+    machine.plant(Card(compute=((ME, 1),)))
+    probe = machine.probe()
+    assert probe.sample()[0].processes == (GpuProcess(ME, 1),)
+    machine.plant(Card(), init=9)
+    fallback = machine.probe()
+    assert fallback.sample()[0].processes is None
+    machine.plant(Card("GPU-a", lost=True), init=9)
+    with pytest.raises(ProbeError, match=r"Driver Not Loaded; GPUtil cannot read"):
+        machine.probe().sample()
+
+
+def test_no_gpu_at_all_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("nvml", tmp_path / "machine", monkeypatch)
+    machine.plant()
+    assert machine.probe().sample() == ()
+    with AskedProbe("nvml") as probe, pytest.raises(GpuStateError, match="no GPU found\n.*--simulate 4"):
+        probe.first_sample()

@@ -1,0 +1,192 @@
+"""One round: order, backfill, reasons, wishes, and the end of a drain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.draining import Ending, drained, exit_code
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, JobFact, Line, Now, QueuedJob, Settings, Wish
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.gpuview import foreign_memory, view
+from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.order import order
+from gpu_scheduler.core.planning import plan
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+HALF, WHOLE, TWO = Ask(share=500), Ask(share=1000), Ask(gpus=2, share=1000)
+
+
+def gpu(index: int, used: int = 0, processes: tuple[GpuProcess, ...] | None = (), **values: object) -> Gpu:
+    sample = GpuSample(f"U{index}", index, "card", 24576, used, 0.0, processes)
+    return Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, load=0.0, **values)  # type: ignore[arg-type]
+
+
+def line(ask: Ask, *jobs: tuple[int, int], more: bool = False, reason: str | None = None) -> Line:
+    return Line(ask, tuple(QueuedJob(job, priority, job) for job, priority in jobs), more, reason)
+
+
+def facts(gpus: int, *lines: Line, **values: object) -> Facts:
+    return Facts(NOW, Settings(), LlmConfig(), tuple(gpu(i) for i in range(gpus)), lines=lines, **values)  # type: ignore[arg-type]
+
+
+def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
+    return {a.job_id: a.gpus for a in actions if isinstance(a, act.Start)}
+
+
+def test_two_halves_share_one_gpu_and_a_whole_one_gets_its_own() -> None:
+    found = starts(plan(facts(2, line(HALF, (1, 0), (2, 0)), line(WHOLE, (3, 0)))))
+    assert found == {1: ("U0",), 2: ("U0",), 3: ("U1",)}
+
+
+def test_priority_goes_before_place() -> None:
+    assert starts(plan(facts(1, line(WHOLE, (2, 0), (1, 200))))) == {2: ("U0",)}
+    assert starts(plan(facts(1, line(WHOLE, (1, 200)), line(HALF, (2, 0))))) == {2: ("U0",)}
+
+
+def test_a_small_job_passes_a_blocked_one_which_keeps_note_of_it() -> None:
+    actions = plan(facts(1, line(TWO, (1, 0)), line(HALF, (2, 1))))
+    assert starts(actions) == {2: ("U0",)}
+    two_gpus = facts(2, line(TWO, (1, 0)), line(HALF, (2, 1)), attempts=(running("U0"),))
+    actions = plan(two_gpus)
+    assert starts(actions) == {2: ("U1",)}
+    assert act.PassedOver(1) in actions
+
+
+def running(*uuids: str, **values: object) -> Attempt:
+    live = Sighting(claim="live", pid=5)
+    base = Attempt(9, 99, "t", "boot", JobState.RUNNING, uuids, 1000, sighting=live)
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def test_jobs_behind_an_unknown_next_one_wait_for_the_next_round() -> None:
+    lines = (line(HALF, (1, 0), (2, 0), more=True), line(WHOLE, (3, 5)))
+    assert starts(plan(facts(3, *lines))) == {1: ("U0",), 2: ("U0",)}
+    assert [job.job_id for job, _ in order(lines)] == [1, 2]
+
+
+def test_nothing_is_placed_before_the_first_complete_sample() -> None:
+    assert plan(facts(2, line(HALF, (1, 0)), complete=False)) == []
+
+
+def test_a_reason_is_recorded_once_and_when_it_changes() -> None:
+    blocked = facts(1, line(WHOLE, (1, 0)), attempts=(running("U0"),))
+    wait = next(a for a in plan(blocked) if isinstance(a, act.Wait))
+    assert wait.reason == "needs 1 free GPU, 0 free"
+    again = facts(1, line(WHOLE, (1, 0), reason=wait.reason), attempts=(running("U0"),))
+    assert plan(again) == []
+
+
+def test_an_ended_attempt_closes_its_gpu_until_it_is_released_and_cool() -> None:
+    ended = running("U0", outcome=Outcome.COMPLETED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
+    wait = next(a for a in plan(facts(1, line(HALF, (1, 0)), attempts=(ended,))) if isinstance(a, act.Wait))
+    assert "quarantined: process 77 of job 99" in wait.reason
+    released = replace(ended, released_at=999.5)  # the sample is older
+    wait = next(
+        a for a in plan(facts(1, line(HALF, (1, 0)), attempts=(released,))) if isinstance(a, act.Wait)
+    )
+    assert "cooling" in wait.reason
+    cool = replace(released, released_at=998.0)
+    actions = plan(facts(1, line(HALF, (1, 0)), attempts=(cool,)))
+    assert actions[0] == act.Cooled(9)
+    assert starts(actions) == {1: ("U0",)}
+
+
+def test_foreign_memory_is_that_of_processes_that_no_attempt_owns() -> None:
+    listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
+    ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
+    assert foreign_memory(ours, ()) == 3000
+    shown = view(ours, replace(facts(0), gpus=(ours,), attempts=(running("U0", share=500),)))
+    assert (shown.booked, shown.foreign_mib, shown.foreign) == (500, 3000, "process 2")
+
+
+def test_without_a_process_list_foreign_memory_comes_from_the_totals() -> None:
+    blind = gpu(0, 20_000, None)
+    assert foreign_memory(blind, ()) == 20_000
+    half = running("U0", share=500, baseline_mib={"U0": 1000})
+    assert foreign_memory(blind, (half,)) == 20_000 - 12_288
+    assert foreign_memory(gpu(0, 9000, None), (half,)) == 1000
+
+
+def wished(*wishes: tuple[str, str], **values: object) -> list[act.Action]:
+    made = tuple(Wish(n, verb, target) for n, (verb, target) in enumerate(wishes, 1))
+    return plan(facts(1, wishes=made, **values))
+
+
+QUEUED = {7: JobFact(7, JobState.QUEUED)}
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "expected"),
+    [
+        ("cancel", JobState.QUEUED, act.Finish),
+        ("cancel", JobState.HELD, act.Finish),
+        ("cancel", JobState.STARTING, act.OpenCancel),
+        ("cancel", JobState.RUNNING, act.OpenCancel),
+        ("cancel", JobState.FINISHED, None),
+        ("retry", JobState.FINISHED, act.Requeue),
+        ("retry", JobState.HELD, act.Requeue),
+        ("retry", JobState.RUNNING, None),
+        ("hold", JobState.QUEUED, act.Hold),
+        ("hold", JobState.RUNNING, None),
+        ("release", JobState.HELD, act.Requeue),
+        ("release", JobState.QUEUED, None),
+        ("line_removed", JobState.QUEUED, act.Finish),
+        ("line_removed", JobState.RUNNING, None),
+    ],
+)
+def test_a_wish_is_carried_out_or_answered(verb: str, state: JobState, expected: type | None) -> None:
+    actions = wished((verb, "7"), jobs={7: JobFact(7, state, Outcome.COMPLETED)})
+    assert isinstance(actions[-1], act.WishDone)
+    if expected is None:
+        assert len(actions) == 1
+        assert "7" in actions[-1].answer
+    else:
+        assert isinstance(actions[0], expected)
+
+
+def test_a_second_wish_for_the_same_job_waits_for_the_first() -> None:
+    actions = wished(("hold", "7"), ("release", "7"), ("pause", "U0"), jobs=QUEUED)
+    assert [type(a).__name__ for a in actions] == ["Hold", "WishDone", "SetPaused", "WishDone"]
+
+
+def test_taking_hold_away_releases_only_what_the_line_held() -> None:
+    drop = (Wish(1, "set", "7", {"name": "hold", "value": False}),)
+    by_line = plan(facts(1, wishes=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
+    assert act.Requeue(7, "its line holds it no more") in by_line
+    by_user = plan(facts(1, wishes=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
+    assert not any(isinstance(a, act.Requeue) for a in by_user)
+
+
+def test_a_drain_ends_when_only_the_user_can_make_a_job_run() -> None:
+    idle = facts(2)
+    assert drained(idle, [], False)
+    assert not drained(idle, [HALF], False)
+    assert not drained(idle, [], True)
+    assert drained(idle, [Ask(gpus=3)], False)
+    assert not drained(replace(idle, attempts=(running("U0"),)), [], False)
+    paused = replace(idle, gpus=tuple(replace(g, paused=True) for g in idle.gpus))
+    assert drained(paused, [HALF], False)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        (Ending(JobState.FINISHED, Outcome.COMPLETED, 0), 0),
+        (Ending(JobState.FINISHED, Outcome.FAILED, 7), 7),
+        (Ending(JobState.FINISHED, Outcome.FAILED, None, 9), 137),
+        (Ending(JobState.FINISHED, Outcome.TIMED_OUT, None, 15), 124),
+        (Ending(JobState.FINISHED, Outcome.CANCELLED), 1),
+        (Ending(JobState.FINISHED, Outcome.FAILED), 1),
+        (Ending(JobState.HELD), 3),
+        (Ending(JobState.QUEUED), 3),
+    ],
+)
+def test_exit_codes(ending: Ending, code: int) -> None:
+    good = Ending(JobState.FINISHED, Outcome.COMPLETED, 0)
+    assert exit_code([good, ending], malformed=False) == code
+    assert exit_code([good, ending], malformed=True) == max(code, 1)

@@ -1,0 +1,197 @@
+"""The seven rules of DESIGN §7, one attempt at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
+from gpu_scheduler.core.settle import cooled, needs_scan, release, settle
+from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
+from gpu_scheduler.core.states import JobState, Outcome
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+SETTINGS = Settings()
+OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+CANCEL = Cancel("cancelled", 3.0)
+
+
+def seen(**values: object) -> Sighting:
+    return Sighting(**values)  # type: ignore[arg-type]
+
+
+def only(actions: list[act.Action]) -> act.Action:
+    assert len(actions) == 1, actions
+    return actions[0]
+
+
+def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
+    action = only(settle(attempt, NOW, settings))
+    assert isinstance(action, act.Close)
+    return action
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "state"),
+    [
+        (RESULT, Outcome.COMPLETED, JobState.FINISHED),
+        (replace(RESULT, exit_code=7), Outcome.FAILED, JobState.FINISHED),
+        (replace(RESULT, exit_code=None, signal=9), Outcome.FAILED, JobState.FINISHED),
+        (replace(RESULT, cause="cancelled", exit_code=0), Outcome.CANCELLED, JobState.FINISHED),
+        (replace(RESULT, cause="timed_out", exit_code=None, signal=15), Outcome.TIMED_OUT, JobState.FINISHED),
+        (replace(RESULT, cause="machine", exit_code=None, signal=15), Outcome.INTERRUPTED, JobState.HELD),
+        (replace(RESULT, cause="preempted", exit_code=1), Outcome.PREEMPTED, JobState.HELD),
+        (
+            replace(RESULT, began=False, exit_code=1, message="no such environment"),
+            Outcome.NOT_STARTED,
+            JobState.QUEUED,
+        ),
+    ],
+)
+def test_rule_1_a_result_is_the_truth(result: ResultNote, outcome: Outcome, state: JobState) -> None:
+    end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=()))
+    assert (end.outcome, end.state) == (outcome, state)
+    assert (end.exit_code, end.signal) == (result.exit_code, result.signal)
+
+
+def test_rule_1_holds_with_an_open_cancel_a_command_that_ended_by_itself_has_its_true_result() -> None:
+    end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead", result=RESULT), survivors=()))
+    assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+
+
+def test_rule_2_a_void_claim_never_ran() -> None:
+    end = closed(replace(OPEN, job_state=JobState.STARTING, sighting=seen(claim="void")))
+    assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
+    end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="void")))
+    assert end.job_outcome is Outcome.CANCELLED
+
+
+def test_rule_3_a_stop_without_a_claim_is_answered_by_taking_the_claim() -> None:
+    for attempt in (
+        replace(OPEN, cancel=CANCEL),
+        replace(OPEN, sighting=seen(stop=StopNote("cancelled", 3.0))),
+        replace(OPEN, cancel=CANCEL, boot_id="another"),
+    ):
+        assert only(settle(attempt, NOW, SETTINGS)) == act.TakeClaim(1)
+
+
+def test_rule_4_a_live_claim_is_running_and_stays_so_quietly() -> None:
+    starting = replace(OPEN, job_state=JobState.STARTING, sighting=seen(claim="live", pid=5))
+    assert only(settle(starting, NOW, SETTINGS)) == act.Move(7, 1, JobState.RUNNING)
+    assert settle(replace(starting, job_state=JobState.RUNNING), NOW, SETTINGS) == []
+
+
+def test_rule_4_a_cancel_writes_the_stop_that_is_missing_then_signals_then_kills_the_runner() -> None:
+    live = replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", pid=5))
+    assert settle(live, NOW, SETTINGS) == [
+        act.Move(7, 1, JobState.STOPPING),
+        act.WriteStop(1, "cancelled", 3.0),
+    ]
+    stopping = replace(live, job_state=JobState.STOPPING, stopping_at=995.0)
+    assert settle(stopping, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
+    told = replace(stopping, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5)
+    assert settle(told, NOW, SETTINGS) == []
+    assert settle(replace(told, signalled_at=998.0), NOW, SETTINGS) == [act.Nudge(1)]
+    late = replace(told, signalled_at=998.0, stopping_at=1000.0 - 13.0)
+    assert settle(late, NOW, SETTINGS) == [act.KillRunner(1)]
+
+
+def test_rule_4_a_stop_by_the_command_line_is_stopping_and_a_withdrawn_one_is_running_again() -> None:
+    stopped = replace(OPEN, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)))
+    assert settle(stopped, NOW, SETTINGS) == [act.Move(7, 1, JobState.STOPPING)]
+    back = replace(OPEN, job_state=JobState.STOPPING, sighting=seen(claim="live", withdrawn=True))
+    assert settle(back, NOW, SETTINGS) == [act.Move(7, 1, JobState.RUNNING)]
+
+
+def test_rule_5_a_dead_runner_is_swept_then_interrupted_never_success() -> None:
+    dead = replace(OPEN, sighting=seen(claim="dead"))
+    assert needs_scan(dead)
+    assert settle(dead, NOW, SETTINGS) == []  # nobody has looked for its processes yet
+    left = replace(dead, survivors=(44,))
+    assert settle(left, NOW, SETTINGS) == [act.NoteDead(1), act.Sweep(1, kill=False)]
+    swept = replace(left, dead_at=985.0, swept_at=985.0, signalled_at=998.0)
+    assert settle(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert settle(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
+    end = closed(replace(swept, dead_at=939.0))
+    assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
+    assert "44" in (end.reason or "")
+    gone = closed(replace(dead, survivors=()))
+    assert (gone.outcome, gone.state) == (Outcome.INTERRUPTED, JobState.HELD)
+
+
+def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() -> None:
+    for attempt in (
+        replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead"), survivors=()),
+        replace(OPEN, sighting=seen(claim="dead", stop=StopNote("cancelled", 3.0)), survivors=()),
+    ):
+        end = closed(attempt)
+        assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
+
+
+def test_rule_6_an_attempt_of_another_boot_is_never_launched_again() -> None:
+    end = closed(replace(OPEN, boot_id="another", launch_deadline=0.0))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+
+
+def test_rule_7_the_same_attempt_is_launched_at_most_twice_again() -> None:
+    early = replace(OPEN, job_state=JobState.STARTING)
+    assert settle(early, NOW, SETTINGS) == []
+    late = replace(early, launch_deadline=999.0)
+    assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
+    assert settle(replace(late, launches=2), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert settle(replace(late, launches=3), NOW, SETTINGS) == [act.TakeClaim(1)]
+    assert settle(replace(late, launch_error="fork failed"), NOW, SETTINGS) == [act.TakeClaim(1)]
+
+
+def test_failed_launches_wait_twice_as_long_each_time_and_end_in_failed() -> None:
+    failing = replace(
+        OPEN, sighting=seen(result=replace(RESULT, began=False, exit_code=1, message="why")), survivors=()
+    )
+    waits = []
+    for failures in range(4):
+        end = closed(replace(failing, launch_failures=failures))
+        assert end.state is JobState.QUEUED
+        assert end.launch_failures == failures + 1
+        assert end.not_before is not None
+        waits.append(end.not_before - NOW.boot)
+    assert waits == [5, 10, 20, 40]
+    last = closed(replace(failing, launch_failures=4))
+    assert (last.state, last.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
+    assert "why" in (last.reason or "")
+    long = closed(replace(failing, launch_failures=8), replace(SETTINGS, max_assign_attempts=20))
+    assert long.not_before == NOW.boot + 60
+
+
+def test_a_job_without_its_line_is_not_tried_again() -> None:
+    failing = replace(OPEN, lineless=True, sighting=seen(result=replace(RESULT, began=False)), survivors=())
+    assert closed(failing).job_outcome is Outcome.FAILED
+
+
+def test_an_allocation_is_given_back_only_when_no_process_is_left() -> None:
+    ended = replace(OPEN, outcome=Outcome.COMPLETED)
+    assert needs_scan(ended)
+    assert release(ended, NOW, SETTINGS) == []
+    assert release(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert release(replace(ended, survivors=()), NOW, SETTINGS) == [act.Release(1)]
+    assert not needs_scan(replace(ended, released_at=990.0))
+
+
+@pytest.mark.parametrize(
+    ("sampled_at", "mib", "cool"),
+    [
+        (None, 0, False),
+        (989.0, 0, False),
+        (991.0, 0, True),
+        (991.0, 600, True),
+        (991.0, 5000, False),
+        (991.0, None, True),
+    ],
+)
+def test_a_gpu_cools_until_its_memory_is_back(sampled_at: float | None, mib: int | None, cool: bool) -> None:
+    attempt = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
+    assert bool(cooled(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
+    late = replace(attempt, released_at=930.0)
+    assert cooled(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.Cooled(1)]

@@ -1,0 +1,96 @@
+"""One description of a machine's GPUs, planted for whichever probe is to see it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.probes import Probe, ProbeKind, make_probe, usage
+
+FAKES = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as a test wants it seen: MiB, percent; processes as (pid, MiB); errors by NVML call."""
+
+    uuid: str = "GPU-a"
+    bus: int = 1
+    total: int = 24576
+    used: int = 0
+    load: float | None = 0.0
+    compute: tuple[tuple[int, int | None], ...] = ()
+    graphics: tuple[tuple[int, int | None], ...] = ()
+    lost: bool = False
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+class Machine:
+    """A machine whose GPUs a test plants. `kind` is the probe that will look; the others see nothing."""
+
+    def __init__(self, kind: ProbeKind, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.kind, self.folder = kind, folder
+        self.simulate: str | None = None
+        folder.mkdir(exist_ok=True)
+        patch.setenv("FAKE_GPUS", str(folder))
+        if kind in ("gputil", "auto"):
+            patch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
+        if kind in ("nvml", "auto"):
+            # For this process; the probe's own process finds the same file by PYTHONPATH.
+            patch.setitem(sys.modules, "pynvml", importlib.import_module("tests.fakes.pynvml"))
+            patch.setenv("PYTHONPATH", str(FAKES))
+
+    def probe(self) -> Probe:
+        """A new probe of this machine's kind, in this process."""
+        return make_probe(self.kind, self.simulate, str(self.folder))
+
+    def plant(self, *cards: Card, **world: Any) -> None:
+        """The GPUs from now on, in the order in which the driver lists them."""
+        self._plant_nvml(cards, world)
+        self._plant_smi(cards)
+        self._plant_simulation(cards)
+
+    def _plant_nvml(self, cards: Sequence[Card], world: dict[str, Any]) -> None:
+        raw = []
+        for card in cards:
+            errors = dict(card.errors)
+            if card.lost:
+                errors["GetHandleByIndex"] = 15
+            if card.load is None:
+                errors["GetUtilizationRates"] = 3
+            values = {key: getattr(card, key) for key in ("uuid", "bus", "total", "used", "load")}
+            values |= {"compute": card.compute, "graphics": card.graphics, "errors": errors, "name": "Fake"}
+            raw.append(values)
+        (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
+
+    def _plant_smi(self, cards: Sequence[Card]) -> None:
+        lines = []
+        for index, card in sorted(enumerate(sorted(cards, key=lambda c: c.bus)), reverse=True):
+            load = "[N/A]" if card.load is None else f"{card.load:.0f}"
+            memory = f"{card.total}, {card.used}, {card.total - card.used}"
+            known = f"{index}, {card.uuid}, {load}, {memory}, 550.1, Fake, 0, Disabled, Disabled, 40"
+            lines.append("Unable to determine the device handle for GPU 0" if card.lost else known)
+        (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in lines))
+
+    def _plant_simulation(self, cards: Sequence[Card]) -> None:
+        if self.kind != "simulated":
+            return
+        self.simulate = ",".join(f"1:{card.total}M" for card in cards)
+        lost = {str(i): "lost" for i, card in enumerate(cards) if card.lost}
+        (self.folder / "faults.json").write_text(json.dumps(lost))
+        for file in self.folder.glob("*-*.json"):
+            file.unlink()
+        pids = {pid for card in cards for pid, _ in card.compute}
+        for pid in pids:
+            uses = {str(i): mib for i, card in enumerate(cards) for p, mib in card.compute if p == pid}
+            load = max(card.load or 0 for card in cards if pid in dict(card.compute))
+            text = json.dumps({"pid": pid, "gpus": uses, "load": load})
+            (self.folder / f"{pid}-{usage.start_ticks(pid)}.json").write_text(text)

@@ -1,0 +1,110 @@
+"""Stands for nvidia-ml-py: the calls that the probe makes, answered from gpus.json in the folder $FAKE_GPUS.
+
+    {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
+                              "compute": [[pid, MiB]], "graphics": [[pid, MiB]], "errors": {"call": code}}]}
+
+An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+NVML_ERROR_NOT_SUPPORTED = 3
+NVML_ERROR_NO_PERMISSION = 4
+NVML_ERROR_DRIVER_NOT_LOADED = 9
+NVML_ERROR_FUNCTION_NOT_FOUND = 13
+NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
+NVML_ERROR_NO_DATA = 21
+NVML_ERROR_UNKNOWN = 999
+
+nvmlMemory_v2 = 0x02000028
+
+
+class NVMLError(Exception):
+    """As the real one: a code in `value`."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        return {9: "Driver Not Loaded", 15: "GPU is lost", 18: "version mismatch"}.get(
+            self.value, f"NVML Error with code {self.value}"
+        )
+
+
+def _world() -> Any:
+    with open(os.path.join(os.environ["FAKE_GPUS"], "gpus.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _card(call: str, i: int) -> Any:
+    card = _world()["cards"][i]
+    code = card.get("errors", {}).get(call)
+    if code is not None:
+        raise NVMLError(code)
+    return card
+
+
+def _processes(call: str, i: int) -> list[Any]:
+    card = _card(f"Get{call}RunningProcesses", i)
+    return [
+        SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib << 20)
+        for pid, mib in card.get(call.lower(), [])
+    ]
+
+
+def nvmlInit() -> None:
+    code = _world().get("init")
+    if code is not None:
+        raise NVMLError(code)
+
+
+def nvmlShutdown() -> None:
+    pass
+
+
+def nvmlDeviceGetCount() -> int:
+    world = _world()
+    if world.get("count") is not None:
+        raise NVMLError(world["count"])
+    return len(world["cards"])
+
+
+def nvmlDeviceGetHandleByIndex(i: int) -> int:
+    _card("GetHandleByIndex", i)
+    return i
+
+
+def nvmlDeviceGetUUID(i: int) -> str:
+    return str(_card("GetUUID", i)["uuid"])
+
+
+def nvmlDeviceGetName(i: int) -> bytes:
+    return str(_card("GetName", i)["name"]).encode()
+
+
+def nvmlDeviceGetPciInfo(i: int) -> Any:
+    return SimpleNamespace(domain=0, bus=_card("GetPciInfo", i)["bus"], device=0)
+
+
+def nvmlDeviceGetMemoryInfo(i: int, version: int | None = None) -> Any:
+    card = _card("GetMemoryInfo_v2" if version else "GetMemoryInfo", i)
+    return SimpleNamespace(total=card["total"] << 20, used=card["used"] << 20)
+
+
+def nvmlDeviceGetUtilizationRates(i: int) -> Any:
+    return SimpleNamespace(gpu=_card("GetUtilizationRates", i)["load"])
+
+
+def nvmlDeviceGetComputeRunningProcesses(i: int) -> list[Any]:
+    return _processes("Compute", i)
+
+
+def nvmlDeviceGetGraphicsRunningProcesses(i: int) -> list[Any]:
+    return _processes("Graphics", i)

@@ -1,0 +1,128 @@
+"""An attempt's folder and its runners, for tests with real processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gpu_scheduler.executors import Executor
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.runner.folder import START, boot_id
+from gpu_scheduler.runner.observe import Follow, Seen, SeenResult, observe, request_stop
+from gpu_scheduler.runner.prepare import prepare
+from gpu_scheduler.runner.sweep import sweep_once, tokens_alive
+
+T = TypeVar("T")
+
+BEGIN = "printf . >&3; exec 3>&-\n"
+
+
+def wait_for(question: Callable[[], T | None | bool], what: str, deadline_s: float = 20.0) -> T:
+    """The first true answer; fails with the last one when the deadline passes."""
+    end = time.monotonic() + deadline_s
+    while True:
+        answer = question()
+        if answer:
+            return answer  # type: ignore[return-value]
+        assert time.monotonic() < end, f"not in {deadline_s} s: {what}; last answer {answer!r}"
+        time.sleep(0.005)
+
+
+class Attempt:
+    """One attempt: `script` is bash text that runs after the begin byte."""
+
+    def __init__(self, home: Path, script: str, name: str = "1-abc", **spec: object) -> None:
+        self.token = secrets.token_hex(16)
+        self.folder = home / "runs" / "7" / name
+        self.log = home / f"{self.token}.log"
+        self.log.touch(mode=0o600)
+        self.spec: dict[str, object] = {
+            "job": 7,
+            "attempt": 1,
+            "token": self.token,
+            "boot_id": boot_id(),
+            "cwd": str(home),
+            "umask": 0o022,
+            "env": {"PATH": os.environ["PATH"], "GPU_SCHEDULER_TOKEN": self.token},
+            "terminal": False,
+            "session": None,
+            "log": str(self.log),
+            "header": "",
+            "timeout_s": None,
+            "term_grace_s": 10.0,
+            **spec,
+        }
+        self.command_sh = BEGIN + script
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        prepare(self.folder, self.spec, self.command_sh)
+
+    def launch(self, executor: Executor | None = None) -> Attempt:
+        """Prepare and start a runner."""
+        self.prepare()
+        (executor or DirectExecutor()).launch(self.folder)
+        return self
+
+    def seen(self) -> Seen:
+        """One look."""
+        return observe(self.folder, self.token)
+
+    def result(self, deadline_s: float = 20.0) -> SeenResult:
+        """The result, waited for."""
+        return wait_for(lambda: self.seen().result, f"a result in {self.seen()}", deadline_s)
+
+    def until_live(self) -> Seen:
+        """Wait for a live claim."""
+        return wait_for(lambda: self.seen().claim == "live" and self.seen(), f"a claim: {self.seen()}")
+
+    def until_said(self, text: str) -> None:
+        """Wait until the log has this text."""
+        wait_for(lambda: text in self.output(), f"{text!r} in the log")
+
+    def output(self) -> str:
+        """The log."""
+        return self.log.read_text("utf-8", "surrogateescape")
+
+    def body(self) -> str:
+        """The log without the runner's last line."""
+        return self.output().rpartition("--- ")[0]
+
+    def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: Follow = "kill") -> bool:
+        """Ask the runner to end the command."""
+        return request_stop(self.folder, self.token, cause, grace_s, follow)
+
+    def pids(self) -> tuple[int, ...]:
+        """The living processes that carry the token."""
+        return tokens_alive([self.token]).get(self.token, ())
+
+    def until_gone(self) -> None:
+        """Wait until no process carries the token."""
+        wait_for(lambda: not self.pids(), f"nothing left, but {self.pids()}")
+
+    def clean(self) -> None:
+        """End everything that is left."""
+        wait_for(lambda: not sweep_once(self.token, signal.SIGKILL), "sweep")
+
+
+def killing_start(home: Path, before: str) -> DirectExecutor:
+    """An executor whose runners kill themselves just before they call `before`, e.g. "os.posix_spawn"."""
+    module, _, name = before.rpartition(".")
+    text = f"""
+import sys, os, signal
+def die(*a, **k):
+    os.kill(os.getpid(), signal.SIGKILL)
+import {module}
+{module}.{name} = die
+__file__ = {START!r}
+exec(open({START!r}).read())
+"""
+    start = home / "killing_start.py"
+    start.write_text(text)
+    return DirectExecutor(sys.executable, str(start))
