@@ -101,6 +101,7 @@ class _Tail:
         self._prefix = f"[job {job_id}] "
         self._path = path
         self._at = 0
+        self._in_header = True
         self.ended = False
         self.over = False
 
@@ -117,7 +118,13 @@ class _Tail:
         whole = data[: data.rfind(b"\n") + 1] if len(data) < 1 << 20 else data
         self._at += len(whole)
         self.over = ended and len(data) < 1 << 20
-        return [self._prefix + line for line in whole.decode("utf-8", "replace").splitlines()]
+        return [
+            self._prefix + line for line in whole.decode("utf-8", "replace").splitlines() if self._shown(line)
+        ]
+
+    def _shown(self, line: str) -> bool:
+        self._in_header = self._in_header and line.startswith("# ")
+        return not self._in_header
 
 
 class _Lines(QueueHandler):

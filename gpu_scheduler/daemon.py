@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two samples of the GPUs (DESIGN §4), and for the first answer.
 SAMPLE_EVERY_S = 5.0
 FIRST_SAMPLE_S = 20.0
+#: Seconds after which a round that could not be written is tried again.
+RETRY_S = 1.0
 
 
 def run(
@@ -76,6 +79,13 @@ def run(
     finally:
         console.close()
         lock.release()
+
+
+def _is_there(path: Path, inode: int) -> bool:
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 def _executor(screen: bool) -> Executor:
@@ -128,6 +138,7 @@ class Daemon:
                 grace_s=settings.grace_s,
                 extra={"GPU_SCHEDULER_SIM": sim_dir} if simulated else {},
             ),
+            reached,
         )
         self._outcomes = Outcomes(self._store)
         self._reporter = Reporter(self._store)
@@ -147,6 +158,8 @@ class Daemon:
 
     def close(self) -> None:
         """Let go of everything; running jobs go on."""
+        if self._store.home.database.exists():
+            self._state.write(self._clock.now().boot, at_once=True)
         self._probe.close()
         self._wakeups.close()
         self._store.close()
@@ -164,7 +177,13 @@ class Daemon:
         self._loop.config = self._config.current
         if self._jobs is not None:
             self._jobs.look(now)
+        inode = home.database.stat().st_ino
         while True:
+            if not _is_there(home.database, inode):
+                log.error(
+                    "%s was removed or replaced: nothing more is started; running jobs go on", home.database
+                )
+                return 1
             facts = self._rounds()
             self._state.write(self._clock.now().boot)
             if self._loop.ending or self._signal is not None:
@@ -176,10 +195,20 @@ class Daemon:
             self._take_in(self._wakeups.wait(self._timeout(facts)))
 
     def _rounds(self) -> Facts:
-        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted."""
+        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted.
+
+        What cannot be written (a full disk) ends nothing: it is tried again every second.
+        """
         while True:
-            facts = self._loop.tick()
-            self._ask_probe()
+            try:
+                facts = self._loop.tick()
+                self._ask_probe()
+            except (OSError, sqlite3.OperationalError) as error:
+                log.error("%s; tried again every second, running jobs go on", error)
+                self._wakeups.wait(RETRY_S)
+                if self._signal is not None:
+                    raise SchedulerError(f"ended while the record could not be written: {error}") from None
+                continue
             if facts is not None:
                 return facts
 

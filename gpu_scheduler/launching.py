@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -13,7 +13,7 @@ from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 from gpu_scheduler.core.session import session_name
 from gpu_scheduler.executors import Executor, LaunchError
 from gpu_scheduler.joblogs import log_folder, new_log
-from gpu_scheduler.runner.protocol import prepare
+from gpu_scheduler.runner.protocol import is_made, prepare
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 
@@ -38,7 +38,15 @@ class LaunchOptions:
 class Launcher:
     """Completes the folder of an attempt and starts a runner for it."""
 
-    def __init__(self, store: Store, recorder: Recorder, executor: Executor, options: LaunchOptions) -> None:
+    def __init__(
+        self,
+        store: Store,
+        recorder: Recorder,
+        executor: Executor,
+        options: LaunchOptions,
+        reached: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self._reached = reached
         self._store = store
         self._recorder = recorder
         self._executor = executor
@@ -54,8 +62,9 @@ class Launcher:
         assert row is not None
         folder = self._store.home.attempt(row["job_id"], row["number"], row["token"])
         try:
-            if not ((folder / "spec.json").exists() and (folder / "command.sh").exists()):
+            if not is_made(folder):
                 self._prepare(row)
+            self._reached("folder made")
             self._executor.launch(folder)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""

@@ -23,7 +23,7 @@ from gpu_scheduler.core.settle import needs_scan
 from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.runner.protocol import tokens_alive
+from gpu_scheduler.runner.protocol import is_made, tokens_alive
 from gpu_scheduler.sight import sight
 from gpu_scheduler.store.store import Store
 
@@ -75,6 +75,7 @@ def _attempt(store: Store, row: sqlite3.Row) -> Attempt:
         baseline_mib=json.loads(row["baseline"]),
         outcome=outcome,
         sighting=Sighting() if outcome else sight(folder, row["token"]),
+        made=outcome is not None or is_made(folder),
         launches=row["launches"],
         launch_deadline=row["deadline_boot"],
         launch_error=row["launch_error"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from gpu_scheduler.core.jobspec import CudaIds, CudaMode
 
@@ -50,7 +51,7 @@ def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
         return command
     words = _words(command)
     changed, done, present = [], 0, False
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip_longest(words, words[1:]):
         if word.plain.startswith(f"{_OPTION}="):
             changed += [command[done : word.start], f"{_OPTION}={ids}"]
             done, present = word.end, True

@@ -23,8 +23,8 @@ class Ending:
 def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
     """Whether no job is live and none can become runnable without the user.
 
-    asks: of all queued jobs; retries: a queued job waits for its next try. A paused GPU needs the user to come
-    back; one that is lost, or busy with somebody else's work, does not.
+    asks: of all queued jobs; retries: a queued job waits for its next try. A paused GPU needs the user to
+    come back; one that is lost, or busy with somebody else's work, does not.
     """
     if retries or facts.wishes or not facts.complete:
         return False

@@ -69,8 +69,9 @@ class Line:
 class Attempt:
     """An attempt whose GPUs are not given back yet, or not cooled: the record, and what its folder says.
 
-    Times are boot seconds of `boot_id`. survivors: processes that carry the token; None = not looked for.
-    baseline_mib: memory on each of its GPUs that nobody accounted for when it started.
+    Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. survivors: processes that
+    carry the token; None = not looked for. baseline_mib: memory on each of its GPUs that nobody accounted for
+    when it started.
     """
 
     attempt_id: int
@@ -84,6 +85,7 @@ class Attempt:
     outcome: Outcome | None = None
     sighting: Sighting = field(default_factory=Sighting)
     survivors: tuple[int, ...] | None = None
+    made: bool = True
     launches: int = 1
     launch_deadline: float = 0.0
     launch_error: str | None = None

@@ -66,7 +66,8 @@ def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         return [TakeClaim(attempt.attempt_id)]
     if attempt.boot_id != now.boot_id:
         return [_close(attempt, Outcome.INTERRUPTED, now, settings, reason="the machine was restarted")]
-    if now.boot < attempt.launch_deadline:
+    # Without a whole folder no runner can be on its way: the scheduler died before it launched one.
+    if attempt.made and now.boot < attempt.launch_deadline:
         return []
     if attempt.launches < settings.launches and attempt.launch_error is None:
         return [Relaunch(attempt.attempt_id)]

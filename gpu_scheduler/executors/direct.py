@@ -26,6 +26,11 @@ class DirectExecutor:
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
 
+    @property
+    def running(self) -> int:
+        """How many runners have not been collected."""
+        return self._children.running
+
     def reap(self) -> None:
         """Collect runners that have ended."""
         self._children.reap()

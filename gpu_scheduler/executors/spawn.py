@@ -21,6 +21,11 @@ class Children:
     def __init__(self) -> None:
         self._pids: set[int] = set()
 
+    @property
+    def running(self) -> int:
+        """How many have not been collected."""
+        return len(self._pids)
+
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> int:
         """The pid of a new process. Raises OSError, also where the program cannot be executed."""
         self.reap()

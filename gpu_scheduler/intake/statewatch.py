@@ -18,7 +18,7 @@ WRITE_EVERY_S = 1.0
 
 
 class StateWatch:
-    """Examines each version of the file once; writes it when what it says has changed. Times: boot seconds."""
+    """Examines each version of the file once; writes it when what it says changes. Times: boot seconds."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -59,8 +59,9 @@ class StateWatch:
         except ValueError as error:
             self._broken(content, str(error), now)
 
-    def write(self, now: float) -> None:
-        """Bring the file up to date: when its content changes, at most once a second, never over an edit."""
+    def write(self, now: float, *, at_once: bool = False) -> None:
+        """Bring the file up to date: when its content changes, never over an edit, and at most once a second
+        (at_once: for the last time, without waiting)."""
         self.again_at = self._broken_since[1] + BROKEN_S if self._broken_since else None
         if self._broken_since is not None:
             return
@@ -73,7 +74,7 @@ class StateWatch:
         content = statefile.render(old, shares, paused, jobs)
         if self._path.exists() and content == self._last == self._path.read_bytes():
             return
-        if now < self._written_at + WRITE_EVERY_S:
+        if now < self._written_at + WRITE_EVERY_S and not at_once:
             self.again_at = self._written_at + WRITE_EVERY_S
             return
         try:

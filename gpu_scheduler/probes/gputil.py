@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from typing import Any
 
 from gpu_scheduler.core.gpu import GpuSample
@@ -22,7 +23,10 @@ class GputilProbe:
         if shutil.which("nvidia-smi") is None:
             raise ProbeError("nvidia-smi is not on PATH", DRIVER_REMEDY)
         try:
-            import GPUtil
+            with warnings.catch_warnings():
+                # It imports distutils, which Python 3.10 and 3.11 call deprecated.
+                warnings.simplefilter("ignore")
+                import GPUtil
         except ImportError as error:
             raise ProbeError(f"GPUtil: {error}", "pip install GPUtil setuptools") from None
         try:

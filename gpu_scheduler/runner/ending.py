@@ -53,3 +53,15 @@ class Ending:
 
 def _rank(cause: str | None) -> int:
     return 0 if cause is None else _RANK.get(cause, 4)
+
+
+def describe(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
+    """The outcome in words, for the end of the log."""
+    how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
+    if exit_code is None and signal is None:
+        how = "nothing was started"
+    if cause is not None:
+        return f"{'interrupted' if cause == 'machine' else cause}: {how}"
+    if not began:
+        return f"not_started: {how}"
+    return f"{'completed' if exit_code == 0 else 'failed'}: {how}"

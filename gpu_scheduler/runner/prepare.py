@@ -19,6 +19,11 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
     replace(folder, "spec.json", json.dumps(dict(spec), indent=1).encode("ascii"))
 
 
+def is_made(folder: Path) -> bool:
+    """Whether the folder has all that a runner needs."""
+    return (folder / "spec.json").exists() and (folder / "command.sh").exists()
+
+
 def _make(folder: Path) -> None:
     missing = [folder]
     while not missing[-1].parent.exists():

@@ -15,13 +15,14 @@ from gpu_scheduler.runner.observe import (
     request_stop,
     take_claim,
 )
-from gpu_scheduler.runner.prepare import prepare
+from gpu_scheduler.runner.prepare import is_made, prepare
 from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
 
 __all__ = [
     "Seen",
     "SeenResult",
     "SeenStop",
+    "is_made",
     "kill_runner",
     "nudge",
     "observe",

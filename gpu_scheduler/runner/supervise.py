@@ -13,7 +13,7 @@ import time
 from . import folder as files
 from . import signals
 from .child import Child
-from .ending import Ending
+from .ending import Ending, describe
 from .pump import Log, Loop, Output
 
 TYPE_CHECKING = False
@@ -255,15 +255,3 @@ class Attempt:
         )
         if self._output.window is not None:
             self._output.window.restore()
-
-
-def describe(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
-    """The outcome in words, for the end of the log."""
-    how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
-    if exit_code is None and signal is None:
-        how = "nothing was started"
-    if cause is not None:
-        return f"{'interrupted' if cause == 'machine' else cause}: {how}"
-    if not began:
-        return f"not_started: {how}"
-    return f"{'completed' if exit_code == 0 else 'failed'}: {how}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from gpu_scheduler.core.jobspec import JobSpec
@@ -139,3 +140,70 @@ class Store:
         """The states that a job went through, oldest first."""
         rows = self.db.rows("SELECT at, state, reason FROM history WHERE job_id = ? ORDER BY rowid", job_id)
         return [dict(row) for row in rows]
+
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """All queries inside see the record as it was at the first of them."""
+        self.db.connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.db.connection.execute("COMMIT")
+
+    def withdraw(self, wish_id: int) -> bool:
+        """Take back a wish that is not carried out yet. False: it was."""
+        with self.db.transaction() as db:
+            cursor = db.execute(
+                "UPDATE wish SET done_at = ?, answer = 'taken back' WHERE id = ? AND done_at IS NULL",
+                (time.time(), wish_id),
+            )
+        return cursor.rowcount == 1
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        rows = self.db.rows("SELECT state, count(*) AS n FROM job GROUP BY state")
+        return {row["state"]: row["n"] for row in rows}
+
+    def open_jobs(self, states: Collection[JobState], limit: int | None = None) -> list[sqlite3.Row]:
+        """The jobs in these states (`finished` is none of them), in the order in which they are tried."""
+        return self.db.rows(
+            "SELECT * FROM job WHERE state <> 'finished' AND state IN (SELECT value FROM json_each(?))"
+            " ORDER BY priority, place, id LIMIT ?",
+            json.dumps([state.value for state in states]),
+            -1 if limit is None else limit,
+        )
+
+    def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:
+        """The finished jobs, newest end first."""
+        return self.db.rows(
+            "SELECT * FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
+            -1 if limit is None else limit,
+        )
+
+    def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, sqlite3.Row]:
+        """The newest attempt of each of these jobs that has one."""
+        rows = self.db.rows(
+            "SELECT attempt.*, max(number) FROM attempt WHERE job_id IN (SELECT value FROM json_each(?))"
+            " GROUP BY job_id",
+            json.dumps(list(job_ids)),
+        )
+        return {row["job_id"]: row for row in rows}
+
+    def infeasible(self) -> frozenset[str]:
+        """The asks that could not fit on the managed GPUs."""
+        return frozenset(row["ask"] for row in self.db.rows("SELECT ask FROM waiting WHERE infeasible"))
+
+    def indices(self) -> dict[str, int]:
+        """UUID -> index of every GPU ever seen, also of those that are not managed."""
+        return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
+
+    def malformed(self) -> list[sqlite3.Row]:
+        """The malformed lines of the last readings, by file and line."""
+        return self.db.rows(
+            "SELECT path, number, text, raw, problem, accepted FROM line WHERE problem IS NOT NULL"
+            " ORDER BY path, position"
+        )
+
+    def jobs_files(self) -> list[sqlite3.Row]:
+        """The jobs files, with the working folder of their lines and why one cannot be read now."""
+        return self.db.rows("SELECT * FROM jobs_file ORDER BY path")

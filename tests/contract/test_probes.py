@@ -123,7 +123,7 @@ def test_gputil_without_nvidia_smi_tells_the_remedy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
         AskedProbe("gputil") as probe,
-        pytest.raises(GpuStateError, match="nvidia-smi is not on PATH\n.*--simul"),
+        pytest.raises(GpuStateError, match=r"nvidia-smi is not on PATH\n.*--simul"),
     ):
         probe.first_sample()
 
@@ -145,5 +145,5 @@ def test_no_gpu_at_all_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: py
     machine = Machine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant()
     assert machine.probe().sample() == ()
-    with AskedProbe("nvml") as probe, pytest.raises(GpuStateError, match="no GPU found\n.*--simulate 4"):
+    with AskedProbe("nvml") as probe, pytest.raises(GpuStateError, match=r"no GPU found\n.*--simulate 4"):
         probe.first_sample()

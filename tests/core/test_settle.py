@@ -139,6 +139,7 @@ def test_rule_6_an_attempt_of_another_boot_is_never_launched_again() -> None:
 def test_rule_7_the_same_attempt_is_launched_at_most_twice_again() -> None:
     early = replace(OPEN, job_state=JobState.STARTING)
     assert settle(early, NOW, SETTINGS) == []
+    assert settle(replace(early, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
     late = replace(early, launch_deadline=999.0)
     assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert settle(replace(late, launches=2), NOW, SETTINGS) == [act.Relaunch(1)]

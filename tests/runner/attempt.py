@@ -23,7 +23,7 @@ T = TypeVar("T")
 BEGIN = "printf . >&3; exec 3>&-\n"
 
 
-def wait_for(question: Callable[[], T | None | bool], what: str, deadline_s: float = 20.0) -> T:
+def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: float = 20.0) -> T:
     """The first true answer; fails with the last one when the deadline passes."""
     end = time.monotonic() + deadline_s
     while True:
@@ -88,7 +88,7 @@ class Attempt:
 
     def output(self) -> str:
         """The log."""
-        return self.log.read_text("utf-8", "surrogateescape")
+        return self.log.read_bytes().decode("utf-8", "surrogateescape")
 
     def body(self) -> str:
         """The log without the runner's last line."""
@@ -111,18 +111,13 @@ class Attempt:
         wait_for(lambda: not sweep_once(self.token, signal.SIGKILL), "sweep")
 
 
-def killing_start(home: Path, before: str) -> DirectExecutor:
-    """An executor whose runners kill themselves just before they call `before`, e.g. "os.posix_spawn"."""
-    module, _, name = before.rpartition(".")
-    text = f"""
-import sys, os, signal
-def die(*a, **k):
-    os.kill(os.getpid(), signal.SIGKILL)
-import {module}
-{module}.{name} = die
-__file__ = {START!r}
-exec(open({START!r}).read())
-"""
-    start = home / "killing_start.py"
-    start.write_text(text)
+def patched(home: Path, patch: str) -> DirectExecutor:
+    """An executor whose runners first run `patch`, Python text that may replace functions of `os`."""
+    start = home / f"start_{secrets.token_hex(4)}.py"
+    start.write_text(f"import os, sys\n{patch}\n__file__ = {START!r}\nexec(open({START!r}).read())\n")
     return DirectExecutor(sys.executable, str(start))
+
+
+def killed_at(home: Path, function: str) -> DirectExecutor:
+    """An executor whose runners kill themselves instead of calling `function`, e.g. "os.posix_spawn"."""
+    return patched(home, f"{function} = lambda *a, **k: os.kill(os.getpid(), 9)")

@@ -1,0 +1,44 @@
+# make install   .venv with the package, and GNU Screen
+# make demo      the main job, whole, in demo/ (SIMULATE=4 simulates in any case)
+# make test      the whole suite                (PYTEST="-k word" for more options)
+# make check     lint, format, types, layers
+# make torture   kills at random for a long time (KILLS, JOBS, SEED)
+# make clean     removes what these made; make distclean also .venv
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := install
+.PHONY: install demo test check torture clean distclean
+
+PYTHON := .venv/bin/python
+KILLS ?= 60
+JOBS ?= 200
+SEED ?= $(shell echo $$RANDOM)
+SIMULATE ?=
+PYTEST ?=
+
+install:
+	@bash tools/setup.sh screen
+
+demo: install
+	@bash tools/demo.sh $(SIMULATE)
+
+test:
+	@bash tools/setup.sh screen --optional tmux
+	$(PYTHON) -m pytest -n 2 --dist worksteal -q $(PYTEST)
+
+check:
+	@bash tools/setup.sh
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest -q tests/core/test_layers.py
+
+torture: install
+	$(PYTHON) -m tests.torture --kills $(KILLS) --jobs $(JOBS) --seed $(SEED)
+
+clean:
+	rm -rf demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,10 @@
+"""`python -m gpu_scheduler` is the same program as scheduler.py and gpu-scheduler."""
+
+from __future__ import annotations
+
+import sys
+
+from gpu_scheduler.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

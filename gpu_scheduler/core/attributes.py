@@ -1,0 +1,178 @@
+"""The attribute block that may begin a line: `[gpus=2 share=0.5 env:SEED=1 hold]`.
+
+It decides where the block ends, and what its items mean. What the rest of the line is, it does not ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core.gpulist import parse_gpu_list
+from gpu_scheduler.core.share import WHOLE, parse_share
+from gpu_scheduler.core.words import BLANK, split_words
+
+KNOWN = "gpus share allowed name priority conda venv cwd env:KEY cuda cuda-ids hold cancel"
+LATER = (
+    "vram", "oom-retries", "retries", "fail-retries", "timeout", "after", "after-any", "resume-flag", "preempt",
+    "exclusive",
+)  # fmt: skip
+FLAGS = ("hold", "cancel")
+ACCEPTED = f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN}"
+MOST_GPUS = 64
+
+_ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CONDA = re.compile(r"[A-Za-z0-9._-]+|~?/.*")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
+_BLOCK_PIECE = re.compile(
+    r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|(?P<open>["'\\])|(?P<end>\])|[^'"\\\]]+""", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block says, and the text behind it. values: by the field names of JobSpec (paths as written)."""
+
+    values: dict[str, Any]
+    rest: str
+    empty: bool
+
+
+def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
+    """The block that `text` begins with. Raises ValueError with what is wrong and the remedy."""
+    end = _end_of_block(text)
+    items = None if end is None else _words(text[1:end])
+    if end is None or items is None:
+        raise ValueError(f"the `[` at the start is not closed by a `]`{_shell_test(text)}")
+    values: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    for item in items:
+        key, given, value = item.partition("=")
+        if key.startswith("env:"):
+            _read_env(key[4:], bool(given), value, env)
+            continue
+        field = key.replace("-", "_")
+        if field in values:
+            raise ValueError(f"attribute {key} is given twice; give it once")
+        values[field] = _read_item(text, key, value if given else None, known_gpus)
+    if env:
+        values["env"] = tuple(sorted(env.items()))
+    rest = text[end + 1 :]
+    if rest.strip(BLANK) and rest[0] not in BLANK:
+        raise ValueError(f"a blank must follow the `]` of the attributes{_shell_test(text)}")
+    return Block(values, rest.strip(BLANK), not items)
+
+
+def _end_of_block(text: str) -> int | None:
+    for piece in _BLOCK_PIECE.finditer(text, 1):
+        if piece.lastgroup == "end":
+            return piece.start()
+        if piece.lastgroup == "open":
+            return None
+    return None
+
+
+def _words(text: str) -> tuple[str, ...] | None:
+    try:
+        return split_words(text)
+    except ValueError:
+        return None
+
+
+def _shell_test(text: str) -> str:
+    """The remedy for a shell test, which looks like a block."""
+    if text.startswith(("[[", "[ ", "[\t")):
+        return f"; a shell test is written behind an empty block: `[] {text}`"
+    return ""
+
+
+def _read_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
+    if not given or not _ENV_KEY.fullmatch(key):
+        raise ValueError(f"env:{key} is no variable; write env:KEY=VALUE, KEY of letters, digits and _")
+    if _OURS.fullmatch(key):
+        raise ValueError(f"env:{key} is set by the scheduler; say which GPUs may be used by [allowed=0]")
+    if key in env:
+        raise ValueError(f"attribute env:{key} is given twice; give it once")
+    env[key] = value
+
+
+def _read_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
+    if key in LATER:
+        raise ValueError(f"attribute {key} is not carried out by this version; known: {KNOWN}")
+    if key in FLAGS:
+        if value is not None:
+            raise ValueError(f"attribute {key} takes no value; write [{key}]")
+        return True
+    reader = _READERS.get(key)
+    if reader is None and key != "allowed":
+        raise ValueError(f"attribute {key!r} is not known; known: {KNOWN}{_shell_test(text)}")
+    if not value:
+        raise ValueError(f"attribute {key} has no value; write {key}=…")
+    return parse_gpu_list(value, known_gpus) if reader is None else reader(value)
+
+
+def parse_priority(text: str) -> int:
+    """A priority: a whole number, lower first. Raises ValueError."""
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200")
+    return int(text)
+
+
+def parse_conda(text: str) -> str:
+    """The name of a conda environment, or the absolute path of one. Raises ValueError."""
+    if not _CONDA.fullmatch(text):
+        raise ValueError(f"conda environment {text!r} is neither a name nor an absolute path")
+    return text
+
+
+def _gpus(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MOST_GPUS:
+        raise ValueError(f"gpus={text} is not a whole number from 1 to {MOST_GPUS}")
+    return int(text)
+
+
+def _share(text: str) -> int:
+    # Decimal reads digits of every script, underscores and exponents.
+    if not re.fullmatch(r"[0-9]*\.?[0-9]*", text):
+        raise ValueError(f"share {text!r} is not a number such as 0.5 or 2")
+    return parse_share(text)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"name {text!r} is not 1 to 64 letters, digits, _ . or -")
+    return text
+
+
+def _one_of(key: str, *choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{key}={text} is not one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "gpus": _gpus,
+    "share": _share,
+    "name": _name,
+    "priority": parse_priority,
+    "conda": parse_conda,
+    "venv": str,
+    "cwd": str,
+    "cuda": _one_of("cuda", "add", "rewrite", "off"),
+    "cuda-ids": _one_of("cuda-ids", "physical", "visible"),
+}
+
+
+def check_together(values: dict[str, Any]) -> None:
+    """Raise ValueError for attributes that contradict each other."""
+    if values.get("conda") is not None and values.get("venv") is not None:
+        raise ValueError("both a conda environment and a venv are given; give one")
+    if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
+        raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")

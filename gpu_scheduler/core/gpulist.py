@@ -1,0 +1,70 @@
+"""The GPU list of a jobs file and of `add --gpus`: "4,5,6,7", "0-3", "0-3,5", "all" or nothing.
+
+It knows indices only; which of them can be used now is the placement's business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+#: No machine has an index above this; a range such as 0-999999999 must not be expanded.
+LARGEST_INDEX = 1023
+
+ACCEPTED = "a list such as 0,2 or 0-3 or 0-3,5, or all"
+
+_ITEM = re.compile(r"[ \t]*([0-9]{1,9})[ \t]*(?:-[ \t]*([0-9]{1,9})[ \t]*)?")
+
+
+def gpu_items(text: str) -> tuple[int, ...]:
+    """The indices of a list in the order in which they are written. Raises ValueError for a bad item."""
+    gpus: list[int] = []
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item)
+        if match is None:
+            what = f"GPU {item.strip()!r} is not a number or range" if item.strip() else "an item is empty"
+            raise ValueError(f"GPU list {text.strip()!r}: {what}; write {ACCEPTED}")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[2])
+        if last < first:
+            raise ValueError(f"GPU list {text.strip()!r}: {first}-{last} runs backward; write {last}-{first}")
+        if last > LARGEST_INDEX:
+            raise ValueError(f"GPU list {text.strip()!r}: no machine has a GPU {last}")
+        gpus.extend(range(first, last + 1))
+    return tuple(gpus)
+
+
+def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int, ...] | None:
+    """The indices of a list, ascending; None = any (an empty text, or `all`).
+
+    known: the indices there are, None = not asked. Raises ValueError, with the remedy, for a backward range,
+    an empty item, a repeated or an unknown GPU.
+    """
+    if text.strip(" \t").lower() in ("", "all"):
+        return None
+    gpus = gpu_items(text)
+    seen: set[int] = set()
+    for gpu in gpus:
+        if gpu in seen:
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {gpu} is there twice; name it once")
+        seen.add(gpu)
+        if known is not None and gpu not in known:
+            have = f"the GPUs are {format_gpu_list(known)}" if known else "there is no GPU"
+            raise ValueError(f"GPU list {text.strip()!r}: there is no GPU {gpu}; {have}")
+    return tuple(sorted(gpus))
+
+
+def format_gpu_list(gpus: Iterable[int] | None) -> str:
+    """The shortest list that `parse_gpu_list` reads back: (0, 1, 2, 5) -> "0-2,5"; None -> ""."""
+    if gpus is None:
+        return ""
+    runs: list[list[int]] = []
+    for gpu in sorted(gpus):
+        if runs and gpu == runs[-1][-1] + 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return ",".join(
+        ",".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}"  # fmt: skip
+        for run in runs
+    )

@@ -1,0 +1,181 @@
+"""One line of a jobs file: a job, a mistake, or nothing. Every line stands alone.
+
+It asks no shell (`ask_bash` says that one should be asked) and touches no file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core import attributes, csvline, shelltext
+from gpu_scheduler.core.attributes import Block
+from gpu_scheduler.core.gpulist import format_gpu_list
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.words import BLANK, comment_at
+
+#: Longest line, in bytes of UTF-8.
+LONGEST = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A job. notes: what should be said about the line; ask_bash: `bash -n` may still refuse it."""
+
+    spec: JobSpec
+    notes: tuple[str, ...] = ()
+    ask_bash: bool = False
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A line that is no job: why, and what would be accepted. unfinished: the next lines may belong to it."""
+
+    reason: str
+    accepted: str
+    unfinished: bool = False
+
+
+LineResult = Parsed | Malformed | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    cwd: str
+    home: str
+    known_gpus: frozenset[int] | None
+
+
+def parse_line(
+    text: str, cwd: str, home: str, known_gpus: frozenset[int] | None = None
+) -> Parsed | Malformed | None:
+    """What a line means; None for a blank line, a comment or the header.
+
+    cwd: absolute working folder of the file's lines; home: what `~/` stands for; known_gpus: the indices there
+    are, None = any. The text may carry a BOM and its line ending.
+    """
+    text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
+    if not text or text.startswith("#"):
+        return None
+    wrong = _unreadable(text)
+    if wrong is not None:
+        return wrong
+    accepted = attributes.ACCEPTED
+    try:
+        block = attributes.parse_block(text, known_gpus) if text.startswith("[") else None
+        rest = text if block is None else block.rest
+        comment = comment_at(rest)
+        bare = rest if comment is None else rest[:comment].strip(BLANK)
+        if block is None and csvline.first_field(bare).casefold() == "priority":
+            return None
+        _check_behind(block, bare)
+        said = Block({}, rest, True) if block is None else block
+        if csvline.meant_as_csv(bare):
+            accepted = csvline.ACCEPTED
+            return _csv(said, bare, _Place(cwd, home, known_gpus))
+        accepted = shelltext.ACCEPTED
+        return _command(said, bare, _Place(cwd, home, known_gpus))
+    except ValueError as error:
+        return Malformed(str(error), accepted, accepted == shelltext.ACCEPTED and bare.endswith("\\"))
+
+
+def _unreadable(text: str) -> Malformed | None:
+    if len(text) > LONGEST // 4 and len(text.encode("utf-8", "surrogatepass")) > LONGEST:
+        return Malformed("the line is longer than 64 KiB", "a shorter line; put long arguments into a file")
+    for bad, name in (("\0", "NUL byte"), ("\r", "carriage return"), ("\n", "line break")):
+        at = text.find(bad)
+        if at >= 0:
+            reason = f"there is a {name} at column {at + 1}"
+            return Malformed(reason, "text in UTF-8 whose lines end in LF or CRLF")
+    return None
+
+
+def _check_behind(block: Block | None, bare: str) -> None:
+    if block is None:
+        return
+    if not bare:
+        raise ValueError("nothing follows the attributes")
+    if bare.startswith("[") and not block.empty:
+        raise ValueError(
+            "a second block follows the attributes; put all attributes into one, and write a shell test as"
+            " `test …`"
+        )
+
+
+def _absolute(path: str, cwd: str, home: str) -> str:
+    if path == "~" or path.startswith("~/"):
+        path = home + path[1:]
+    joined = posixpath.normpath(posixpath.join(cwd, path))
+    return joined[1:] if joined.startswith("//") else joined
+
+
+def _settled(values: dict[str, Any], place: _Place) -> dict[str, Any]:
+    """The attributes with their paths made absolute; `cwd` is always among them."""
+    attributes.check_together(values)
+    settled = dict(values)
+    settled["cwd"] = _absolute(values.get("cwd", place.cwd), place.cwd, place.home)
+    if "venv" in values:
+        settled["venv"] = _absolute(values["venv"], settled["cwd"], place.home)
+    conda = values.get("conda")
+    if conda is not None and conda.startswith(("/", "~")):
+        settled["conda"] = _absolute(conda, place.cwd, place.home)
+    return settled
+
+
+def _csv(block: Block, text: str, place: _Place) -> Parsed:
+    line = csvline.parse_csv(block.rest, place.known_gpus)
+    values = dict(block.values)
+    fields = (
+        ("priority", line.priority is not None, line.priority),
+        ("conda", line.conda is not None, line.conda),
+        ("allowed", line.names_gpus, line.allowed),
+    )
+    for name, given, value in fields:
+        if given and name in values:
+            raise ValueError(f"{name} is given both in the attributes and in its CSV field; give it once")
+        if given:
+            values[name] = value
+    settled = _settled(values, place)
+    spec = JobSpec(
+        kind="csv",
+        text=text,
+        script=_absolute(line.script, settled["cwd"], place.home),
+        arguments=line.arguments,
+        **settled,
+    )
+    return Parsed(spec, (line.note,) if line.note else ())
+
+
+def _command(block: Block, text: str, place: _Place) -> Parsed:
+    shelltext.refuse_unfinished(text)
+    note = shelltext.cuda_note(text)
+    spec = JobSpec(kind="command", text=text, command=text, **_settled(block.values, place))
+    return Parsed(spec, (note,) if note else (), shelltext.needs_bash(text))
+
+
+def format_csv_line(
+    script: str,
+    conda: str | None = None,
+    args: str = "",
+    priority: int | None = 0,
+    allowed: tuple[int, ...] | None = None,
+) -> str:
+    """The CSV line, without a line ending, that `parse_line` reads back as these values.
+
+    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for what no
+    line can hold (a line break, an unbalanced quote, a bad environment name).
+    """
+    for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
+        if any(bad in value for bad in "\n\r\0"):
+            raise ValueError(f"{name} {value!r} holds a line break or NUL, which no line of a jobs file can")
+    gpus = format_gpu_list(allowed)
+    arguments = csvline.quote_field(args.strip(BLANK))
+    if "," in gpus and arguments and not arguments.startswith('"'):
+        arguments = f'"{arguments}"'
+    number = "" if priority is None else str(priority)
+    line = ",".join((number, csvline.quote_field(script), conda or "", arguments, gpus))
+    read = parse_line(line, "/", "/", None)
+    if not isinstance(read, Parsed):
+        raise ValueError(read.reason if isinstance(read, Malformed) else f"script {script!r} is no script")
+    return line

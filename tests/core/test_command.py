@@ -1,0 +1,373 @@
+"""command.sh and the environment of an attempt: golden texts, and what real bash makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core import cuda
+from gpu_scheduler.core.command import Command, build, find_conda_sh
+from gpu_scheduler.core.jobspec import CudaMode, JobSpec
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
+TOKEN = "0123456789abcdef0123456789abcdef"
+CSV = JobSpec("csv", "0,t.py", "/work", script="/work/t.py", arguments=("--lr", "0.1", "--name", "it's; x"))
+SHELL = JobSpec("command", "…", "/my work", command="cd 'a b' && python t.py --cuda 0 | tee $HOME/log")
+
+
+def built(
+    spec: JobSpec,
+    base: Mapping[str, str] | None = None,
+    conda_sh: str | None = None,
+    gpus: tuple[int, ...] = (0, 2),
+    extra: Mapping[str, str] | None = None,
+) -> Command:
+    """The command of attempt 1 of job 7."""
+    return build(
+        spec, gpus, {"PATH": "/usr/bin"} if base is None else base, TOKEN, 7, 1, conda_sh, "physical", extra
+    )
+
+
+def run(
+    command: Command, *, heard: bool = True, mode: tuple[str, ...] = ("-p",)
+) -> tuple[int, str, str, str]:
+    """Exit code, output, errors and what was said on descriptor 3, from real bash."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "command.sh"
+        script.write_bytes(command.command_sh.encode("utf-8", "surrogateescape"))
+        said = Path(folder) / "said"
+        said.touch()
+        redirect = f"3>{shlex.quote(str(said))}" if heard else "3>&-"
+        shell = f"exec bash {' '.join(mode)} {shlex.quote(str(script))} {redirect}"
+        ended = subprocess.run(["bash", "-c", shell], env=command.env, capture_output=True, check=False)
+        out, err = (text.decode("utf-8", "surrogateescape") for text in (ended.stdout, ended.stderr))
+        return ended.returncode, out, err, said.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("csv", built(CSV)),
+        (
+            "csv_conda",
+            built(replace(CSV, conda="ml-3.11", env=(("SEED", "1"), ("A", "b c"))), conda_sh="/opt/conda.sh"),
+        ),
+        ("csv_base", built(CSV, conda_sh="/opt/con da.sh")),
+        ("csv_venv", built(replace(CSV, venv="/my env"), conda_sh="/opt/conda.sh")),
+        ("csv_no_conda", built(replace(CSV, conda="ml"))),
+        ("shell", built(SHELL, conda_sh="/opt/conda.sh")),
+        ("shell_conda", built(replace(SHELL, conda="/envs/x"), conda_sh="/opt/conda.sh")),
+        ("shell_add_refused", built(replace(SHELL, cuda="add", command="python t.py | tee log"))),
+    ],
+)
+def test_golden(name: str, command: Command) -> None:
+    path = GOLDEN / f"command_{name}.sh"
+    if os.environ.get("WRITE_GOLDEN"):
+        path.write_text(command.command_sh)
+    assert command.command_sh == path.read_text(), "WRITE_GOLDEN=1 writes it anew"
+
+
+# Arguments
+
+ANYTHING = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=30)
+DUMP = "import json, sys; out = sys.argv.pop(1); json.dump(sys.argv[1:], open(out, 'w'))"
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    arguments=st.lists(
+        ANYTHING | st.sampled_from(["$(touch x)", "`id`", "'", '"', "\\", "*", "~", "-n", ""]), max_size=6
+    )
+)
+def test_arguments_arrive_unchanged(arguments: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        script, out = Path(folder) / "it's a $(script).py", Path(folder) / "out"
+        script.write_text(DUMP)
+        (Path(folder) / "python").symlink_to(sys.executable)
+        spec = JobSpec("csv", "x", folder, script=str(script), arguments=(str(out), *arguments), cuda="off")
+        code, _, errors, said = run(built(spec, {"PATH": f"{folder}:/usr/bin:/bin"}))
+        assert (code, errors, said) == (0, "", ".")
+        assert json.loads(out.read_text()) == arguments
+        assert {path.name for path in Path(folder).iterdir()} == {script.name, "out", "python"}
+
+
+@settings(deadline=None, max_examples=15)
+@given(text=ANYTHING.filter(lambda text: "\n" not in text))
+def test_commands_arrive_unchanged(text: str) -> None:
+    command = f"printf '%s' {shlex.quote(text)}"
+    assert run(built(JobSpec("command", "x", "/", command=command))) == (0, text, "", ".")
+
+
+def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
+    for name, words in (("python3", "three"), ("python", "two")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho {words} $*\n")
+        program.chmod(0o755)
+        script = tmp_path / "t.py"
+        script.touch()
+        spec = JobSpec("csv", "x", str(tmp_path), script=str(script), arguments=("a",), cuda="off")
+        assert run(built(spec, {"PATH": str(tmp_path) + ":/bin"}))[1] == f"{words} -u {script} a\n"
+        if name == "python3":
+            (tmp_path / "empty").mkdir()
+            bare = replace(spec, env=(("PATH", str(tmp_path / "empty")),))
+            code, _, _, said = run_bare(built(bare))
+            assert (code, said) == (1, "!neither python nor python3 is on the PATH of the job")
+
+
+def run_bare(command: Command) -> tuple[int, str, str, str]:
+    """As `run`, where bash itself is not on the PATH of the job."""
+    bash = "/bin/bash" if os.path.exists("/bin/bash") else "/usr/bin/bash"
+    env = {**command.env, "PATH": os.path.dirname(bash)}
+    return run(replace(command, env=env))
+
+
+# What is checked before the job's own command
+
+
+def test_missing_script() -> None:
+    code, out, errors, said = run(built(replace(CSV, cwd="/")))
+    assert (code, out, said) == (1, "", "!script /work/t.py does not exist")
+    assert errors == "script /work/t.py does not exist\n"
+
+
+def test_missing_working_folder() -> None:
+    said = run(built(SHELL))[3]
+    assert said == "!working folder /my work cannot be entered"
+
+
+def test_by_hand_without_descriptor_3() -> None:
+    command = built(JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :"))
+    code, out, errors, _ = run(command, heard=False, mode=())
+    assert (code, errors) == (0, "")
+    assert out.split() == ["0,2", "0", "1", "2"]
+
+
+def test_descriptor_3_is_closed_for_the_job() -> None:
+    assert run(built(JobSpec("command", "x", "/", command="ls /proc/$$/fd; :")))[1].split() == ["0", "1", "2"]
+
+
+def test_venv(tmp_path: Path) -> None:
+    spec = JobSpec(
+        "command", "x", "/", command="echo $VIRTUAL_ENV; command -v python", venv=str(tmp_path / "v")
+    )
+    said = run(built(spec))[3]
+    assert said == f"!virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True)
+    code, out, errors, _ = run(built(spec, {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/other"}))
+    assert (code, errors) == (0, "")
+    assert out == f"{tmp_path}/v\n{tmp_path}/v/bin/python\n"
+
+
+@pytest.fixture
+def conda(tmp_path: Path) -> dict[str, str]:
+    """An environment in which conda.sh finds an installation with base, ml and other."""
+    root = tmp_path / "conda"
+    for name in ("ml", "other"):
+        (root / "envs" / name / "bin").mkdir(parents=True)
+    (root / "bin").mkdir()
+    return {"PATH": "/usr/bin:/bin", "FAKE_CONDA_ROOT": str(root), "SHELLOPTS": "errexit:nounset"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "active"), [("command", "ml", "ml"), ("command", None, ""), ("csv", None, "base")]
+)
+def test_conda_is_activated(
+    conda: dict[str, str], tmp_path: Path, kind: str, named: str | None, active: str
+) -> None:
+    root = conda["FAKE_CONDA_ROOT"]
+    if kind == "csv":
+        (tmp_path / "t.py").write_text(
+            "import os; print(os.environ['CONDA_DEFAULT_ENV'], os.environ['CONDA_PREFIX'])"
+        )
+        spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"))
+    else:
+        spec = JobSpec("command", "x", "/", command="echo $CONDA_DEFAULT_ENV $CONDA_PREFIX", conda=named)
+    code, out, errors, said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
+    assert (code, errors, said) == (0, "", ".")
+    prefix = {"ml": f"{root}/envs/ml", "base": root, "": ""}[active]
+    assert out.split() == [word for word in (active, prefix) if word]
+
+
+def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
+    base = {**conda, "CONDA_PREFIX": "/old/envs/x", "CONDA_DEFAULT_ENV": "x", "CONDA_SHLVL": "2"}
+    base |= {"CONDA_PREFIX_1": "/old", "VIRTUAL_ENV": "/v", "CONDA_ENVS_PATH": "/mine"}
+    base["PATH"] = "/v/bin:/old/envs/x/bin:/old/bin:/usr/bin:/bin"
+    spec = JobSpec("command", "x", "/", command="env", conda="other")
+    out = run(built(spec, base, conda_sh=str(FAKE_CONDA)))[1]
+    env = dict(line.partition("=")[::2] for line in out.splitlines())
+    root = conda["FAKE_CONDA_ROOT"]
+    assert env["PATH"] == f"{root}/envs/other/bin:{root}/condabin:/usr/bin:/bin"
+    assert (env["CONDA_SHLVL"], env["CONDA_ENVS_PATH"]) == ("1", "/mine")
+    assert "VIRTUAL_ENV" not in env
+    assert "CONDA_PREFIX_1" not in env
+
+
+def test_unknown_conda_environment_lists_those_that_exist(conda: dict[str, str]) -> None:
+    spec = JobSpec("command", "x", "/", command="echo ran", conda="nope")
+    code, out, errors, said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
+    assert (code, out) == (1, "")
+    assert said == "!conda environment nope does not exist; environments: base, ml, other"
+    assert "EnvironmentNameNotFound" in errors
+
+
+def test_environment_that_exists_and_cannot_be_activated(conda: dict[str, str]) -> None:
+    hook = Path(conda["FAKE_CONDA_ROOT"]) / "envs" / "ml" / "etc" / "conda" / "activate.d" / "x.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("unset CONDA_PREFIX\n")
+    spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
+    said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
+    assert said == "!conda environment ml could not be activated; its log says more"
+
+
+def test_conda_sh_that_is_gone(conda: dict[str, str]) -> None:
+    spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
+    assert run(built(spec, conda, conda_sh="/no/conda.sh"))[3] == "!conda cannot be set up from /no/conda.sh"
+
+
+# The environment
+
+
+def test_environment_golden() -> None:
+    base = {
+        **{
+            "HOME": "/h",
+            "PATH": "/v/bin:/usr/bin",
+            "HF_HOME": "/hf",
+            "LD_LIBRARY_PATH": "/l",
+            "VIRTUAL_ENV": "/v",
+        },
+        **{"STY": "1.x", "WINDOW": "0", "TERMCAP": "x", "PYTHONHOME": "/p", "SLURM_JOB_ID": "5"},
+        **{"GPU_SCHEDULER_TOKEN": "outer", "GPU_SCHEDULER_SIM": "/old", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+    }
+    spec = replace(
+        SHELL,
+        env=(("SEED", "1"), ("HF_HOME", "/mine"), ("GPU_SCHEDULER_JOB", "99"), ("CUDA_VISIBLE_DEVICES", "7")),
+    )
+    env = built(spec, base, extra={"GPU_SCHEDULER_SIM": "/sim"}).env
+    assert env == {
+        "HOME": "/h",
+        "PATH": "/v/bin:/usr/bin",
+        "HF_HOME": "/mine",
+        "LD_LIBRARY_PATH": "/l",
+        "VIRTUAL_ENV": "/v",
+        "SEED": "1",
+        "CUDA_VISIBLE_DEVICES": "0,2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GPU_SCHEDULER_SIM": "/sim",
+        "GPU_SCHEDULER_TOKEN": TOKEN,
+        "GPU_SCHEDULER_JOB": "7",
+        "GPU_SCHEDULER_ATTEMPT": "1",
+    }
+
+
+def test_odd_names_of_variables_never_reach_the_shell_text() -> None:
+    command = built(replace(SHELL, env=(("A;touch /tmp/x", "1"),)))
+    assert "touch" not in command.command_sh
+    assert command.env["A;touch /tmp/x"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("env", "files", "found"),
+    [
+        ({"CONDA_EXE": "/c/bin/conda"}, {"/c"}, "/c"),
+        ({"CONDA_PREFIX": "/c/envs/ml"}, {"/c"}, "/c"),
+        ({"CONDA_PREFIX": "/c"}, {"/c"}, "/c"),
+        ({"PATH": "/bin:/d/condabin"}, {"/d"}, "/d"),
+        ({"HOME": "/h"}, {"/h/miniforge3", "/opt/conda"}, "/h/miniforge3"),
+        ({"HOME": "/h"}, {"/opt/conda"}, "/opt/conda"),
+        ({"CONDA_EXE": "/gone/bin/conda", "PATH": "/bin"}, set(), None),
+        ({}, set(), None),
+    ],
+)
+def test_find_conda_sh(env: dict[str, str], files: set[str], found: str | None) -> None:
+    there = {f"{root}/etc/profile.d/conda.sh" for root in files} | {
+        f"{root}/condabin/conda" for root in files
+    }
+    assert find_conda_sh(env, there.__contains__) == (
+        None if found is None else f"{found}/etc/profile.d/conda.sh"
+    )
+
+
+# --cuda
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "expected"),
+    [
+        ("--lr 1", "add", "--lr 1 --cuda 0,2"),
+        ("--cuda 5 --lr 1", "add", "--cuda 0,2 --lr 1"),
+        ("--cuda=5 x --cuda 7", "add", "--cuda=0,2 x --cuda 0,2"),
+        ("--cuda", "add", "--cuda"),
+        ("--cuda --lr 1", "add", "--cuda --lr 1"),
+        ("a -- b", "add", "a --cuda 0,2 -- b"),
+        ("--lr 1", "rewrite", "--lr 1"),
+        ("--cuda 5", "off", "--cuda 5"),
+        ("--cudas 5", "rewrite", "--cudas 5"),
+    ],
+)
+def test_cuda_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
+    assert cuda.in_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "mode", "expected"),
+    [
+        ("python t.py", "rewrite", "python t.py"),
+        ("python t.py --cuda 5", "rewrite", "python t.py --cuda 0,2"),
+        ("python t.py  --cuda   '5 6'  x", "rewrite", "python t.py  --cuda   0,2  x"),
+        ('python t.py --cuda="$X" | tee "a b"', "rewrite", 'python t.py --cuda=0,2 | tee "a b"'),
+        ("a --cuda 1 && b --cuda 2; c --cuda=3", "rewrite", "a --cuda 0,2 && b --cuda 0,2; c --cuda=0,2"),
+        ("echo 'python --cuda 5'", "rewrite", "echo 'python --cuda 5'"),
+        ('echo "say \\" --cuda 5" x', "rewrite", 'echo "say \\" --cuda 5" x'),
+        ("x=$(python t.py --cuda 5)", "rewrite", "x=$(python t.py --cuda 0,2)"),
+        ("python t.py --cuda;echo 5", "rewrite", "python t.py --cuda;echo 5"),
+        ("python t.py --cuda --lr 5", "rewrite", "python t.py --cuda --lr 5"),
+        ("python t.py --cuda 5", "off", "python t.py --cuda 5"),
+        ("python t.py", "add", "python t.py --cuda 0,2"),
+        ("python t.py --cuda 5 | tee x", "add", "python t.py --cuda 0,2 | tee x"),
+        ("cd x && python t.py || exit 3", "add", "cd x && python t.py || exit 3 --cuda 0,2"),
+        ("python t.py > 'a|b'", "add", "python t.py > 'a|b' --cuda 0,2"),
+        ("python t.py | tee x", "add", None),
+        ("(python t.py)", "add", None),
+        ("{ python t.py; }", "add", None),
+        ("python t.py;", "add", None),
+        ("for i in 1 2; do python t.py; done", "add", None),
+        ("cat <<< x", "add", None),
+        ("echo 'unclosed", "rewrite", "echo 'unclosed"),
+        ("", "add", None),
+    ],
+)
+def test_cuda_in_commands(command: str, mode: CudaMode, expected: str | None) -> None:
+    assert cuda.in_command(command, "0,2", mode) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    words=st.lists(
+        ANYTHING.map(shlex.quote) | st.sampled_from(["--cuda 5", "--cuda=5", "|", "&&", ";"]), max_size=8
+    )
+)
+def test_rewriting_changes_only_the_option(words: list[str]) -> None:
+    text = " ".join(words)
+    expected = " ".join(
+        {"--cuda 5": "--cuda 0,2", "--cuda=5": "--cuda=0,2"}.get(word, word) for word in words
+    )
+    assert cuda.in_command(text, "0,2", "rewrite") == expected
+
+
+def test_ids() -> None:
+    assert cuda.ids_text((3, 5), "physical") == "3,5"
+    assert cuda.ids_text((3, 5), "visible") == "0,1"
+    assert "--cuda 0,1" in built(replace(CSV, cuda_ids="visible")).shown

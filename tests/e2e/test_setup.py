@@ -1,0 +1,270 @@
+"""What stands at the root of a clone: the thin entry, the examples, the example files, the set-up script."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.needs import Ask, parse_llm_config, resolve
+from gpu_scheduler.probes import usage
+from gpu_scheduler.probes.simulated import SimulatedProbe
+
+ROOT = Path(__file__).parents[2]
+
+#: An interpreter without packages.
+BARE = [sys.executable, "-I", "-S"]
+
+CLI = "import sys\ndef main():\n    print('ran', sys.argv[1:], sys.executable)\n    return 7\n"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with a command line that only says that it ran, and a .venv that has the packages."""
+    clone = tmp_path / "a clone"
+    (clone / "gpu_scheduler" / "cli").mkdir(parents=True)
+    (clone / "gpu_scheduler" / "__init__.py").touch()
+    (clone / "gpu_scheduler" / "cli" / "__init__.py").write_text(CLI)
+    shutil.copy2(ROOT / "scheduler.py", clone)
+    venv_with(clone, f'exec {shlex.quote(sys.executable)} "$@"')
+    return clone
+
+
+def venv_with(clone: Path, line: str) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text(f"#!/bin/sh\necho again >&2\n{line}\n")
+    python.chmod(0o755)
+
+
+def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **more}
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60, env=env)
+
+
+def test_the_entry_is_a_program() -> None:
+    entry = ROOT / "scheduler.py"
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o755
+    assert entry.read_text().startswith("#!/usr/bin/env python3\n")
+
+
+def test_with_the_packages_it_runs_as_it_is(clone: Path) -> None:
+    done = run(sys.executable, clone / "scheduler.py", "status", "--json")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.startswith("ran ['status', '--json']")
+
+
+def test_without_them_it_runs_again_in_the_virtual_environment(clone: Path) -> None:
+    done = run(*BARE, clone / "scheduler.py", "add", "a b.py", "--args", "--x '1'")
+    assert (done.returncode, done.stderr) == (7, "again\n")
+    assert done.stdout.startswith("""ran ['add', 'a b.py', '--args', "--x '1'"]""")
+
+
+def test_it_works_through_a_link_to_a_link(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "inner").symlink_to(clone / "scheduler.py")
+    (tmp_path / "sched").symlink_to("bin/inner")
+    for command in ([*BARE], [sys.executable]):
+        done = run(*command, tmp_path / "sched", "status")
+        assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['status'")
+
+
+def test_it_never_runs_itself_a_third_time(clone: Path) -> None:
+    venv_with(clone, f'exec {shlex.quote(sys.executable)} -I -S "$@"')
+    done = run(*BARE, clone / "scheduler.py", "status")
+    assert done.returncode == 1
+    again, told = done.stderr.splitlines()
+    assert again == "again"
+    assert "missing packages: GPUtil" in told
+
+
+def test_without_a_virtual_environment_it_says_what_to_run_in_one_line(clone: Path) -> None:
+    shutil.rmtree(clone / ".venv")
+    done = run(*BARE, clone / "scheduler.py", "status")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "run `make install` in" in done.stderr
+    assert "`pip install .`" in done.stderr
+
+
+def test_an_import_error_of_our_own_is_not_taken_for_a_missing_package(clone: Path) -> None:
+    (clone / "gpu_scheduler" / "cli" / "__init__.py").write_text("import gpu_scheduler.nothing\n")
+    done = run(sys.executable, clone / "scheduler.py", "status")
+    assert done.returncode == 1
+    assert "No module named 'gpu_scheduler.nothing'" in done.stderr
+    assert "make install" not in done.stderr
+
+
+def test_the_module_is_the_same_program(clone: Path) -> None:
+    shutil.copy2(ROOT / "gpu_scheduler" / "__main__.py", clone / "gpu_scheduler")
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_scheduler", "x"], cwd=clone, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['x'")
+
+
+def test_llm_config_has_the_six_models() -> None:
+    text = (ROOT / "llm_config.json").read_text()
+    config = parse_llm_config(text)
+    assert config.default.share == 1000
+    assert {name: need.share for name, need in config.models.items()} == {
+        "qwen2.5-3b-inst": 500,
+        "qwen2.5-7b-inst": 1000,
+        "qwen2.5-32b-inst": 1000,
+        "qwen2.5-vl-3b-inst": 1000,
+        "qwen2.5-vl-7b-inst": 1000,
+        "qwen2.5-vl-32b-inst": 1000,
+    }
+    assert json.loads(text)["default_requirement"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "inference"])
+def test_an_example_uses_simulated_memory_and_gives_it_back(name: str, tmp_path: Path) -> None:
+    probe = SimulatedProbe([24576, 24576], str(tmp_path))
+    with subprocess.Popen(
+        [
+            "python3",
+            ROOT / "examples" / f"{name}.py",
+            "--llm",
+            "qwen2.5-7b-inst",
+            "--cuda",
+            "1",
+            "--mode",
+            "m",
+        ],
+        env={**os.environ, usage.VARIABLE: str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        used: set[int | None] = set()
+        end = time.monotonic() + 20
+        while job.poll() is None:
+            used.add(probe.sample()[1].used_mib)
+            assert time.monotonic() < end, f"still running; used {used}"
+            time.sleep(0.02)
+        said = job.stdout.read() if job.stdout else ""
+    assert job.returncode == 0
+    assert "llm = qwen2.5-7b-inst" in said
+    assert 16000 in used
+    assert [gpu.used_mib for gpu in probe.sample()] == [0, 0]
+
+
+def test_an_example_without_the_simulation_only_prints(tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != usage.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "eval.py", "--samples", "4", "--step", "0"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
+    assert "accuracy on test" in done.stdout
+
+
+NEEDS = re.compile(r"# needs ([0-9]+) GPUs$")
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_every_line_of_the_example_runs_on_a_machine_with_enough_gpus(gpus: int) -> None:
+    known = frozenset(range(gpus))
+    config = parse_llm_config((ROOT / "llm_config.json").read_text())
+    for line in (ROOT / "jobs.txt.example").read_text().splitlines():
+        needs = NEEDS.search(line)
+        parsed = parse_line(line, str(ROOT), "/home/somebody", known)
+        if parsed is None or (needs is not None and int(needs[1]) > gpus):
+            continue
+        assert isinstance(parsed, Parsed), f"{line}: {parsed}"
+        allowed = known if parsed.spec.allowed is None else known & set(parsed.spec.allowed)
+        assert resolve(Ask.of(parsed.spec), config).count <= len(allowed), line
+        if parsed.spec.script is not None:
+            assert Path(parsed.spec.script).is_file()
+
+
+def test_the_example_shows_every_form_and_repeats_no_job() -> None:
+    text = (ROOT / "jobs.txt.example").read_text()
+    jobs = [parse_line(line, "/", "/") for line in text.splitlines()]
+    specs = [job.spec for job in jobs if isinstance(job, Parsed)]
+    assert {spec.kind for spec in specs} == {"csv", "command"}
+    assert len({spec.identity for spec in specs}) == len(specs)
+    shown = {re.split("[=:]", word.strip("[]"))[0] for word in text.split()}
+    wanted = "gpus share allowed name priority conda venv cwd env cuda cuda-ids hold cancel"
+    assert set(wanted.split()) <= shown
+
+
+@pytest.fixture
+def machine(clone: Path, tmp_path: Path) -> Path:
+    """A folder for PATH: a machine without apt, without screen, for a user who is not root."""
+    (clone / "tools").mkdir()
+    shutil.copy2(ROOT / "tools" / "setup.sh", clone / "tools")
+    (clone / "pyproject.toml").write_text("[project]\n")
+    venv_with(clone, f'case "$*" in *"pip install"*) exit 0;; esac; exec {shlex.quote(sys.executable)} "$@"')
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    for program in ("bash", "dirname", "cat", "cksum", "touch", "chmod", "env", "sh", "mkdir", "rm"):
+        found = shutil.which(program)
+        assert found is not None
+        (machine / program).symlink_to(found)
+    fake(machine, "id", "echo 1000")
+    return machine
+
+
+def fake(machine: Path, name: str, line: str) -> None:
+    (machine / name).write_text(f"#!/bin/sh\n{line}\n")
+    (machine / name).chmod(0o755)
+
+
+def set_up(clone: Path, machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(machine / "bash", clone / "tools" / "setup.sh", *arguments, PATH=str(machine))
+
+
+def test_a_program_that_cannot_be_installed_is_told_with_the_command(clone: Path, machine: Path) -> None:
+    done = set_up(clone, machine, "screen")
+    assert done.returncode == 1
+    assert "run: sudo apt-get install screen" in done.stderr
+    done = set_up(clone, machine, "--optional", "screen")
+    assert done.returncode == 0
+    assert "run: sudo apt-get install screen" in done.stderr
+
+
+def test_root_gets_it_by_apt_after_the_lists_were_updated(clone: Path, machine: Path) -> None:
+    fake(machine, "id", "echo 0")
+    here = shlex.quote(str(machine))
+    fake(
+        machine,
+        "apt-get",
+        f"""cd {here}
+        case $1 in
+            update) touch updated ;;
+            install) [ -e updated ] || exit 100; touch screen; chmod +x screen ;;
+        esac""",
+    )
+    done = set_up(clone, machine, "screen")
+    assert (done.returncode, (machine / "screen").exists()) == (0, True), done.stderr
+
+
+def test_the_package_is_installed_only_when_its_description_changed(clone: Path, machine: Path) -> None:
+    first, second = set_up(clone, machine), set_up(clone, machine)
+    (clone / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    third = set_up(clone, machine)
+    told = ["installing the package" in done.stderr for done in (first, second, third)]
+    assert [done.returncode for done in (first, second, third)] == [0, 0, 0]
+    assert told == [True, False, True]
+
+
+def test_an_environment_that_the_user_made_is_never_removed(clone: Path, machine: Path) -> None:
+    venv_with(clone, "exit 1")
+    done = set_up(clone, machine)
+    assert done.returncode == 1
+    assert "was not made by this" in done.stderr
+    assert (clone / ".venv" / "bin" / "python").exists()

@@ -1,0 +1,28 @@
+# Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
+fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; exit 1; }
+export A='b c'
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+export CUDA_VISIBLE_DEVICES=0,2
+export SEED=1
+cd -- /work || fail 'working folder /work cannot be entered'
+unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_SHLVL
+[ -r /opt/conda.sh ] && . /opt/conda.sh
+type conda >/dev/null 2>&1 || fail 'conda cannot be set up from /opt/conda.sh'
+conda activate ml-3.11
+if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
+    names= known=
+    while read -r first rest; do
+        case $first in
+            '' | '#'*) continue ;;
+            ml-3.11) known=yes ;;
+        esac
+        names="$names, $first"
+    done < <(conda env list 2>/dev/null)
+    [ -z "$known" ] || fail 'conda environment ml-3.11 could not be activated; its log says more'
+    fail 'conda environment ml-3.11 does not exist; environments: '"${names#, }"
+fi
+[ -e /work/t.py ] || fail 'script /work/t.py does not exist'
+if type -P python >/dev/null; then python=python; else python=python3; fi
+type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
+{ printf . >&3; } 2>/dev/null; exec 3>&-
+exec "$python" -u /work/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

@@ -1,0 +1,31 @@
+"""A scheduler that kills itself at a named step: python -m tests.loop.crashing STEP NTH [screen]."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.daemon import run
+
+
+def main(step: str, nth: int, screen: bool) -> int:
+    """Run a draining scheduler in the current folder; `nth` counts how often the step is reached."""
+    left = nth
+
+    def reached(name: str) -> None:
+        nonlocal left
+        if name == step:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    options = StartOptions(
+        simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
+    )
+    return run(options, reached)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), "screen" in sys.argv[3:]))

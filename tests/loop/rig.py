@@ -1,0 +1,121 @@
+"""A scheduler in pieces: the real loop, record, launcher and runners, ticked by the test."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Facts, Settings
+from gpu_scheduler.core.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.executors import Executor
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.launching import Launcher, LaunchOptions
+from gpu_scheduler.loop import Loop
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+from tests.waiting import wait_for
+
+SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0, max_assign_attempts=3)
+
+
+class Rig:
+    """One scheduler in a folder; making a second one there is a restart."""
+
+    def __init__(
+        self,
+        folder: Path,
+        gpus: int = 2,
+        executor: Executor | None = None,
+        settings: Settings = SETTINGS,
+        conda_sh: str | None = None,
+        sessions: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.clock = Clock()
+        self.store = Store(Home.of(str(folder / "state.json")), create=True)
+        self.watch = GpuWatch()
+        self.gpus = gpus
+        self.executor = executor or DirectExecutor()
+        options = LaunchOptions(
+            {"PATH": os.environ["PATH"], "HOME": str(folder)}, 0o022, str(folder / "logs"), conda_sh,
+            sessions=sessions, grace_s=settings.grace_s,
+        )  # fmt: skip
+        recorder = Recorder(self.store, settings)
+        self.loop = Loop(
+            self.store,
+            self.watch,
+            Launcher(self.store, recorder, self.executor, options),
+            settings,
+            self.clock,
+        )
+        self.sample()
+        assert self.watch.snapshot is not None
+        recorder.note_gpus(
+            self.watch.snapshot.gpus, [g.uuid for g in self.watch.snapshot.gpus], self.clock.now()
+        )
+
+    def sample(self) -> None:
+        """The GPUs, idle, now."""
+        samples = tuple(GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(self.gpus))
+        self.watch.take(Snapshot(self.clock.now().boot, samples))
+
+    def add(self, command: str, **values: object) -> int:
+        """A job that runs a shell command."""
+        spec = JobSpec("command", command, str(self.folder), command=command)
+        return self.store.insert_job(replace(spec, **values), "test")  # type: ignore[arg-type]
+
+    def tick(self) -> Facts:
+        """Rounds until there is nothing to do."""
+        while True:
+            self.executor.reap()
+            facts = self.loop.tick()
+            if self.loop.sample_wanted:
+                self.loop.sample_wanted = False
+                self.sample()
+                continue
+            if facts is not None:
+                return facts
+
+    def until(self, met: Callable[[], object], what: str = "", timeout_s: float = 20.0) -> None:
+        """Tick until a condition holds."""
+
+        def look() -> object:
+            self.tick()
+            return met()
+
+        wait_for(look, what, timeout_s)
+
+    def job(self, job_id: int) -> sqlite3.Row:
+        """The row of a job."""
+        row = self.store.job(job_id)
+        assert row is not None
+        return row
+
+    def ends(self, job_id: int, timeout_s: float = 20.0) -> sqlite3.Row:
+        """Tick until the job has finished or is held, and its GPUs are given back."""
+
+        def ended() -> object:
+            row = self.job(job_id)
+            return row["state"] in ("finished", "held") and not self.store.unsettled()
+
+        self.until(ended, f"end of job {job_id}", timeout_s)
+        return self.job(job_id)
+
+    def attempt_folder(self, job_id: int) -> Path:
+        """The folder of the job's newest attempt."""
+        row = self.store.attempts(job_id)[-1]
+        return self.store.home.attempt(job_id, row["number"], row["token"])
+
+    def runner(self, job_id: int) -> int:
+        """The pid of the live runner of the job, once it runs."""
+        self.until(lambda: self.job(job_id)["state"] == "running", f"job {job_id} running")
+        [pid] = [a.sighting.pid for a in self.tick().attempts if a.job_id == job_id and a.outcome is None]
+        assert pid is not None
+        return pid

@@ -1,0 +1,121 @@
+"""The scheduler dies at every named step; what the jobs wrote tells what happened."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.runner.protocol import tokens_alive
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.torture.harness import environment
+from tests.torture.trace import JOB, judge
+from tests.waiting import wait_for
+
+EXECUTORS = ["direct", "screen"]
+
+
+@dataclass
+class Place:
+    """A folder with a record, and schedulers that are run in it."""
+
+    folder: Path
+    executor: str
+
+    def __post_init__(self) -> None:
+        self.store = Store(Home.of(str(self.folder / "state.json")), create=True)
+        (self.folder / "trace.sh").write_text(JOB)
+        self.codes: dict[int, int] = {}
+
+    def add(self, code: int, seconds: float = 0.02) -> int:
+        """A job that writes its trace and exits with this code."""
+        number = len(self.codes)
+        command = f"sh {self.folder}/trace.sh {self.folder}/trace {number} {seconds} {code}"
+        self.codes[number] = code
+        return self.store.insert_job(
+            JobSpec("command", command, str(self.folder), command=command, share=500), "test"
+        )
+
+    def run(self, step: str = "", nth: int = 1) -> int:
+        """A scheduler that dies at the nth time at this step, or drains; its exit code."""
+        with open(self.folder / "out", "ab") as out:
+            return subprocess.run(
+                [sys.executable, "-m", "tests.loop.crashing", step, str(nth), self.executor],
+                cwd=self.folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                timeout=60, check=False,
+            ).returncode  # fmt: skip
+
+    def recorded(self) -> dict[int, int | str | None]:
+        """What the record says of each job."""
+        rows = self.store.db.rows("SELECT * FROM job ORDER BY id")
+        return {
+            n: row["exit_code"] if row["exit_code"] is not None else row["outcome"] or row["state"]
+            for n, row in enumerate(rows)
+        }
+
+
+@pytest.fixture(params=EXECUTORS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(tmp_path, request.param)
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        ("planned", 1),
+        ("recorded", 1),
+        ("folder made", 2),
+        ("performed Start", 1),
+        ("performed Move", 1),
+        ("performed Close", 1),
+        ("performed Release", 1),
+        ("performed Cooled", 1),
+    ],
+)
+def test_a_crash_loses_nothing_and_runs_nothing_twice(place: Place, step: str, nth: int) -> None:
+    for code in (0, 7, 0):
+        place.add(code)
+    assert place.run(step, nth) == -signal.SIGKILL
+    assert place.run() == 7
+    verdict = judge(place.folder / "trace", place.codes, place.recorded(), killed=False)
+    assert verdict.clean, f"{verdict}; {verdict.wrong}; {(place.folder / 'out').read_text()[-3000:]}"
+
+
+@pytest.mark.parametrize(
+    "step", ["performed OpenCancel", "performed Move", "performed WriteStop", "performed Nudge"]
+)
+def test_a_cancel_survives_a_crash_on_its_way(place: Place, step: str) -> None:
+    job = place.add(0, seconds=60)
+    assert place.run("performed Move") == -signal.SIGKILL
+    trace = place.folder / "trace"
+    wait_for(trace.exists, "the job's first line")
+    place.store.wish("cancel", str(job), grace_s=2)
+    code = place.run(step)
+    # A stop that is obeyed at once leaves nothing to signal again.
+    assert code == -signal.SIGKILL or step == "performed Nudge"
+    place.run()
+    row = place.store.job(job)
+    assert row is not None
+    assert (row["state"], row["outcome"]) == ("finished", "cancelled")
+    assert len(trace.read_text().splitlines()) == 1
+    token = place.store.attempts(job)[0]["token"]
+    assert tokens_alive([token]).get(token, ()) == ()
+
+
+def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> None:
+    place.add(0, seconds=1.0)
+    with open(place.folder / "out", "ab") as out:
+        first = subprocess.Popen(
+            [sys.executable, "-m", "tests.loop.crashing", "", "1", place.executor],
+            cwd=place.folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+    wait_for(lambda: "job 1 started" in (place.folder / "out").read_text(), "the first one's job")
+    assert place.run() == 1
+    assert f"already (pid {first.pid})" in (place.folder / "out").read_text()
+    assert first.wait(30) == 0

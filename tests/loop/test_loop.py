@@ -1,0 +1,242 @@
+"""Rounds over real runners: what is recorded is what happened, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.runner.folder import START
+from gpu_scheduler.runner.protocol import tokens_alive
+from tests.loop.rig import SETTINGS, Rig
+from tests.waiting import wait_for
+
+CONDA = str(Path(__file__).resolve().parents[1] / "fakes" / "conda.sh")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_job_runs_once_and_its_code_is_known(rig: Rig, code: int) -> None:
+    job = rig.add(f"echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER >> ran; exit {code}")
+    row = rig.ends(job)
+    assert (row["outcome"], row["exit_code"]) == ("completed" if code == 0 else "failed", code)
+    assert (rig.folder / "ran").read_text() == "0 PCI_BUS_ID\n"
+    log = Path(rig.store.attempts(job)[0]["log"])
+    assert log.parent == rig.folder / "logs"
+    assert f"exit code {code}" in log.read_text()
+
+
+def test_results_are_known_to_a_scheduler_that_was_not_there(rig: Rig) -> None:
+    jobs = [rig.add(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
+    rig.tick()
+    folders = [rig.attempt_folder(job) for job in jobs]
+    wait_for(lambda: all((folder / "result").exists() for folder in folders), "results")
+    again = Rig(rig.folder)
+    assert [again.ends(job)["exit_code"] for job in jobs] == [0, 9]
+    assert [len(again.store.attempts(job)) for job in jobs] == [1, 1]
+
+
+def test_a_runner_killed_with_its_job_is_interrupted_and_nothing_of_it_is_left(rig: Rig) -> None:
+    job = rig.add("echo start >> ran; setsid sleep 60 & sleep 60")
+    runner = rig.runner(job)
+    token = rig.store.attempts(job)[0]["token"]
+    wait_for(lambda: (rig.folder / "ran").exists(), "the job's first line")
+    os.kill(runner, signal.SIGKILL)
+    row = rig.ends(job)
+    assert (row["state"], row["held_by"]) == ("held", "interrupted")
+    assert tokens_alive([token]).get(token, ()) == ()
+    assert (rig.folder / "ran").read_text() == "start\n"
+    rig.store.wish("retry", str(job))
+    rig.runner(job)
+    rig.store.wish("cancel", str(job), grace_s=1)
+    assert rig.ends(job)["outcome"] == "cancelled"
+    assert [a["outcome"] for a in rig.store.attempts(job)] == ["interrupted", "cancelled"]
+
+
+def killing_start(folder: Path, deaths: int) -> str:
+    """A start file whose runner kills itself before its claim, the first so many times."""
+    path = folder / "killing_start.py"
+    path.write_text(
+        "import os, sys\n"
+        f"marks = {str(folder / 'deaths')!r}\n"
+        "n = len(os.listdir(marks)) if os.path.isdir(marks) else 0\n"
+        f"if n < {deaths}:\n"
+        "    os.makedirs(marks, exist_ok=True)\n"
+        "    open(f'{marks}/{n}', 'w').close()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        f"start = {START!r}\n"
+        "names = {'__file__': start, '__name__': '__main__'}\n"
+        "exec(compile(open(start).read(), start, 'exec'), names)\n"
+    )
+    return str(path)
+
+
+def test_a_runner_killed_before_its_claim_is_launched_again(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, launch_deadline_s=0.3)
+    rig = Rig(
+        tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 1)), settings=settings
+    )
+    job = rig.add("echo x >> ran")
+    assert rig.ends(job)["outcome"] == "completed"
+    assert (tmp_path / "ran").read_text() == "x\n"
+    [attempt] = rig.store.attempts(job)
+    assert attempt["launches"] == 2
+
+
+def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, launch_deadline_s=0.05, max_assign_attempts=2)
+    rig = Rig(
+        tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 99)), settings=settings
+    )
+    job = rig.add("echo x >> ran")
+    row = rig.ends(job)
+    assert (row["outcome"], row["exit_code"]) == ("failed", None)
+    assert "did not start in 3 launches" in row["reason"]
+    assert "tried 2 times" in row["reason"]
+    assert not (tmp_path / "ran").exists()
+    assert len(list((tmp_path / "deaths").iterdir())) == 6
+
+
+class Refusing:
+    """An executor that cannot launch the first so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.real = DirectExecutor()
+
+    def launch(self, folder: Path) -> None:
+        """Refuse, or launch."""
+        self.times -= 1
+        if self.times >= 0:
+            raise LaunchError("fork failed: out of processes")
+        self.real.launch(folder)
+
+    def reap(self) -> None:
+        """As the real one."""
+        self.real.reap()
+
+
+def test_a_launch_that_fails_is_tried_again_as_a_new_attempt(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, executor=Refusing(2))
+    job = rig.add("echo x >> ran")
+    assert rig.ends(job)["outcome"] == "completed"
+    assert [a["outcome"] for a in rig.store.attempts(job)] == ["not_started", "not_started", "completed"]
+    assert "out of processes" in rig.store.attempts(job)[0]["reason"]
+
+
+def test_an_unknown_conda_environment_fails_with_the_list_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alpha", "beta"):
+        (tmp_path / "conda" / "envs" / name / "bin").mkdir(parents=True)
+    rig = Rig(tmp_path, gpus=1, conda_sh=CONDA)
+    script = tmp_path / "s.py"
+    script.write_text("import os; open('ran', 'a').write(os.environ.get('CONDA_DEFAULT_ENV', '?') + '\\n')")
+    env = (("FAKE_CONDA_ROOT", str(tmp_path / "conda")),)
+
+    def csv(conda: str) -> int:
+        spec = JobSpec("csv", "s", str(tmp_path), str(script), conda=conda, env=env, share=1000)
+        return rig.store.insert_job(spec, "test")
+
+    bad, good = csv("nosuch"), csv("beta")
+    rig.until(lambda: rig.job(good)["outcome"], "the job behind it")
+    assert rig.job(good)["outcome"] == "completed", rig.job(good)["reason"]
+    row = rig.ends(bad)
+    assert row["outcome"] == "failed"
+    assert "nosuch does not exist" in row["reason"]
+    assert "alpha" in row["reason"]
+    assert "beta" in row["reason"]
+    assert len(rig.store.attempts(bad)) == 3
+    assert (tmp_path / "ran").read_text() == "beta\n"
+
+
+def test_a_missing_script_is_a_failed_launch(rig: Rig) -> None:
+    job = rig.store.insert_job(JobSpec("csv", "s", str(rig.folder), str(rig.folder / "none.py")), "test")
+    row = rig.ends(job)
+    assert row["outcome"] == "failed"
+    assert "none.py does not exist" in row["reason"]
+
+
+def test_cancelling_waits_for_the_grace_and_then_kills(rig: Rig) -> None:
+    polite = rig.add(
+        "trap 'echo saved >> saved; exit 0' TERM; echo > up1; while :; do sleep 0.05; done", share=500
+    )
+    stubborn = rig.add("trap '' TERM; echo > up2; while :; do sleep 0.05; done", share=500)
+    waiting = rig.add("echo x >> ran", share=1000, allowed=(0,))
+    rig.until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both up")
+    for job in (polite, stubborn, waiting):
+        rig.store.wish("cancel", str(job), grace_s=0.5)
+    assert {rig.ends(job)["outcome"] for job in (polite, stubborn, waiting)} == {"cancelled"}
+    assert (rig.folder / "saved").read_text() == "saved\n"
+    assert rig.job(stubborn)["signal"] == signal.SIGKILL
+    assert not (rig.folder / "ran").exists()
+
+
+def test_a_cancel_is_kept_by_a_restart_between_wish_and_stop(rig: Rig) -> None:
+    job = rig.add("echo > up; sleep 60")
+    rig.runner(job)
+    wait_for(lambda: (rig.folder / "up").exists(), "the job")
+    rig.store.wish("cancel", str(job), grace_s=1)
+    assert rig.loop.tick() is None  # the cancel is on the record, nothing is written yet
+    assert not (rig.attempt_folder(job) / "stop").exists()
+    again = Rig(rig.folder)
+    assert again.ends(job)["outcome"] == "cancelled"
+
+
+def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
+    job = rig.add("echo x >> ran")
+    rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now())
+    rig.store.db.connection.execute("UPDATE attempt SET boot_id = 'before'")
+    row = rig.ends(job)
+    assert (row["state"], row["held_by"]) == ("held", "interrupted")
+    assert "restarted" in row["reason"]
+    assert not (rig.folder / "ran").exists()
+
+
+def test_jobs_wait_for_a_gpu_in_order_and_shares_add_up(rig: Rig) -> None:
+    code = "echo $GPU_SCHEDULER_JOB $CUDA_VISIBLE_DEVICES >> ran; while [ ! -e go ]; do sleep 0.02; done"
+    jobs = [rig.add(code, share=500) for _ in range(5)]
+    rig.until(
+        lambda: (rig.folder / "ran").exists() and len((rig.folder / "ran").read_text().split()) == 8,
+        "four run",
+    )
+    assert rig.job(jobs[4])["state"] == "queued"
+    assert rig.store.waiting()[rig.job(jobs[4])["ask"]] == "needs 0.5 of a GPU, 0 free"
+    (rig.folder / "go").touch()
+    for job in jobs:
+        assert rig.ends(job)["outcome"] == "completed"
+    placed = dict(line.split() for line in (rig.folder / "ran").read_text().splitlines())
+    assert [placed[str(job)] for job in jobs[:4]] == ["0", "0", "1", "1"]
+
+
+def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
+    job = rig.add("while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    rig.runner(job)
+    forged = {
+        "token": "0" * 32,
+        "cause": None,
+        "exit_code": 0,
+        "signal": None,
+        "began": True,
+        "ended_at": 1.0,
+    }
+    (rig.attempt_folder(job) / "result").write_text(
+        json.dumps({**forged, "survivors": [], "started_at": 1.0})
+    )
+    rig.tick()
+    assert rig.job(job)["state"] == "running"
+    (rig.folder / "go").touch()
+    assert rig.ends(job)["exit_code"] == 3

@@ -1,0 +1,193 @@
+"""The probe in a process of its own: it answers, hangs, dies, and never outlives or blocks who asks."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.probes import usage
+from gpu_scheduler.probes.asked import AskedProbe
+from gpu_scheduler.probes.wire import ProbeFailure, decode, encode
+from tests.fakes.machine import Card, Machine
+from tests.probes.waiting import until
+
+
+def boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def answer(probe: AskedProbe, timeout_s: float = 10.0) -> Snapshot | ProbeFailure:
+    end = time.monotonic() + timeout_s
+    while True:
+        select.select([probe], [], [], max(0.0, end - time.monotonic()))
+        said = probe.read()
+        if said is not None:
+            return said
+        assert time.monotonic() < end, "no answer"
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine("gputil", tmp_path / "machine", monkeypatch)
+    machine.plant(Card())
+    (machine.folder / "hang").touch()
+    return machine
+
+
+def hung_pid(machine: Machine) -> int:
+    until((machine.folder / "hanging").exists)
+    return int((machine.folder / "hanging").read_text())
+
+
+def test_one_question_one_answer(tmp_path: Path) -> None:
+    with AskedProbe("simulated", "2", str(tmp_path)) as probe:
+        assert (probe.read(), probe.asked_at, probe.deadline) == (None, None, None)
+        before = boot_time()
+        probe.ask()
+        asked_at = probe.asked_at
+        probe.ask()
+        assert probe.asked_at == asked_at
+        said = answer(probe)
+        assert isinstance(said, Snapshot)
+        assert [gpu.uuid for gpu in said.gpus] == ["SIM-0", "SIM-1"]
+        assert before <= said.taken_at <= boot_time()
+        assert (probe.asked_at, probe.read()) == (None, None)
+        assert select.select([probe], [], [], 0.1) == ([], [], [])
+
+
+def test_the_process_and_the_descriptor_stay(tmp_path: Path) -> None:
+    with AskedProbe("simulated", "2", str(tmp_path)) as probe:
+        fd = probe.fileno()
+        probe.ask()
+        answer(probe)
+        pid = probe.pid
+        probe.ask()
+        answer(probe)
+        assert (probe.pid, probe.fileno()) == (pid, fd)
+
+
+def test_a_query_that_hangs_is_given_up_killed_and_asked_anew(hanging: Machine) -> None:
+    with AskedProbe("gputil", deadline_s=5.0) as probe:
+        fd = probe.fileno()
+        probe.ask(now=100.0)
+        smi = hung_pid(hanging)
+        first = probe.pid
+        assert first is not None
+        begun = time.monotonic()
+        assert probe.read() is None
+        assert probe.expire(now=104.9) is None
+        said = probe.expire(now=105.0)
+        assert time.monotonic() - begun < 1.0
+        assert isinstance(said, ProbeFailure)
+        assert "no answer from the GPU driver within 5 s" in said.text
+        assert (probe.asked_at, probe.pid, probe.expire(now=999.0)) == (None, None, None)
+        until(lambda: usage.start_ticks(smi) is None)
+        until(lambda: usage.start_ticks(first) is None)
+        (hanging.folder / "hang").unlink()
+        probe.ask()
+        assert isinstance(answer(probe), Snapshot)
+        assert (probe.fileno(), probe.pid != first) == (fd, True)
+
+
+def test_a_first_sample_that_hangs_ends_in_time(hanging: Machine) -> None:
+    begun = time.monotonic()
+    with AskedProbe("gputil") as probe, pytest.raises(GpuStateError, match=r"within 0\.3 s\n.*nvidia-smi"):
+        probe.first_sample(0.3)
+    assert time.monotonic() - begun < 2.0
+
+
+def test_a_process_that_dies_is_a_failure_and_the_next_question_works(tmp_path: Path) -> None:
+    with AskedProbe("simulated", "1", str(tmp_path)) as probe:
+        probe.ask()
+        answer(probe)
+        assert probe.pid is not None
+        os.kill(probe.pid, signal.SIGKILL)
+        said = answer(probe)
+        assert isinstance(said, ProbeFailure)
+        assert "process ended" in said.text
+        probe.ask()
+        assert isinstance(answer(probe), Snapshot)
+
+
+def test_the_last_words_of_a_process_that_cannot_run_are_told() -> None:
+    with (
+        AskedProbe("simulated", "nonsense") as probe,
+        pytest.raises(GpuStateError, match="'nonsense' is not a"),
+    ):
+        probe.first_sample()
+
+
+def test_an_interpreter_that_is_missing_is_told() -> None:
+    with AskedProbe("simulated", interpreter="/nowhere/python") as probe:
+        with pytest.raises(GpuStateError, match=r"cannot be started: .*/nowhere/python"):
+            probe.first_sample()
+        assert (probe.asked_at, probe.read()) == (None, None)
+
+
+def test_modules_in_the_users_folder_shadow_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("queue", "json", "gpu_scheduler", "argparse"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    with AskedProbe("simulated", "1", "sim") as probe:
+        assert len(probe.first_sample().gpus) == 1
+
+
+def test_close_ends_the_process(tmp_path: Path) -> None:
+    probe = AskedProbe("simulated", "1", str(tmp_path))
+    probe.first_sample()
+    pid = probe.pid
+    assert pid is not None
+    probe.close()
+    assert usage.start_ticks(pid) is None
+    probe.close()
+
+
+ASKER = """
+import sys, time
+from gpu_scheduler.probes.asked import AskedProbe
+probe = AskedProbe(sys.argv[1])
+probe.ask()
+print(probe.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_nothing_outlives_an_asker_that_is_killed(hang: bool, hanging: Machine) -> None:
+    if not hang:
+        (hanging.folder / "hang").unlink()
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKER, "gputil"], stdout=subprocess.PIPE, text=True
+    ) as asker:
+        assert asker.stdout is not None
+        left = [int(asker.stdout.readline())]
+        if hang:
+            left.append(hung_pid(hanging))
+        assert all(usage.start_ticks(pid) is not None for pid in left)
+        asker.kill()
+    until(lambda: all(usage.start_ticks(pid) is None for pid in left))
+
+
+def test_an_answer_survives_the_wire() -> None:
+    gpu = GpuSample("GPU-a", 0, "Fake", 24576, None, None, (GpuProcess(7, None, True),), "query failed: é\n")
+    for said in (Snapshot(12.5, (gpu,)), Snapshot(1.0, ()), ProbeFailure("broken", "mend it")):
+        line = encode(3, said)
+        assert line.count(b"\n") == 1
+        assert decode(line) == (3, said)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b"3", b'{"number": 1}', b'{"number": 1, "taken_at": 1, "gpus": [{}]}']
+)
+def test_a_line_that_is_no_answer_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match="not an answer"):
+        decode(line)

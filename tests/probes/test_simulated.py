@@ -1,0 +1,167 @@
+"""Simulated GPUs, the files that say what is used, and the pretend job that writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler import simjob
+from gpu_scheduler.probes import usage
+from gpu_scheduler.probes.simulated import SimulatedProbe, parse_simulate
+from tests.probes.waiting import until
+
+
+@pytest.mark.parametrize(
+    ("text", "totals"),
+    [
+        ("4", (24576,) * 4),
+        ("1", (24576,)),
+        ("4:80G", (81920,) * 4),
+        ("2:24G,2:80G", (24576, 24576, 81920, 81920)),
+        ("1:512M, 1:40GiB", (512, 40960)),
+        ("1,1:80G", (24576, 81920)),
+    ],
+)
+def test_parse_simulate(text: str, totals: tuple[int, ...]) -> None:
+    assert parse_simulate(text) == totals
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "four", "4:", "4:80", "4:0G", "129", "1,,1", "4:80T", "٤", "1.5"]
+)
+def test_parse_simulate_refuses_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(ValueError, match='such as "4"'):
+        parse_simulate(text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 200)), min_size=1, max_size=8))
+def test_parse_simulate_means_what_is_written(parts: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{count}:{size}G" for count, size in parts)
+    assert parse_simulate(text) == tuple(size * 1024 for count, size in parts for _ in range(count))
+
+
+def test_processes_add_up_and_never_exceed_the_card(tmp_path: Path) -> None:
+    plant(tmp_path, os.getpid(), {"0": 20000, "1": 100}, 70)
+    plant(tmp_path, os.getppid(), {"0": 20000}, 70)
+    first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
+    assert (first.used_mib, first.load_percent) == (24576, 100.0)
+    assert (second.used_mib, second.load_percent) == (100, 70.0)
+    assert {process.pid for process in first.processes or ()} == {os.getpid(), os.getppid()}
+
+
+def test_files_of_the_dead_are_ignored_and_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        mine = plant(tmp_path, child.pid, {"0": 500}, 10)
+        other_life = tmp_path / f"{os.getpid()}-1.json"
+        other_life.write_text(json.dumps({"pid": os.getpid(), "gpus": {"0": 700}, "load": 1}))
+        probe = SimulatedProbe([24576], str(tmp_path))
+        assert probe.sample()[0].used_mib == 500
+        assert not other_life.exists()
+        child.kill()
+        until(lambda: usage.start_ticks(child.pid) is None)
+        # A zombie until Popen reaps it: what it held is free all the same.
+        assert probe.sample()[0].used_mib == 0
+        assert not mine.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"gpus": 3}', '{"gpus": {"x": 1}}', '{"gpus": {"0": null}}']
+)
+def test_a_file_that_makes_no_sense_counts_for_nothing(tmp_path: Path, text: str) -> None:
+    file = plant(tmp_path, os.getpid(), {}, 0)
+    file.write_text(text)
+    assert SimulatedProbe([24576], str(tmp_path)).sample()[0].used_mib == 0
+
+
+def test_strangers_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    for name in ("notes.txt", "1-2.json.bak", "x-1.json", ".lock"):
+        (tmp_path / name).write_text("{}")
+    SimulatedProbe([24576], str(tmp_path)).sample()
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "notes.txt",
+        "1-2.json.bak",
+        "x-1.json",
+        ".lock",
+        "cards.json",
+    }
+
+
+def test_without_a_folder_nobody_uses_anything(tmp_path: Path) -> None:
+    assert SimulatedProbe([24576], None).sample()[0].processes == ()
+    assert SimulatedProbe([24576], str(tmp_path / "none")).sample()[0].used_mib == 0
+
+
+def test_a_planted_fault(tmp_path: Path) -> None:
+    (tmp_path / "faults.json").write_text('{"1": "lost"}')
+    first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
+    assert (first.fault, second.fault, second.used_mib, second.processes) == (None, "lost", None, None)
+
+
+def test_simjob_uses_memory_while_it_runs_and_none_afterwards(tmp_path: Path) -> None:
+    probe = SimulatedProbe([24576, 24576], str(tmp_path))
+    with start_simjob(tmp_path, "0,SIM-1", "--vram", "8000", "--ramp", "0.2", "--hold", "30") as job:
+        until(lambda: [g.used_mib for g in probe.sample()] == [8000, 8000])
+        assert [p.pid for p in probe.sample()[0].processes or ()] == [job.pid]
+        assert probe.sample()[0].load_percent == 90.0
+        job.send_signal(signal.SIGINT)
+        assert job.wait(10) == 130
+    assert [g.used_mib for g in probe.sample()] == [0, 0]
+    assert list(tmp_path.glob("*-*.json")) == []
+
+
+def test_simjob_killed_outright_holds_nothing(tmp_path: Path) -> None:
+    probe = SimulatedProbe([24576], str(tmp_path))
+    with start_simjob(tmp_path, "0", "--vram", "8000", "--hold", "30") as job:
+        until(lambda: probe.sample()[0].used_mib == 8000)
+        job.kill()
+        job.wait(10)
+        assert probe.sample()[0].used_mib == 0
+
+
+def test_simjob_runs_out_of_memory_where_the_card_is_full(tmp_path: Path) -> None:
+    SimulatedProbe([24576], str(tmp_path)).sample()
+    plant(tmp_path, os.getpid(), {"0": 20000}, 0)
+    with start_simjob(tmp_path, "0", "--vram", "4000", "--hold", "0") as job:
+        assert job.wait(10) == 0
+    with start_simjob(tmp_path, "0", "--vram", "6000", "--hold", "0") as job:
+        _, errors = job.communicate(timeout=10)
+        assert (job.returncode, "CUDA out of memory" in errors) == (1, True)
+    assert len(list(tmp_path.glob("*-*.json"))) == 1
+
+
+def test_simjob_oom_and_exit_code_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(usage.VARIABLE, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert simjob.main(["--hold", "0", "--exit", "3"]) == 3
+    assert simjob.main(["--hold", "0", "--oom"]) == 1
+
+
+@pytest.mark.parametrize("variable", ["", "-1", "GPU-1234", "0,,1"])
+def test_simjob_refuses_gpus_that_are_none(variable: str) -> None:
+    with pytest.raises(SystemExit, match="names no simulated GPU"):
+        simjob.visible_gpus(variable)
+
+
+def plant(folder: Path, pid: int, gpus: dict[str, int], load: float) -> Path:
+    file = folder / f"{pid}-{usage.start_ticks(pid)}.json"
+    file.write_text(json.dumps({"pid": pid, "gpus": gpus, "load": load}))
+    return file
+
+
+def start_simjob(folder: Path, gpus: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler.simjob", *arguments],
+        env={**os.environ, usage.VARIABLE: str(folder), "CUDA_VISIBLE_DEVICES": gpus},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

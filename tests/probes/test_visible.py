@@ -1,0 +1,44 @@
+"""CUDA_VISIBLE_DEVICES of the scheduler itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.probes.visible import restrict
+
+GPUS = tuple(
+    GpuSample(uuid, index, "Fake", 24576, 0, 0.0)
+    for index, uuid in enumerate(["GPU-aa11", "GPU-ab22", "GPU-cc33"])
+)
+
+
+@pytest.mark.parametrize(
+    ("variable", "kept", "note"),
+    [
+        (None, [0, 1, 2], None),
+        ("0,1,2", [0, 1, 2], None),
+        ("1", [1], "manages GPU 1 of 3 only"),
+        (" 2 , 0 ", [0, 2], "manages GPU 0, 2 of 3 only"),
+        ("GPU-cc", [2], "manages GPU 2 of 3 only"),
+        ("GPU-aa11,1", [0, 1], "manages GPU 0, 1 of 3 only"),
+        ("1,1", [1], "manages GPU 1 of 3 only"),
+        ("", [], "hides every GPU"),
+        ("-1", [], "hides every GPU"),
+        ("NoDevFiles", [], "hides every GPU"),
+        ("GPU-a", [0, 1, 2], "'GPU-a' is 2 GPUs; ignored"),
+        ("0,7", [0, 1, 2], "'7' is no GPU here; ignored"),
+        ("0,", [0, 1, 2], "'' is no GPU here; ignored"),
+        ("zero", [0, 1, 2], "'zero' is no GPU here; ignored"),
+        ("\u0661", [0, 1, 2], "is no GPU here; ignored"),
+    ],
+)
+def test_restrict(variable: str | None, kept: list[int], note: str | None) -> None:
+    gpus, said = restrict(GPUS, variable)
+    assert [gpu.index for gpu in gpus] == kept
+    if note is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert note in said
+        assert said.startswith("CUDA_VISIBLE_DEVICES=")

@@ -1,0 +1,14 @@
+"""Waiting for what other processes do, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def until(true: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Returns when `true()` is; fails with its last answer at the deadline."""
+    end = time.monotonic() + timeout_s
+    while not (last := true()):
+        assert time.monotonic() < end, f"still {last!r} after {timeout_s:g} s: {true}"
+        time.sleep(0.005)

@@ -1,0 +1,39 @@
+"""Attempts that are ended, whatever a test leaves of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runner.attempt import Attempt
+
+Make = Callable[..., Attempt]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes attempts in the test's folder: make(script, **spec)."""
+    made: list[Attempt] = []
+
+    def one(script: str, home: Path = tmp_path, **spec: object) -> Attempt:
+        made.append(Attempt(home, script, name=f"{len(made) + 1}-abc", **spec))
+        return made[-1]
+
+    yield one
+    for attempt in made:
+        attempt.clean()
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A socket folder for Screen of the test's own; its name must be short."""
+    if shutil.which("screen") is None:
+        pytest.skip("GNU Screen is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="scr", dir="/tmp"))
+    monkeypatch.setenv("SCREENDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

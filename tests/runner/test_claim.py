@@ -1,0 +1,169 @@
+"""One start per attempt, whoever is killed when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.spawn import Children
+from gpu_scheduler.runner.folder import START, spec_of
+from gpu_scheduler.runner.observe import kill_runner, observe, take_claim
+from gpu_scheduler.runner.prepare import prepare
+from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
+from tests.runner.attempt import killed_at, patched, wait_for
+from tests.runner.conftest import Make
+
+
+def reap(executor: DirectExecutor, count: int) -> None:
+    """Wait until so many runners of the executor have been collected."""
+
+    def few() -> bool:
+        executor.reap()
+        return executor.running <= count
+
+    wait_for(few, f"at most {count} runners")
+
+
+def test_three_launches_one_start(make: Make) -> None:
+    executor = DirectExecutor()
+    for _ in range(4):
+        attempt = make("echo start >&2; exit 0")
+        attempt.prepare()
+        for _ in range(3):
+            executor.launch(attempt.folder)
+        assert attempt.result().exit_code == 0
+        reap(executor, 0)
+        assert attempt.body() == "start\n"
+        left = {path.name for path in attempt.folder.iterdir()}
+        assert left == {"spec.json", "command.sh", "claim", "result"}, "losers leave no trace"
+
+
+@pytest.mark.parametrize("function", ["os.link", "os.fsync", "os.openpty"])
+def test_killed_before_the_claim_it_runs_once(make: Make, tmp_path: Path, function: str) -> None:
+    executor = killed_at(tmp_path, function)
+    attempt = make("echo start; exit 4", terminal=True).launch(executor)
+    reap(executor, 0)
+    assert attempt.seen().claim == "none"
+    result = attempt.launch().result()
+    assert result.exit_code == 4
+    assert attempt.body() == "start\n"
+
+
+def test_killed_after_the_claim_it_never_runs(make: Make, tmp_path: Path) -> None:
+    executor = killed_at(tmp_path, "os.posix_spawn")
+    attempt = make("echo start").launch(executor)
+    reap(executor, 0)
+    assert attempt.seen().claim == "dead"
+    again = DirectExecutor()
+    attempt.launch(again)
+    reap(again, 0)
+    assert attempt.seen().result is None
+    assert attempt.output() == ""
+
+
+def test_killed_while_running(make: Make) -> None:
+    attempt = make("echo up; (trap '' TERM; while :; do sleep 0.05; done)").launch()
+    attempt.until_said("up")
+    assert kill_runner(attempt.folder, attempt.token) is True
+    seen = wait_for(lambda: attempt.seen().claim == "dead" and attempt.seen(), "dead")
+    assert seen.result is None
+    assert attempt.pids(), "under a pipe the command runs on"
+    assert sweep(attempt.token, term_s=0.3, deadline_s=10) == ()
+    assert kill_runner(attempt.folder, attempt.token) is False
+
+
+def test_killed_before_the_result_lands(make: Make, tmp_path: Path) -> None:
+    executor = killed_at(tmp_path, "os.rename")
+    attempt = make("exit 0").launch(executor)
+    reap(executor, 0)
+    seen = attempt.seen()
+    assert (seen.claim, seen.result) == ("dead", None)
+
+
+def test_taking_the_claim(make: Make) -> None:
+    attempt = make("echo start")
+    assert take_claim(attempt.folder, attempt.token) is True
+    assert take_claim(attempt.folder, attempt.token) is True, "it has it already"
+    executor = DirectExecutor()
+    attempt.launch(executor)
+    reap(executor, 0)
+    assert attempt.seen().claim == "void"
+    assert attempt.output() == ""
+
+
+def test_taking_a_claim_that_is_taken(make: Make) -> None:
+    attempt = make("exec sleep 300").launch()
+    attempt.until_live()
+    assert take_claim(attempt.folder, attempt.token) is False
+    assert attempt.seen().claim == "live"
+    attempt.stop()
+    attempt.result()
+
+
+def test_another_boot_is_never_launched(make: Make) -> None:
+    executor = DirectExecutor()
+    attempt = make("echo start", boot_id="00000000-0000-0000-0000-000000000000").launch(executor)
+    reap(executor, 0)
+    assert attempt.seen().claim == "none"
+
+
+def test_half_made_folder_is_completed(make: Make) -> None:
+    attempt = make("exit 6")
+    attempt.folder.mkdir(parents=True)
+    executor = DirectExecutor()
+    with pytest.raises(FileNotFoundError, match=r"no spec\.json"):
+        spec_of(attempt.folder)
+    prepare(attempt.folder, attempt.spec, attempt.command_sh)
+    prepare(attempt.folder, attempt.spec, attempt.command_sh)
+    executor.launch(attempt.folder)
+    assert attempt.result().exit_code == 6
+
+
+def test_files_that_are_not_whole_or_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "claim").write_text("")
+    (tmp_path / "result").write_text('{"token": "x"')
+    seen = observe(tmp_path, "t")
+    assert (seen.claim, seen.result) == ("none", None)
+    assert len(seen.strange) == 2
+    (tmp_path / "result").write_text(json.dumps({"token": "other"}))
+    assert "another token" in observe(tmp_path, "t").strange[1]
+    assert observe(tmp_path / "none", "t").claim == "none"
+
+
+def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
+    attempt = make("exec sleep 300")
+    attempt.prepare()
+    pid = Children().start((sys.executable, "-I", "-S", START, str(attempt.folder)), {})
+    attempt.until_live()
+    assert pid in attempt.pids()
+    attempt.stop()
+    attempt.result()
+
+
+def test_runner_that_cannot_begin_says_why(make: Make, tmp_path: Path) -> None:
+    patch = "def full(fd): raise OSError(28, 'No space left on device')\nos.fsync = full"
+    executor = patched(tmp_path, patch)
+    attempt = make("echo start").launch(executor)
+    reap(executor, 0)
+    assert attempt.seen().strange == ("the runner failed: OSError: [Errno 28] No space left on device",)
+
+
+def test_tokens_and_sweep(make: Make) -> None:
+    one, two = make("exec sleep 300").launch(), make("exec sleep 300").launch()
+    for attempt in (one, two):
+        wait_for(lambda a=attempt: len(a.pids()) == 2, "runner and command")  # type: ignore[misc]
+    alive = tokens_alive([one.token, two.token, "f" * 32])
+    assert set(alive) == {one.token, two.token}
+    found = sweep_once(one.token, signal.SIGKILL)
+    assert set(found) == set(alive[one.token])
+    one.until_gone()
+    assert two.pids() == alive[two.token]
+    assert os.getpid() not in found
+    two.stop()
+    two.result()

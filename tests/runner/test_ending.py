@@ -1,0 +1,96 @@
+"""Causes, their order, the grace."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.runner.ending import Ending, describe
+
+
+def test_nothing_is_due_before_a_cause() -> None:
+    assert Ending().due(1e9) is None
+
+
+def test_first_cause_asks_for_term_and_kill_follows_and_is_repeated() -> None:
+    ending = Ending()
+    assert ending.tell("cancelled", 10, "kill", now=100) is True
+    assert ending.tell("cancelled", 10, "kill", now=101) is False
+    assert ending.due(109.9) is None
+    assert ending.due(110) == "kill"
+    assert ending.due(110.5) is None
+    assert ending.due(111) == "kill"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        ("machine", "preempted", "preempted"),
+        ("preempted", "machine", "preempted"),
+        ("machine", "cancelled", "cancelled"),
+        ("cancelled", "machine", "cancelled"),
+        ("preempted", "cancelled", "cancelled"),
+        ("cancelled", "preempted", "cancelled"),
+        ("timed_out", "preempted", "timed_out"),
+        ("preempted", "timed_out", "timed_out"),
+        ("timed_out", "cancelled", "cancelled"),
+        ("preempted", "something new", "something new"),
+    ],
+)
+def test_order_of_causes(first: str, second: str, cause: str) -> None:
+    ending = Ending()
+    ending.tell(first, 10, "kill", now=0)
+    ending.tell(second, 10, "kill", now=1)
+    assert ending.cause == cause
+
+
+def test_a_grace_is_only_made_shorter() -> None:
+    ending = Ending()
+    ending.tell("cancelled", 10, "kill", now=0)
+    ending.tell("cancelled", 60, "kill", now=1)
+    assert ending.deadline == 10
+    ending.tell("cancelled", 2, "kill", now=1)
+    assert ending.deadline == 3
+
+
+def test_withdrawal() -> None:
+    ending = Ending()
+    ending.tell("preempted", 10, "withdraw", now=0)
+    assert ending.due(10) == "withdraw"
+    ending.withdrawn()
+    assert (ending.cause, ending.due(99)) == (None, None)
+    assert ending.tell("preempted", 5, "withdraw", now=100) is True
+
+
+def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
+    ending = Ending()
+    ending.tell("preempted", 10, "withdraw", now=0)
+    ending.tell("cancelled", 10, "kill", now=5)
+    assert ending.due(10) == "kill"
+
+
+def test_no_withdrawal_from_the_end_of_the_machine() -> None:
+    ending = Ending()
+    ending.tell("preempted", 10, "withdraw", now=0)
+    ending.tell("machine", 10, "kill", now=5)
+    assert ending.due(10) == "withdraw"
+    ending.withdrawn()
+    assert ending.cause == "machine"
+    assert ending.due(14.9) is None
+    assert ending.due(15) == "kill"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ((None, True, 0, None), "completed: exit code 0"),
+        ((None, True, 7, None), "failed: exit code 7"),
+        ((None, True, None, 9), "failed: signal 9"),
+        (("cancelled", True, 0, None), "cancelled: exit code 0"),
+        (("machine", True, None, 15), "interrupted: signal 15"),
+        (("cancelled", False, None, None), "cancelled: nothing was started"),
+        ((None, False, 1, None), "not_started: exit code 1"),
+        ((None, False, None, None), "not_started: nothing was started"),
+    ],
+)
+def test_words(facts: tuple[str | None, bool, int | None, int | None], words: str) -> None:
+    assert describe(*facts) == words

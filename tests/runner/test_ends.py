@@ -1,0 +1,196 @@
+"""How a command ends, and what the result says of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.runner import tree
+from gpu_scheduler.runner.leftovers import Leftovers
+from tests.runner.attempt import wait_for
+from tests.runner.conftest import Make
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"),
+    [("exit 0", 0, None), ("exit 7", 7, None), ("exit 255", 255, None), ("kill -9 $$", None, 9)],
+)
+def test_code_or_signal(make: Make, script: str, code: int | None, number: int | None) -> None:
+    attempt = make(f"echo out; echo err >&2; {script}").launch()
+    result = attempt.result()
+    assert (result.cause, result.exit_code, result.signal, result.began) == (None, code, number, True)
+    assert attempt.body() == "out\nerr\n"
+    assert result.started_at is not None
+    assert result.started_at <= result.ended_at
+
+
+def test_output_is_byte_exact_between_header_and_trailer(make: Make) -> None:
+    script = r"printf 'a\tb\r\n\377\0c'; head -c 300000 /dev/zero | tr '\0' x; exit 3"
+    attempt = make(script, header="# job 7\n").launch()
+    attempt.result()
+    head, _, tail = attempt.log.read_bytes().partition(b"a\tb\r\n\377\0c" + b"x" * 300000)
+    assert head == b"# job 7\n"
+    assert tail.startswith(b"\n--- failed: exit code 3, after 0.")
+
+
+def test_launch_failure_tells_its_reason(make: Make) -> None:
+    attempt = make("")
+    attempt.command_sh = "printf '!no such thing: a, b' >&3; exit 1\n"
+    result = attempt.launch().result()
+    assert (result.began, result.message, result.exit_code) == (False, "no such thing: a, b", 1)
+    assert "--- not_started: exit code 1" in attempt.output()
+
+
+def test_no_begin_byte_is_not_begun(make: Make) -> None:
+    attempt = make("")
+    attempt.command_sh = "exit 0\n"
+    assert not attempt.launch().result().began
+
+
+def test_missing_working_folder(make: Make) -> None:
+    result = make("exit 0", cwd="/nowhere").launch().result()
+    assert (result.began, result.exit_code, result.signal) == (False, None, None)
+    assert result.message == "the command could not be started: /nowhere: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        "sleep 300 &",
+        "nohup sleep 300 >/dev/null 2>&1 &",
+        "setsid sleep 300 &",
+        "(setsid sh -c 'sleep 300 & exec sleep 300' &) &",
+        "setsid env -u GPU_SCHEDULER_TOKEN sleep 301 & sleep 0.2",
+        "(trap '' TERM HUP; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2",
+    ],
+)
+def test_what_the_command_leaves_is_ended(make: Make, leave: str) -> None:
+    attempt = make(f"{leave}\necho done; exit 0", term_grace_s=0.4).launch()
+    result = attempt.result()
+    assert (result.exit_code, result.survivors) == (0, ())
+    assert "done" in attempt.output()
+    # What became an orphan before the runner could adopt it is found by its token alone.
+    assert attempt.pids() in ((), (attempt.seen().pid,))
+
+
+def test_last_words_of_what_is_left_are_logged(make: Make) -> None:
+    script = "(trap 'echo saved; exit' TERM; echo up >&2; while :; do sleep 0.05; done) & sleep 0.3; exit 0"
+    attempt = make(script).launch()
+    attempt.result()
+    assert attempt.body().splitlines()[-1] == "saved"
+
+
+def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(tree, "descendants", lambda root: {8: 80})
+    monkeypatch.setattr(tree, "carriers", lambda tokens: {tokens[0]: {9: 90, 8: 80}})
+    monkeypatch.setattr(tree, "send", lambda pid, ticks, number: sent.append(number))
+    rest = Leftovers("token", 10.0, ended=100.0)
+    assert rest.turn(100.0) is not None
+    assert set(sent) == {signal.SIGTERM, signal.SIGCONT}
+    assert rest.turn(101.0) is not None
+    assert len(sent) == 4
+    assert rest.turn(103.0) is not None
+    assert sent[4:] == [signal.SIGKILL] * 2
+    assert rest.turn(105.0) is None
+    assert rest.survivors == [8, 9]
+
+
+def test_timeout(make: Make) -> None:
+    result = make("exec sleep 300", timeout_s=0.3).launch().result()
+    assert (result.cause, result.signal) == ("timed_out", signal.SIGTERM)
+
+
+def test_log_that_cannot_be_opened_stops_nothing(make: Make, tmp_path: Path) -> None:
+    attempt = make("echo hello; exit 0")
+    attempt.log.unlink()
+    attempt.log.symlink_to(tmp_path / "victim")
+    result = attempt.launch().result()
+    assert result.exit_code == 0
+    assert result.message is not None
+    assert "no log" in result.message
+    assert not (tmp_path / "victim").exists()
+
+
+def test_umask_and_folder_and_signals_of_the_command(make: Make, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    attempt = make("umask; pwd; grep SigIgn /proc/self/status; touch made", cwd=str(work), umask=0o027)
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        attempt.launch().result()
+    finally:
+        signal.signal(signal.SIGINT, old)
+    umask, folder, ignored = attempt.body().splitlines()
+    assert (umask, folder) == ("0027", str(work))
+    # glibc keeps signals 32 and 33 for itself.
+    assert int(ignored.split()[1], 16) & ~(3 << 31) == 0
+    assert (work / "made").stat().st_mode & 0o777 == 0o640
+    modes = {path.name: path.stat().st_mode & 0o777 for path in attempt.folder.iterdir()}
+    assert modes == dict.fromkeys(("spec.json", "command.sh", "claim", "result"), 0o600)
+    assert attempt.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_descriptor_reaches_runner_or_command(make: Make, tmp_path: Path) -> None:
+    secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
+    try:
+        os.set_inheritable(secret, True)
+        attempt = make("ls /proc/$$/fd; read line").launch()
+        result = attempt.result()
+    finally:
+        os.close(secret)
+    assert attempt.body().split() == ["0", "1", "2", "255"]  # 255: bash keeps its script open, close-on-exec
+    assert result.exit_code == 1, "stdin is /dev/null"
+
+
+def open_files(pid: int | None) -> list[str] | None:
+    """What a process has open; None if one was closed meanwhile."""
+    try:
+        return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except FileNotFoundError:
+        return None
+
+
+def test_runner_holds_nothing_of_its_starter(make: Make, tmp_path: Path) -> None:
+    secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
+    try:
+        os.set_inheritable(secret, True)
+        attempt = make("exec sleep 300").launch()
+        pid = attempt.until_live().pid
+        wait_for(lambda: len(attempt.pids()) == 2, "runner and command")
+        held = wait_for(lambda: open_files(pid), "descriptors")
+    finally:
+        os.close(secret)
+    assert not [path for path in held if path.endswith("secret")]
+    assert held.count("/dev/null") == 3
+    attempt.stop()
+    assert attempt.result().cause == "cancelled"
+
+
+def cpu_ticks(pid: int) -> int:
+    """Processor time of a process so far, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_command_that_closes_its_output(make: Make, tmp_path: Path) -> None:
+    for terminal in (False, True):
+        script = (
+            f"echo first; exec </dev/null >&- 2>&-; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"
+        )
+        attempt = make(script, terminal=terminal).launch()
+        attempt.until_said("first")
+        runner = attempt.seen().pid
+        assert runner is not None
+        before = cpu_ticks(runner)
+        until = time.monotonic() + 0.5
+        wait_for(lambda end=until: time.monotonic() > end, "half a second")  # type: ignore[misc]
+        assert cpu_ticks(runner) - before < 10, "it spins"
+        (tmp_path / "go").touch()
+        assert attempt.result().exit_code == 4
+        assert attempt.body() == "first\n"
+        (tmp_path / "go").unlink()

@@ -1,0 +1,70 @@
+"""What a runner's start costs: only cheap imports before the spawn, and code that is compiled once."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpu_scheduler.runner
+from gpu_scheduler.executors.direct import DirectExecutor
+from tests.runner.attempt import patched
+from tests.runner.conftest import Make
+
+#: Each costs more than everything that the runner does before the spawn.
+SLOW = {
+    *(
+        "collections",
+        "contextlib",
+        "ctypes",
+        "dataclasses",
+        "enum",
+        "functools",
+        "inspect",
+        "json",
+        "logging",
+    ),
+    *("pathlib", "pty", "random", "re", "selectors", "signal", "site", "socket", "subprocess", "tempfile"),
+    *("threading", "traceback", "typing"),
+}
+NOTES_MODULES = """
+real = os.posix_spawn
+def noting(*args, **more):
+    with open(sys.argv[-1] + "/modules", "w") as file:
+        file.write(" ".join(sys.modules))
+    return real(*args, **more)
+os.posix_spawn = noting
+"""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_slow_is_imported_before_the_spawn(make: Make, tmp_path: Path, terminal: bool) -> None:
+    attempt = make("exit 0", terminal=terminal).launch(patched(tmp_path, NOTES_MODULES))
+    attempt.result()
+    loaded = set((attempt.folder / "modules").read_text().split())
+    assert "runner.supervise" in loaded
+    assert not {name.partition(".")[0] for name in loaded} & SLOW
+
+
+def test_compiled_once_and_used_from_the_cache(make: Make, tmp_path: Path) -> None:
+    source = Path(gpu_scheduler.runner.__file__).parent
+    copy = tmp_path / "somewhere" / "runner"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    executor = DirectExecutor(sys.executable, str(copy / "start.py"))
+    make("exit 0").launch(executor).result()
+    cached = {path: path.stat().st_mtime_ns for path in (copy / "__pycache__").iterdir()}
+    names = {path.name.partition(".")[0] for path in cached}
+    assert {"supervise", "folder", "pump", "child", "signals", "ending"} <= names
+    make("exit 0").launch(executor).result()
+    assert cached == {path: path.stat().st_mtime_ns for path in (copy / "__pycache__").iterdir()}
+
+
+def test_a_module_of_ours_shadows_nothing(make: Make, tmp_path: Path) -> None:
+    copy = tmp_path / "runner"
+    shutil.copytree(Path(gpu_scheduler.runner.__file__).parent, copy)
+    (tmp_path / "select.py").write_text("raise SystemExit('shadowed')")
+    (tmp_path / "time.py").write_text("raise SystemExit('shadowed')")
+    attempt = make("exit 5").launch(DirectExecutor(sys.executable, str(copy / "start.py")))
+    assert attempt.result().exit_code == 5

@@ -1,0 +1,201 @@
+"""`stop` at every moment: before the claim, after it, during the run, after its end, and the machine's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.runner.observe import nudge, observe, request_stop
+from tests.runner.attempt import Attempt, patched, wait_for
+from tests.runner.conftest import Make
+
+STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+SAVING = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+
+#: Text of a patch that writes a stop before the real function is called.
+WRITES_STOP = """
+real = {function}
+def first(*args, **more):
+    if {when}:
+        folder = sys.argv[-1]
+        text = open(folder + "/spec.json").read().partition('"token": "')[2][:32]
+        with open(folder + "/stop.new", "w") as file:
+            file.write('{{"token": "%s", "cause": "cancelled", "grace_s": 5.0, "follow": "kill"}}' % text)
+        os.replace(folder + "/stop.new", folder + "/stop")
+    return real(*args, **more)
+{function} = first
+"""
+
+
+def command_of(attempt: Attempt) -> int:
+    """The pid of the command, once it has said "up"."""
+    attempt.until_said("up")
+    runner = attempt.seen().pid
+    return min(pid for pid in attempt.pids() if pid != runner and os.getpgid(pid) == pid)
+
+
+def test_before_the_claim_nothing_is_started(make: Make) -> None:
+    attempt = make("echo ran")
+    attempt.prepare()
+    assert attempt.stop() is False
+    result = attempt.launch().result()
+    assert (result.cause, result.began, result.exit_code, result.signal) == ("cancelled", False, None, None)
+    assert "ran" not in attempt.output()
+
+
+@pytest.mark.parametrize(
+    ("function", "when", "started"),
+    [("os.unlink", "args[0].startswith('.claim')", False), ("os.posix_spawn", "True", True)],
+)
+def test_after_the_claim(make: Make, tmp_path: Path, function: str, when: str, started: bool) -> None:
+    attempt = make("exec sleep 300")
+    result = attempt.launch(patched(tmp_path, WRITES_STOP.format(function=function, when=when))).result()
+    assert result.cause == "cancelled"
+    assert (result.signal is not None) is started
+
+
+def test_while_running(make: Make) -> None:
+    attempt = make("echo up; exec sleep 300").launch()
+    attempt.until_said("up")
+    assert attempt.stop() is True
+    result = attempt.result()
+    assert (result.cause, result.signal, result.began) == ("cancelled", signal.SIGTERM, True)
+    assert "--- cancelled: signal 15" in attempt.output()
+
+
+def test_term_ignored_is_killed_after_the_grace(make: Make) -> None:
+    attempt = make(STUBBORN).launch()
+    attempt.until_said("up")
+    start = time.monotonic()
+    attempt.stop(grace_s=0.5)
+    assert attempt.result().signal == signal.SIGKILL
+    assert time.monotonic() - start >= 0.5
+
+
+def test_a_stopped_command_is_ended_too(make: Make) -> None:
+    attempt = make("echo up; kill -STOP $$; exit 1").launch()
+    attempt.until_said("up")
+    attempt.stop()
+    assert attempt.result().signal == signal.SIGTERM
+
+
+def test_shorter_grace_given_later(make: Make) -> None:
+    attempt = make(STUBBORN).launch()
+    attempt.until_said("up")
+    attempt.stop(grace_s=60)
+    attempt.stop(grace_s=0)
+    assert attempt.result(5).signal == signal.SIGKILL
+
+
+def test_withdraw_leaves_it_running(make: Make, tmp_path: Path) -> None:
+    attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
+    attempt.until_said("up")
+    assert attempt.stop("preempted", 0.2, "withdraw") is True
+    seen = wait_for(lambda: attempt.seen().withdrawn and attempt.seen(), "withdrawn")
+    assert seen.claim == "live"
+    assert seen.stop is None
+    (tmp_path / "go").touch()
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == (None, 5)
+
+
+def test_preempted_command_that_saves(make: Make) -> None:
+    attempt = make(SAVING).launch()
+    attempt.until_said("up")
+    attempt.stop("preempted", 5, "withdraw")
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == ("preempted", 0)
+    assert "saved" in attempt.output()
+
+
+def test_cancel_that_comes_with_the_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> None:
+    patch = WRITES_STOP.format(function="os.rename", when="args[0] == 'stop'").replace("5.0", "0.1")
+    attempt = make(STUBBORN).launch(patched(tmp_path, patch))
+    attempt.until_said("up")
+    attempt.stop("preempted", 0.1, "withdraw")
+    result = attempt.result()
+    assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
+    seen = attempt.seen()
+    assert seen.stop is not None
+    assert (seen.stop.cause, seen.withdrawn) == ("cancelled", False)
+
+
+def test_cancel_outranks_preempt_whatever_comes_first(make: Make) -> None:
+    for causes in (("preempted", "cancelled"), ("cancelled", "preempted")):
+        attempt = make(STUBBORN).launch()
+        attempt.until_said("up")
+        for cause in causes:
+            attempt.stop(cause, 0.5)
+        assert attempt.result().cause == "cancelled"
+        stop = attempt.seen().stop
+        assert stop is not None
+        assert stop.cause == "cancelled"
+
+
+def test_stop_after_the_end_changes_nothing(make: Make) -> None:
+    leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
+    attempt = make(leave, term_grace_s=0.6).launch()
+    attempt.until_said("up")
+    command = command_of(attempt)
+    wait_for(lambda: not os.path.exists(f"/proc/{command}"), "the command has ended")
+    attempt.stop()
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == (None, 3)
+
+
+@pytest.mark.parametrize("runner_first", [True, False])
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("echo up; exec sleep 300", ("machine", None, 15)), (SAVING, (None, 0, None))],
+)
+def test_machine_ends(
+    make: Make, script: str, expected: tuple[str | None, int | None, int | None], runner_first: bool
+) -> None:
+    attempt = make(script).launch()
+    command = command_of(attempt)
+    runner = attempt.seen().pid
+    assert runner is not None
+    for pid in (runner, command) if runner_first else (command, runner):
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            assert runner_first or expected[0] is None
+    result = attempt.result()
+    assert (result.cause, result.exit_code, result.signal) == expected
+
+
+def test_machine_ends_before_the_command_began(make: Make) -> None:
+    attempt = make("")
+    attempt.command_sh = "echo up; sleep 300; printf . >&3\n"
+    attempt.launch()
+    command, runner = command_of(attempt), attempt.seen().pid
+    assert runner is not None
+    os.kill(command, signal.SIGTERM)
+    os.kill(runner, signal.SIGTERM)
+    result = attempt.result()
+    assert (result.cause, result.began) == ("machine", False)
+
+
+def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
+    attempt = make("echo up; until [ -e go ]; do sleep 0.02; done").launch()
+    attempt.until_said("up")
+    request_stop(attempt.folder, "0" * 32, "cancelled", 0, "kill")
+    assert nudge(attempt.folder, attempt.token) is True
+    seen = attempt.seen()
+    assert seen.stop is None
+    assert seen.strange == ("stop carries another token (00000000…); ignored",)
+    (attempt.log.parent / "go").touch()
+    assert attempt.result().cause is None
+
+
+def test_nobody_is_signalled_where_nobody_is(tmp_path: Path) -> None:
+    assert request_stop(tmp_path / "none", "t", "cancelled", 1, "kill") is False
+    assert nudge(tmp_path, "t") is False
+    (tmp_path / "claim").write_text(json.dumps({"token": "t", "pid": os.getpid()}))
+    assert nudge(tmp_path, "t") is False
+    assert observe(tmp_path, "t").claim == "dead"

@@ -1,0 +1,215 @@
+"""Pauses by command, by edit and by both: the later word wins and none is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.planning import plan
+from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.intake.pauses import pause, take_in, wished_pauses
+from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.looking import look
+from gpu_scheduler.store import statefile
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+
+
+class Machine:
+    """A record with four GPUs, and rounds that carry wishes out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(Home.of(str(folder / "s.json")), create=True)
+        self.recorder = Recorder(self.store, Settings())
+        self.clock = Clock()
+        samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
+        self.recorder.note_gpus(samples, [s.uuid for s in samples], self.clock.now())
+        self.watch = StateWatch(self.store)
+        self.path = self.store.home.state_file
+        self.now = 1000.0
+
+    def begin(self) -> None:
+        """A scheduler comes up."""
+        self.watch = StateWatch(self.store)
+        self.watch.begin(self.now)
+        self.round()
+
+    def round(self) -> None:
+        """Look at the file, carry out wishes, write the file."""
+        self.now += 2
+        self.watch.look(self.now)
+        while True:
+            facts = look(self.store, GpuWatch(), LlmConfig(), Settings(), self.clock.now())
+            actions = plan(facts)
+            if not actions:
+                break
+            self.recorder.record(actions, facts.now)
+        self.watch.write(self.now)
+
+    def edit(self, *paused: int, **more: object) -> None:
+        """What a person does with an editor."""
+        state = json.loads(self.path.read_text())
+        state["paused_gpus"] = list(paused)
+        self.path.write_text(json.dumps({**state, **more}))
+
+    def pauses(self) -> tuple[list[int], list[int]]:
+        """On the record, and in the file."""
+        return [r["idx"] for r in self.store.gpus() if r["paused"]], json.loads(self.path.read_text())[
+            "paused_gpus"
+        ]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.begin()
+    return made
+
+
+def test_an_edit_takes_effect_and_unknown_keys_stay(machine: Machine) -> None:
+    machine.edit(0, 2, note="mine")
+    machine.round()
+    assert machine.pauses() == ([0, 2], [0, 2])
+    assert json.loads(machine.path.read_text())["note"] == "mine"
+    machine.edit(2)
+    machine.round()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_an_edit_made_after_the_last_look_survives_the_next_writing(machine: Machine) -> None:
+    machine.edit(3)
+    pause(machine.store, ["U1"], True, "cli")
+    machine.edit(3, 2)  # after the command looked
+    machine.round()
+    assert machine.pauses() == ([1, 2, 3], [1, 2, 3])
+
+
+def test_a_version_displaced_while_it_was_being_replaced_is_examined(machine: Machine) -> None:
+    before = machine.path.read_bytes()
+    state = json.loads(before)
+    state["paused_gpus"] = [0]
+    machine.path.write_text(json.dumps(state))  # nobody looked at this one
+    pause(machine.store, [], True, "nobody")
+    with machine.store.db.transaction():
+        machine.store.db.set_meta("statefile_examined", statefile.digest(before))
+        machine.store.db.connection.execute("DELETE FROM wish")
+    machine.watch._exchange(before.replace(b'"jobs"', b'"jobs" '))
+    machine.round()
+    assert machine.pauses() == ([0], [0])
+
+
+def test_a_replaced_version_that_a_crash_left_behind_is_examined_at_the_next_start(machine: Machine) -> None:
+    state = json.loads(machine.path.read_text())
+    state["paused_gpus"] = [1]
+    statefile.displaced(machine.path).write_text(json.dumps(state))
+    machine.begin()
+    assert machine.pauses() == ([1], [1])
+    assert not statefile.displaced(machine.path).exists()
+
+
+def test_a_pause_given_while_the_scheduler_is_down_counts_at_its_start(machine: Machine) -> None:
+    machine.edit(2)
+    pause(machine.store, ["U0"], True, "cli")
+    pause(machine.store, ["U2"], False, "cli")  # the later word
+    machine.begin()
+    assert machine.pauses() == ([0], [0])
+
+
+def test_no_version_is_examined_twice(machine: Machine) -> None:
+    machine.edit(2)
+    content = machine.path.read_bytes()
+    assert take_in(machine.store, content) == ["GPU 2 paused by an edit of the state file"]
+    pause(machine.store, ["U2"], False, "cli")
+    assert take_in(machine.store, content) == []
+    assert not wished_pauses(machine.store)["U2"]
+
+
+def test_a_file_without_our_base_is_compared_with_the_record(machine: Machine) -> None:
+    machine.path.write_text('{"gpu_status": [0, 0, 0, 0], "paused_gpus": [3]}')
+    machine.round()
+    assert machine.pauses() == ([3], [3])
+    machine.path.write_text('{"gpu_status": [0, 0, 0, 0]}')
+    machine.round()
+    assert machine.pauses() == ([3], [3])
+
+
+def test_an_unmanaged_gpu_is_reported_and_ignored(machine: Machine) -> None:
+    machine.edit(9)
+    assert take_in(machine.store, machine.path.read_bytes()) == [
+        "GPU 9 in paused_gpus is not managed; ignored"
+    ]
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"paused_gpus": "all"}', '{"paused_gpus": [true]}', "\xff"])
+def test_broken_json_changes_nothing_and_is_set_aside_after_two_seconds(
+    machine: Machine, broken: str
+) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.write_text(broken, encoding="latin-1")
+    machine.now += 5
+    machine.watch.look(machine.now)
+    machine.watch.write(machine.now)
+    assert machine.path.read_text(encoding="latin-1") == broken
+    machine.watch.look(machine.now + 1.9)
+    assert machine.path.exists()
+    machine.watch.look(machine.now + 2.1)
+    aside = machine.path.with_name("s.json.bad")
+    assert aside.read_text(encoding="latin-1") == broken
+    machine.round()
+    assert machine.pauses() == ([1], [1])
+
+
+def test_removing_the_file_with_the_scheduler_down_resumes_every_gpu(machine: Machine) -> None:
+    machine.edit(0, 1)
+    machine.round()
+    machine.path.unlink()
+    machine.begin()
+    assert machine.pauses() == ([], [])
+
+
+def test_removing_it_while_the_scheduler_is_up_writes_it_anew(machine: Machine) -> None:
+    machine.edit(0)
+    machine.round()
+    machine.path.unlink()
+    machine.round()
+    assert machine.pauses() == ([0], [0])
+
+
+def test_an_unchanged_state_is_not_written(machine: Machine) -> None:
+    machine.round()
+    before = machine.path.stat()
+    machine.round()
+    assert (machine.path.stat().st_ino, machine.path.stat().st_mtime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+    )
+
+
+def test_it_is_written_at_most_once_a_second(machine: Machine) -> None:
+    machine.round()
+    pause(machine.store, ["U0"], True, "cli")
+    machine.recorder.record(
+        plan(look(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        machine.clock.now(),
+    )
+    machine.watch.write(machine.now + 1.1)
+    assert machine.pauses()[1] == [0]
+    machine.recorder.record([], machine.clock.now())
+    pause(machine.store, ["U0"], False, "cli")
+    machine.recorder.record(
+        plan(look(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        machine.clock.now(),
+    )
+    machine.watch.write(machine.now + 1.5)
+    assert machine.pauses()[1] == [0]
+    assert machine.watch.again_at == pytest.approx(machine.now + 2.1)
+    machine.watch.write(machine.now + 2.2)
+    assert machine.pauses()[1] == []

@@ -1,0 +1,231 @@
+"""The record: transactions, one writer, numbers that are never reused, places, asks."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Now, Settings
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.states import IllegalTransitionError, JobState, Outcome
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+
+
+def spec(text: str = "true", **values: object) -> JobSpec:
+    return JobSpec("command", text, "/", command=text, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Home.of(str(tmp_path / "s.json")), create=True)
+
+
+def record(store: Store, *actions: act.Action) -> dict[int, int]:
+    return Recorder(store, Settings()).record(actions, NOW)
+
+
+def test_everything_of_ours_is_private(store: Store) -> None:
+    for path in [store.home.folder, *store.home.folder.iterdir()]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_a_command_that_needs_a_record_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(SchedulerError, match=str(tmp_path)):
+        Store(Home.of(str(tmp_path / "none.json")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_of_a_newer_version_and_a_damaged_one_are_left_as_they_are(store: Store) -> None:
+    store.db.connection.execute("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(SchedulerError, match="newer version"):
+        Store(store.home)
+    store.home.database.write_bytes(b"this is not a database at all" * 100)
+    before = store.home.database.read_bytes()
+    with pytest.raises(SchedulerError, match="move it aside"):
+        Store(store.home)
+    assert store.home.database.read_bytes() == before
+
+
+def test_ids_are_never_used_again(store: Store) -> None:
+    first = store.insert_job(spec(), "cli")
+    store.db.connection.execute("DELETE FROM history")
+    store.db.connection.execute("DELETE FROM job")
+    assert store.insert_job(spec(), "cli") == first + 1
+
+
+def test_a_round_is_recorded_whole_or_not_at_all(store: Store) -> None:
+    job = store.insert_job(spec(), "cli")
+    with pytest.raises(IllegalTransitionError, match="queued"):
+        record(
+            store, act.Hold(job, "user", "held"), act.Start(job, ("U0",), 1000), act.Start(job, ("U0",), 1000)
+        )
+    row = store.job(job)
+    assert row is not None
+    assert row["state"] == "queued"
+    assert store.attempts(job) == []
+
+
+def test_a_start_is_an_attempt_with_a_token_of_its_own(store: Store) -> None:
+    jobs = [store.insert_job(spec(), "cli") for _ in range(3)]
+    opened = record(store, *(act.Start(job, ("U0",), 300) for job in jobs))
+    tokens = {store.attempts(job)[0]["token"] for job in jobs}
+    assert len(tokens) == 3
+    assert all(len(token) == 32 for token in tokens)
+    assert set(opened) == set(jobs)
+
+
+def test_an_end_says_what_became_of_the_job_and_takes_the_open_cancel_with_it(store: Store) -> None:
+    job = store.insert_job(spec(), "cli")
+    attempt = record(store, act.Start(job, ("U0",), 1000))[job]
+    record(store, act.OpenCancel(job, "cancelled", 5.0))
+    record(store, act.Close(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7))
+    row = store.job(job)
+    assert row is not None
+    assert (row["state"], row["outcome"], row["exit_code"], row["cancel_cause"]) == (
+        "finished",
+        "failed",
+        7,
+        None,
+    )
+    assert [step["state"] for step in store.history(job)] == ["queued", "starting", "finished"]
+    record(store, act.Requeue(job, "retried"))
+    row = store.job(job)
+    assert row is not None
+    assert (row["state"], row["outcome"], row["exit_code"]) == ("queued", None, None)
+
+
+def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> None:
+    ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
+    recorder = Recorder(store, Settings())
+    recorder.set_gone([gone])
+    for job in (later, left):
+        attempt = recorder.record([act.Start(job, ("U0",), 1000)], NOW)[job]
+        not_before = 1005.0 if job == later else None
+        close = act.Close(
+            job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1, not_before=not_before
+        )
+        recorder.record([close], NOW)
+        if job == later:
+            recorder.record([act.Release(attempt)], NOW)
+    [ask] = store.asks()
+
+    def startable(boot: float, boot_id: str = "boot") -> list[int]:
+        return [row["id"] for row in store.startable(ask, boot, boot_id, 10)]
+
+    assert startable(1000.0) == [ready]
+    assert startable(1005.0) == [ready, later]
+    assert startable(0.0, "another boot") == [ready, later]
+    assert store.next_retry("boot") == 1005.0
+    recorder.set_gone([])
+    assert startable(1000.0) == [ready, gone]
+
+
+def test_asks_are_found_once_each_whatever_the_queue_holds(store: Store) -> None:
+    with store.db.transaction():
+        for n in range(300):
+            store.insert_job(spec(f"job {n}", share=(n % 3 + 1) * 100), "cli")
+    assert {Ask.from_key(key).share for key in store.asks()} == {100, 200, 300}
+
+
+def test_attributes_and_places_of_waiting_jobs_change(store: Store) -> None:
+    one, two = store.insert_job(spec("a"), "cli"), store.insert_job(spec("b"), "cli")
+    record(
+        store,
+        act.SetAttribute(one, "allowed", [1, 3]),
+        act.SetAttribute(one, "priority", 5),
+        act.SetPlaces(((one, 9), (two, 8))),
+    )
+    row = store.job(one)
+    assert row is not None
+    assert Ask.from_key(row["ask"]).allowed == (1, 3)
+    assert JobSpec.from_json(row["spec"]).allowed == (1, 3)
+    assert (row["priority"], row["place"]) == (5, 9)
+
+
+def test_writers_at_once_lose_nothing(store: Store) -> None:
+    def insert() -> None:
+        own = Store(store.home)
+        for _ in range(25):
+            own.insert_job(spec(), "cli")
+        own.close()
+
+    threads = [threading.Thread(target=insert) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    row = store.db.row("SELECT count(*) AS n, count(DISTINCT place) AS places FROM job")
+    assert row is not None
+    assert (row["n"], row["places"]) == (100, 100)
+
+
+def test_a_killed_writer_loses_no_answered_job(tmp_path: Path) -> None:
+    writer = (
+        "import sys\n"
+        "from gpu_scheduler.store.home import Home\nfrom gpu_scheduler.store.store import Store\n"
+        "from gpu_scheduler.core.jobspec import JobSpec\n"
+        "s = Store(Home.of(sys.argv[1]), create=True)\n"
+        "while True: print(s.insert_job(JobSpec('command', 't', '/', command='t'), 'cli'), flush=True)\n"
+    )
+    state = str(tmp_path / "s.json")
+    child = subprocess.Popen([sys.executable, "-c", writer, state], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    answered = [int(child.stdout.readline()) for _ in range(50)]
+    child.kill()
+    answered += [int(line) for line in child.stdout.read().splitlines()]
+    child.wait()
+    child.stdout.close()
+    kept = {row["id"] for row in Store(Home.of(state)).db.rows("SELECT id FROM job")}
+    assert set(answered) <= kept
+
+
+def test_foreign_keys_and_durability_are_on(store: Store) -> None:
+    settings = {
+        name: store.db.rows(f"PRAGMA {name}")[0][0]
+        for name in ("journal_mode", "synchronous", "foreign_keys")
+    }
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    with pytest.raises(sqlite3.IntegrityError):
+        store.db.connection.execute(
+            "INSERT INTO line (path, position, number, text) VALUES ('none', 0, 1, '')"
+        )
+
+
+def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert scheduler_pid(path) is None
+    holder = (
+        "import sys, pathlib\nfrom gpu_scheduler.store.instance import InstanceLock\n"
+        "lock = InstanceLock(pathlib.Path(sys.argv[1]))\nprint(lock.acquire(), flush=True)\nsys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", holder, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "True\n"
+    assert scheduler_pid(path) == child.pid
+    second = InstanceLock(path)
+    assert not second.acquire()
+    assert second.holder() == child.pid
+    child.kill()
+    child.communicate()
+    assert scheduler_pid(path) is None
+    assert second.acquire()
+    second.release()
+    assert os.path.exists(path)

@@ -1,0 +1,1 @@
+"""Killing things at random, and counting from what the jobs themselves wrote."""

@@ -1,0 +1,65 @@
+"""The judge: what the jobs themselves wrote, against what the scheduler says. Never the record alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Run as `sh trace.sh TRACE N SECONDS CODE`: one line when it starts, one when it ends.
+JOB = """\
+echo "$2 start $$ ${GPU_SCHEDULER_ATTEMPT:-0}" >> "$1"
+sleep "$3"
+echo "$2 end $4" >> "$1"
+exit "$4"
+"""
+
+
+@dataclass
+class Verdict:
+    """What went wrong, by job number."""
+
+    lost: list[int] = field(default_factory=list)
+    twice: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    false_success: list[int] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing went wrong."""
+        return not (self.lost or self.twice or self.wrong or self.false_success)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.lost)} lost, {len(self.twice)} twice, {len(self.wrong)} wrong codes, "
+            f"{len(self.false_success)} false successes"
+        )
+
+
+def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool) -> Verdict:
+    """Compare what ran with what is said of it.
+
+    codes: number -> the code each job exits with; recorded: number -> its exit code on the record, or a word
+    where there is none ("interrupted"). killed: runners were killed too, so that "interrupted" may be right.
+    """
+    starts: Counter[int] = Counter()
+    ends: dict[int, int] = {}
+    for line in trace.read_text().splitlines() if trace.exists() else []:
+        name, what, value = line.split()[:3]
+        if what == "start":
+            starts[int(name)] += 1
+        else:
+            ends[int(name)] = int(value)
+    verdict = Verdict()
+    for number, code in codes.items():
+        said = recorded.get(number)
+        interrupted = killed and said == "interrupted"
+        if starts[number] == 0 and not interrupted:
+            verdict.lost.append(number)
+        elif starts[number] > 1:
+            verdict.twice.append(number)
+        elif said == 0 and ends.get(number) != 0:
+            verdict.false_success.append(number)
+        elif said != code and not interrupted:
+            verdict.wrong.append(f"job {number}: exits {code}, recorded {said}")
+    return verdict

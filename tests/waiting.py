@@ -1,0 +1,22 @@
+"""Waiting for a condition, with a deadline that tells what was seen last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T], what: str = "", timeout_s: float = 20.0, every_s: float = 0.01) -> T:
+    """The first true value of `look`. Fails with the last value seen when the time is over."""
+    end = time.monotonic() + timeout_s
+    while True:
+        seen = look()
+        if seen:
+            return seen
+        assert time.monotonic() < end, (
+            f"{what or 'condition'} not met within {timeout_s} s; last seen: {seen!r}"
+        )
+        time.sleep(every_s)

@@ -1,0 +1,56 @@
+"""Prints how many GPUs this machine has if all of them are idle, else 0, and on stderr why.
+
+With --simulate TEXT it prints how many GPUs that text means.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.probes.asked import AskedProbe
+from gpu_scheduler.probes.simulated import parse_simulate
+from gpu_scheduler.probes.visible import restrict
+
+#: MiB that a driver and a display may hold on an idle GPU.
+IDLE_MIB = 200
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--simulate"]:
+        try:
+            print(len(parse_simulate(arguments[1])))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
+        return 0
+    try:
+        with AskedProbe("auto") as probe:
+            gpus = probe.first_sample().gpus
+    except GpuStateError as error:
+        problem = str(error).splitlines()[0]
+    else:
+        managed, _ = restrict(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        busy = [f"GPU {gpu.index} is in use or unwell" for gpu in gpus if not idle(gpu)]
+        if len(managed) < len(gpus):
+            busy.append("CUDA_VISIBLE_DEVICES hides some GPUs")
+        problem = busy[0] if busy else ""
+    if problem:
+        print(problem, file=sys.stderr)
+    print(0 if problem else len(gpus))
+    return 0
+
+
+def idle(gpu: GpuSample) -> bool:
+    """Whether nobody computes on it, as far as its probe can tell."""
+    if gpu.fault is not None or gpu.used_mib is None:
+        return False
+    if gpu.processes is None:
+        return gpu.used_mib <= IDLE_MIB
+    return all(process.graphics_only for process in gpu.processes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
