@@ -16,23 +16,22 @@ from gpu_scheduler.core.actions import Action, Close
 from gpu_scheduler.core.command import find_conda_sh
 from gpu_scheduler.core.draining import drained
 from gpu_scheduler.core.facts import Facts, Settings
-from gpu_scheduler.core.gpu import Snapshot
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
-from gpu_scheduler.gpus import GpuWatch, choose
+from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.intake.statewatch import StateWatch
 from gpu_scheduler.launching import Launcher, LaunchOptions
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.loop import Loop, due
 from gpu_scheduler.outcome import Outcomes
-from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure
-from gpu_scheduler.probes.visible import restrict
+from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.reporting import Reporter
+from gpu_scheduler.sampling import Sampler
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock
 from gpu_scheduler.store.store import Store
@@ -40,9 +39,6 @@ from gpu_scheduler.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two samples of the GPUs (DESIGN §4), and for the first answer.
-SAMPLE_EVERY_S = 5.0
-FIRST_SAMPLE_S = 20.0
 #: Seconds after which a round that could not be written is tried again.
 RETRY_S = 1.0
 
@@ -122,7 +118,9 @@ class Daemon:
         )
         sim_dir = str(home.simulation)
         simulated = options.simulate is not None or options.gpu_probe == "simulated"
-        self._probe = AskedProbe(options.gpu_probe, options.simulate, sim_dir)
+        self._sampler = Sampler(
+            AskedProbe(options.gpu_probe, options.simulate, sim_dir), self._watch, self._clock
+        )
         self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
         self._launcher = Launcher(
             self._store,
@@ -145,8 +143,8 @@ class Daemon:
         self._console = console
         self._signal: int | None = None
         self._wakeups = Wakeups()
-        self._sample_at = self._state_at = self._files_at = 0.0
-        self._load_gpus()
+        self._state_at = self._files_at = 0.0
+        self._sampler.begin(options.gpus, self._store, self._loop.recorder)
         self._state = StateWatch(self._store)
         self._jobs = JobsWatch(self._store, options.jobs_file) if options.jobs_file else None
 
@@ -160,7 +158,7 @@ class Daemon:
         """Let go of everything; running jobs go on."""
         if self._store.home.database.exists():
             self._state.write(self._clock.now().boot, at_once=True)
-        self._probe.close()
+        self._sampler.close()
         self._wakeups.close()
         self._store.close()
 
@@ -202,7 +200,8 @@ class Daemon:
         while True:
             try:
                 facts = self._loop.tick()
-                self._ask_probe()
+                if self._sampler.ask(self._loop.sample_wanted):
+                    self._loop.sample_wanted = False
             except (OSError, sqlite3.OperationalError) as error:
                 log.error("%s; tried again every second, running jobs go on", error)
                 self._wakeups.wait(RETRY_S)
@@ -221,63 +220,19 @@ class Daemon:
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = number
 
-    def _load_gpus(self) -> None:
-        try:
-            snapshot = self._probe.first_sample(FIRST_SAMPLE_S)
-        except GpuStateError as error:
-            if not self._store.gpus():
-                raise
-            log.warning(
-                "%s; going on with the GPUs on the record, nothing is placed until they answer", error
-            )
-            self._watch.fail(str(error))
-            return
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        samples, note = restrict(snapshot.gpus, visible)
-        if note is not None:
-            log.warning("%s", note)
-        managed = choose(samples, self._options.gpus)
-        if not managed:
-            raise GpuStateError("no GPU found; try --simulate 4")
-        self._watch.take(snapshot)
-        self._loop.recorder.note_gpus(snapshot.gpus, [gpu.uuid for gpu in managed], self._clock.now())
-        names = ", ".join(f"{gpu.index} {gpu.name}" for gpu in managed)
-        log.info("%d GPU%s: %s", len(managed), "" if len(managed) == 1 else "s", names)
-
     def _watch_files(self) -> None:
         home = self._store.home
-        self._wakeups.watch_fd(self._probe.fileno(), "probe")
+        self._wakeups.watch_fd(self._sampler.fd, "probe")
         self._wakeups.watch(home.doorbell, "doorbell")
         self._wakeups.watch(home.state_file, "state")
         self._wakeups.watch(self._config.path, "config")
         if self._jobs is not None:
             self._wakeups.watch(self._jobs.path, "jobs")
 
-    def _ask_probe(self) -> None:
-        now = self._clock.now().boot
-        if (self._loop.sample_wanted or now >= self._sample_at) and self._probe.asked_at is None:
-            self._probe.ask()
-            self._loop.sample_wanted = False
-            self._sample_at = now + SAMPLE_EVERY_S
-
-    def _read_probe(self, answer: Snapshot | ProbeFailure | None) -> None:
-        now = self._clock.now()
-        if isinstance(answer, ProbeFailure):
-            if self._watch.failure is None:
-                log.warning("the GPUs cannot be read: %s; jobs go on, nothing is placed", answer.text)
-            self._watch.fail(answer.text)
-        elif answer is not None:
-            if self._watch.failure is not None:
-                log.info("the GPUs answer again")
-            self._watch.take(answer)
-            self._loop.recorder.note_gpus(answer.gpus, None, now)
-
     def _take_in(self, woken: set[str]) -> None:
         now = self._clock.now().boot
         self._executor.reap()
-        if "probe" in woken:
-            self._read_probe(self._probe.read())
-        self._read_probe(self._probe.expire(now))
+        self._sampler.read(self._loop.recorder)
         if "state" in woken or now >= self._state_at:
             self._state_at = now + self._options.state_interval_s
             self._state.look(now)
@@ -293,7 +248,7 @@ class Daemon:
     def _timeout(self, facts: Facts) -> float:
         now = self._clock.now()
         times = [
-            self._sample_at if self._probe.asked_at is None else self._probe.deadline,
+            self._sampler.due_at,
             self._state_at,
             self._files_at,
             self._state.again_at,

@@ -16,8 +16,8 @@ from gpu_scheduler.core.words import BLANK, split_words
 
 KNOWN = "gpus share allowed name priority conda venv cwd env:KEY cuda cuda-ids hold cancel"
 LATER = (
-    "vram", "oom-retries", "retries", "fail-retries", "timeout", "after", "after-any", "resume-flag", "preempt",
-    "exclusive",
+    "vram", "oom-retries", "retries", "fail-retries", "timeout", "after", "after-any", "resume-flag",
+    "preempt", "exclusive",
 )  # fmt: skip
 FLAGS = ("hold", "cancel")
 ACCEPTED = f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN}"

@@ -3,6 +3,7 @@ five fields. It knows nothing of folders: the script path is returned as written
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -81,8 +82,8 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
     arguments_quoted = len(fields.quoted) > _ARGUMENTS and fields.quoted[_ARGUMENTS]
     if not arguments_quoted and _SIX_COLUMNS.fullmatch(values[_ARGUMENTS]):
         raise ValueError(
-            f"the fourth field is {values[_ARGUMENTS]!r}: six-column and torchrun lines are not carried out by"
-            " this version; leave that field out, or quote it if it is an argument"
+            f"the fourth field is {values[_ARGUMENTS]!r}: six-column and torchrun lines are not carried out"
+            " by this version; leave that field out, or quote it if it is an argument"
         )
     rest = fields.rest or ""
     if not arguments_quoted and not fields.rest_quoted and "," in rest:
@@ -112,7 +113,7 @@ def _check_commas(values: list[str], rest: str) -> None:
     except ValueError:
         return  # the list itself is refused, with its own text
     number = _LAST_NUMBER.search(values[_ARGUMENTS])
-    ascending = all(a < b for a, b in zip(gpus, gpus[1:], strict=False))
+    ascending = all(a < b for a, b in itertools.pairwise(gpus))
     if ascending and not (number and gpus[0] == int(number[0]) + 1):
         return
     begin = ",".join(values[:3])
@@ -146,7 +147,7 @@ def _split(text: str) -> _Fields:
 
 
 def _field(text: str, at: int, arguments: bool) -> tuple[str, bool, int | None]:
-    """The field that begins at `at`, whether quotes are around it, and where the next begins (None = none)."""
+    """The field that begins at `at`, whether quotes are around it, and where the next begins, if any."""
     while at < len(text) and text[at] in BLANK:
         at += 1
     if text[at : at + 1] == '"':
@@ -183,7 +184,5 @@ def _comment(text: str, arguments: bool) -> int | None:
 
 def quote_field(field: str) -> str:
     """The field as it is written in a line, in quotes where it needs them."""
-    plain = (
-        not re.search(r"[,\"'#\\]", field) and field == field.strip() and not _SIX_COLUMNS.fullmatch(field)
-    )
-    return field if plain else '"' + field.replace('"', '""') + '"'
+    special = re.search(r"[,\"'#\\]", field) or field != field.strip() or _SIX_COLUMNS.fullmatch(field)
+    return field if not special else '"' + field.replace('"', '""') + '"'

@@ -69,8 +69,8 @@ class Line:
 class Attempt:
     """An attempt whose GPUs are not given back yet, or not cooled: the record, and what its folder says.
 
-    Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. survivors: processes that
-    carry the token; None = not looked for. baseline_mib: memory on each of its GPUs that nobody accounted for
+    Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. survivors: processes
+    that carry the token; None = not looked for. baseline_mib: memory on each GPU that nobody accounted for
     when it started.
     """
 

@@ -64,7 +64,5 @@ def format_gpu_list(gpus: Iterable[int] | None) -> str:
             runs[-1].append(gpu)
         else:
             runs.append([gpu])
-    return ",".join(
-        ",".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}"  # fmt: skip
-        for run in runs
-    )
+    texts = [",".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ",".join(texts)

@@ -52,8 +52,8 @@ def parse_line(
 ) -> Parsed | Malformed | None:
     """What a line means; None for a blank line, a comment or the header.
 
-    cwd: absolute working folder of the file's lines; home: what `~/` stands for; known_gpus: the indices there
-    are, None = any. The text may carry a BOM and its line ending.
+    cwd: absolute working folder of the file's lines; home: what `~/` stands for; known_gpus: the indices
+    there are, None = any. The text may carry a BOM and its line ending.
     """
     text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
     if not text or text.startswith("#"):
@@ -61,7 +61,7 @@ def parse_line(
     wrong = _unreadable(text)
     if wrong is not None:
         return wrong
-    accepted = attributes.ACCEPTED
+    accepted, bare = attributes.ACCEPTED, text
     try:
         block = attributes.parse_block(text, known_gpus) if text.startswith("[") else None
         rest = text if block is None else block.rest
@@ -163,8 +163,8 @@ def format_csv_line(
 ) -> str:
     """The CSV line, without a line ending, that `parse_line` reads back as these values.
 
-    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for what no
-    line can hold (a line break, an unbalanced quote, a bad environment name).
+    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for what
+    no line can hold (a line break, an unbalanced quote, a bad environment name).
     """
     for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
         if any(bad in value for bad in "\n\r\0"):

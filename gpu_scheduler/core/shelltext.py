@@ -9,32 +9,10 @@ from gpu_scheduler.core.words import quotes_closed
 
 ACCEPTED = "one whole shell command on one line, in the foreground; or a script that holds the rest"
 
-_RESERVED = frozenset(
-    [
-        "if",
-        "then",
-        "else",
-        "elif",
-        "fi",
-        "for",
-        "while",
-        "until",
-        "do",
-        "done",
-        "case",
-        "esac",
-        "select",
-        "function",
-        "time",
-        "coproc",
-        "in",
-        "{",
-        "}",
-        "!",
-        "[[",
-        "]]",
-    ]
-)
+_RESERVED = (
+    "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",
+    "function", "time", "coproc", "{", "}", "!", "[[",
+)  # fmt: skip
 #: Text in which bash cannot find a syntax error: plain words and simple quotes.
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
@@ -65,6 +43,6 @@ def cuda_note(text: str) -> str | None:
     if not _SETS_CUDA.search(text):
         return None
     return (
-        "sets CUDA_VISIBLE_DEVICES itself, so that it uses other GPUs than it is given; leave that out and write"
-        " the GPUs it may use in front, as in [allowed=0]"
+        "sets CUDA_VISIBLE_DEVICES itself, so that it uses other GPUs than it is given; leave that out and"
+        " write the GPUs it may use in front, as in [allowed=0]"
     )

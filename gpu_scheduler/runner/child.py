@@ -154,6 +154,8 @@ class Child:
         if self.running:
             try:
                 os.killpg(self._pid, number)
+                if os.getpgid(self._pid) != self._pid:
+                    os.kill(self._pid, number)
             except OSError:
                 pass
 
@@ -161,14 +163,15 @@ class Child:
         """What the ended command may have left behind; None if that is nothing."""
         if self._pid == 0:
             return None
-        if self.ended - self.spawned > _ADOPTED_AFTER_S and not _has_children():
+        if self.ended - self.spawned > _ADOPTED_AFTER_S and not has_children():
             return None
         from .leftovers import Leftovers
 
         return Leftovers(self._spec["token"], self._spec["term_grace_s"], self.ended)
 
 
-def _has_children() -> bool:
+def has_children() -> bool:
+    """Whether this process has children, ended or not; with the orphans that it adopted."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -30,7 +30,8 @@ class Ending:
         if cause == "machine":
             self._machine_at = until
         if first or _rank(cause) >= _rank(self.cause):
-            self.cause, self._follow = cause, follow
+            forced = cause == self.cause and self._follow == "kill"
+            self.cause, self._follow = cause, "kill" if forced else follow
             # The grace of an earlier cause is never made longer: the command knows already.
             self.deadline = until if first or self.deadline is None else min(self.deadline, until)
         return first

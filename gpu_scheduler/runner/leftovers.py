@@ -6,6 +6,7 @@ import os
 import time
 
 from . import signals, tree
+from .child import has_children
 
 _KILL_AFTER_S = 3.0
 _GIVE_UP_AFTER_S = 5.0
@@ -24,7 +25,7 @@ class Leftovers:
 
     def turn(self, now: float) -> float | None:
         """Look, and signal what is left. Seconds until the next look; None = nothing left, or time is up."""
-        alive = tree.descendants(os.getpid())
+        alive = tree.descendants(os.getpid()) if has_children() else {}
         alive.update(tree.carriers((self._token,)).get(self._token, {}))
         if not alive:
             return None

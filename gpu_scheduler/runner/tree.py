@@ -7,6 +7,7 @@ that was given away meanwhile is never hit. It decides neither whom to signal no
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ else:
 
 _MARK = b"GPU_SCHEDULER_TOKEN="
 _KERNEL_THREAD = 0x00200000
-_ATTEMPTS = 50
+#: A process inside exec shows no environment. It is asked again, at most so long (seconds).
+_EXEC_S = 0.1
+_EXEC_AGAIN_S = 0.0005
 
 
 def _file(pid: int, name: str) -> bytes:
@@ -89,14 +92,15 @@ def carriers(tokens: Collection[str]) -> dict[str, dict[int, int]]:
 
 def _token(pid: int) -> bytes:
     """The token of a process; empty if it has none that can be read."""
-    for _ in range(_ATTEMPTS):
+    until = time.monotonic() + _EXEC_S
+    while True:
         try:
             environment = _file(pid, "environ")
         except OSError:
             return b""
-        if environment or not _between_images(pid):
+        if environment or not _between_images(pid) or time.monotonic() > until:
             break
-        os.sched_yield()
+        time.sleep(_EXEC_AGAIN_S)
     if environment.startswith(_MARK):
         start = 0
     else:
@@ -107,12 +111,12 @@ def _token(pid: int) -> bytes:
 
 
 def _between_images(pid: int) -> bool:
-    """Whether a process is inside exec: its environment reads as empty for a moment."""
+    """Whether a process that may be looked at is inside exec, or just ending."""
     fields = _stat(pid)
     if fields is None or int(fields[6]) & _KERNEL_THREAD:
         return False
-    # Field 51 of stat, the end of the environment, is 0 until exec has set it; without leave to see it, too.
-    return len(fields) > 48 and int(fields[48]) == 0 and os.access(f"/proc/{pid}/environ", os.R_OK)
+    # Field 51 of stat, the end of the environment, is 0 until exec has set it.
+    return len(fields) > 48 and int(fields[48]) == 0
 
 
 def send(pid: int, ticks: int, signal: int) -> bool:

@@ -188,8 +188,15 @@ def test_ended_runners_are_collected(executor: Executor, make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_screen_missing(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_screen_missing(
+    executor: Executor, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert screen_problem() is None
+    running = make("exec sleep 300").launch(executor)
+    running.until_live()
+    assert screen_problem() is None
+    running.stop()
+    running.result()
     attempt = make("exit 0")
     attempt.prepare()
     monkeypatch.setenv("PATH", str(tmp_path))

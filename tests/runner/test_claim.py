@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -76,6 +77,36 @@ def test_killed_while_running(make: Make) -> None:
     assert attempt.pids(), "under a pipe the command runs on"
     assert sweep(attempt.token, term_s=0.3, deadline_s=10) == ()
     assert kill_runner(attempt.folder, attempt.token) is False
+
+
+def test_folder_that_goes_away(make: Make, tmp_path: Path) -> None:
+    executor = DirectExecutor()
+    attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 1").launch(executor)
+    attempt.until_said("up")
+    shutil.rmtree(attempt.folder)
+    (tmp_path / "go").touch()
+    reap(executor, 0)
+    assert "--- failed: exit code 1" in attempt.output()
+    assert not attempt.folder.exists()
+
+
+def test_result_is_tried_again_until_it_lands(make: Make, tmp_path: Path) -> None:
+    patch = f"""
+real = os.rename
+def fails_while_full(*args, **more):
+    if os.path.exists({str(tmp_path / "full")!r}):
+        open({str(tmp_path / "tried")!r}, "w").close()
+        raise OSError(28, "No space left on device")
+    return real(*args, **more)
+os.rename = fails_while_full
+"""
+    (tmp_path / "full").touch()
+    attempt = make("exit 3").launch(patched(tmp_path, patch))
+    wait_for((tmp_path / "tried").exists, "a failed try")
+    assert attempt.seen().result is None
+    assert attempt.seen().claim == "live"
+    (tmp_path / "full").unlink()
+    assert attempt.result().exit_code == 3
 
 
 def test_killed_before_the_result_lands(make: Make, tmp_path: Path) -> None:

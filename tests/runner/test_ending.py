@@ -61,6 +61,13 @@ def test_withdrawal() -> None:
     assert ending.tell("preempted", 5, "withdraw", now=100) is True
 
 
+def test_a_forced_preemption_stays_forced() -> None:
+    ending = Ending()
+    ending.tell("preempted", 10, "kill", now=0)
+    ending.tell("preempted", 10, "withdraw", now=1)
+    assert ending.due(10) == "kill"
+
+
 def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
     ending = Ending()
     ending.tell("preempted", 10, "withdraw", now=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner import tree
+from gpu_scheduler.runner import leftovers, tree
 from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import wait_for
 from tests.runner.conftest import Make
@@ -86,6 +86,7 @@ def test_last_words_of_what_is_left_are_logged(make: Make) -> None:
 
 def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
+    monkeypatch.setattr(leftovers, "has_children", lambda: True)
     monkeypatch.setattr(tree, "descendants", lambda root: {8: 80})
     monkeypatch.setattr(tree, "carriers", lambda tokens: {tokens[0]: {9: 90, 8: 80}})
     monkeypatch.setattr(tree, "send", lambda pid, ticks, number: sent.append(number))

@@ -169,6 +169,19 @@ def test_machine_ends(
     assert (result.cause, result.exit_code, result.signal) == expected
 
 
+def test_machine_that_ends_later_changes_nothing(make: Make) -> None:
+    leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
+    attempt = make(leave, term_grace_s=1.2).launch()
+    command, runner = command_of(attempt), attempt.seen().pid
+    assert runner is not None
+    wait_for(lambda: not os.path.exists(f"/proc/{command}"), "the command has ended")
+    late = time.monotonic() + 0.5
+    wait_for(lambda: time.monotonic() > late, "more than 0.3 s")
+    os.kill(runner, signal.SIGTERM)
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == (None, 3)
+
+
 def test_machine_ends_before_the_command_began(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "echo up; sleep 300; printf . >&3\n"

@@ -1,0 +1,63 @@
+"""A last line that had no line ending when it was read, and has grown since: was it edited, or did another
+program append a second line to it? Judged from the text alone, so it errs where one looks like the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from gpu_scheduler.core.attributes import FLAGS
+from gpu_scheduler.core.csvline import meant_as_csv
+from gpu_scheduler.core.jobline import Malformed
+from gpu_scheduler.core.lines import BoundLine, ParsedLine
+
+REASON = "the line before it had no line ending, and a second line was appended to it"
+MALFORMED = Malformed(REASON, "two lines; or, if it is one, the same with [] in front of it")
+
+_PROGRAMS = re.compile(
+    r"(?:python|pypy|bash|sh|zsh|env|conda|mamba|micromamba|torchrun|accelerate|deepspeed|uv|uvx|poetry|pipenv"
+    r"|make|nohup|time|timeout|nice|cd|echo|printf|sleep|export|source|srun|mpirun|mpiexec|jupyter|papermill"
+    r"|Rscript|julia|perl|ruby|node|docker|podman|apptainer|singularity|wget|curl|rsync|cp|mv|rm|mkdir|git"
+    r"|for|if|while|until|test|true|false)[0-9.]*"
+)
+_ASSIGNMENTS = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*=\S*[ \t]+)*")
+_BLOCK = re.compile(r"\[(?P<items>[^\]]*)\][ \t]+\S")
+_SECOND_IS_PATH = re.compile(r'[+-]?[0-9]*[ \t]*,[ \t]*"?[^,"]*(?:\.py|/)')
+_SCRIPT = re.compile(r"(?:\.|~)/\S+")
+
+
+def first_word(command: str) -> str:
+    """The program that a command names, behind its variable assignments."""
+    words = command[_ASSIGNMENTS.match(command).end() :].split(None, 1)  # type: ignore[union-attr]
+    return words[0] if words else ""
+
+
+def holds_second_line(before: BoundLine, now: ParsedLine, programs: Collection[str]) -> bool:
+    """Whether `now`, the line where `before` was, is that line and the beginning of a second one.
+
+    programs: words that begin commands elsewhere in the file.
+    """
+    grown = now.raw.rstrip("\r\n")
+    old = before.raw.rstrip("\r\n")
+    return (
+        not before.ends
+        and not before.malformed
+        and grown != old
+        and grown.startswith(old)
+        and begins_a_line(grown[len(old) :], {*programs, first_word(before.text)})
+    )
+
+
+def begins_a_line(tail: str, programs: Collection[str]) -> bool:
+    """Whether text that was joined to a line looks like the beginning of another."""
+    if not tail or tail[0] in " \t#":
+        return False
+    tail = tail.removeprefix("\ufeff")
+    block = _BLOCK.match(tail)
+    if block is not None:
+        return all("=" in item or item in FLAGS for item in block["items"].split())
+    if meant_as_csv(tail) and _SECOND_IS_PATH.match(tail):
+        return True
+    word = first_word(tail)
+    assigned = tail.split(None, 1)[0] != word
+    return assigned or word in programs or bool(_PROGRAMS.fullmatch(word) or _SCRIPT.fullmatch(word))

@@ -1,0 +1,253 @@
+"""What a reading of a jobs file says: the difference from the last one, as actions on jobs.
+
+It is told which lines count (`saves` decides that) and how the jobs stand, and changes nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_scheduler.core.facts import JobFact
+from gpu_scheduler.core.lines import BoundLine, ParsedLine, Reading
+from gpu_scheduler.core.matching import Pairs
+from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """Insert a job for line `index` of the reading."""
+
+    index: int
+    number: int
+    same_as: str | None = None
+
+    def say(self, job_id: int) -> str:
+        """What to log once the job has its id."""
+        if self.same_as is None:
+            return f"line {self.number}: job {job_id}"
+        return f"line {self.number}: same text as {self.same_as} → job {job_id}"
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Line `index` belongs to a job that is there already."""
+
+    index: int
+    job_id: int
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Queue the finished job of line `index` once more, with the attributes that the line gives."""
+
+    index: int
+    job_id: int
+
+
+@dataclass(frozen=True)
+class LineRemoved:
+    """The line of a waiting job is gone: it ends as cancelled, "line removed"."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class AttributeChanged:
+    """The line of a waiting job gives this attribute another value (None or absent before = not given)."""
+
+    job_id: int
+    name: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True)
+class CancelRunning:
+    """`cancel` was newly written on the line of a job with an open attempt."""
+
+    job_id: int
+
+
+ReadingAction = NewJob | Bind | Requeue | LineRemoved | AttributeChanged | CancelRunning
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The lines that count now, each with its index in the last reading."""
+
+    lines: tuple[ParsedLine, ...]
+    pairs: Pairs
+
+    def new_identities(self) -> frozenset[str]:
+        """The identities whose newest job `diff` has to be told."""
+        new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
+        return frozenset(line.identity for line in new if line.identity is not None)
+
+
+@dataclass(frozen=True)
+class ReadingResult:
+    """What to do, in order; what to log; and the reading to keep, in which new jobs have no id yet."""
+
+    actions: tuple[ReadingAction, ...]
+    said: tuple[str, ...]
+    reading: Reading
+
+    def bound(self, new_jobs: Mapping[int, int]) -> Reading:
+        """The reading to keep. new_jobs: index of a NewJob -> the id that its job was given."""
+        lines = list(self.reading)
+        for index, job_id in new_jobs.items():
+            lines[index] = replace(lines[index], job_id=job_id)
+        return tuple(lines)
+
+
+def diff(
+    previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact], newest: Mapping[str, JobFact]
+) -> ReadingResult:
+    """What the difference says.
+
+    jobs: how the jobs of the previous reading stand; newest: for each of `accepted.new_identities()` that has
+    ever been a job, from whatever file or front end, the newest one.
+    """
+    return _Diff(previous, accepted, jobs, newest).result()
+
+
+def job_order(reading: Iterable[BoundLine]) -> tuple[int, ...]:
+    """The jobs of a reading in the order of their lines."""
+    return tuple(line.job_id for line in reading if line.job_id is not None)
+
+
+def share_out(order: Sequence[int], places: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """New places for the queued jobs of a file, in the order of its lines, out of those that they hold
+    together. places: of its queued jobs alone. Returns (job, place) for those that move."""
+    queued = [job for job in order if job in places]
+    free = sorted(places[job] for job in queued)
+    return tuple((job, place) for job, place in zip(queued, free, strict=True) if places[job] != place)
+
+
+class _Diff:
+    """One comparison. Collects actions and what is said while it walks the lines in order."""
+
+    def __init__(
+        self,
+        previous: Reading,
+        accepted: Accepted,
+        jobs: Mapping[int, JobFact],
+        newest: Mapping[str, JobFact],
+    ) -> None:
+        self.previous, self.accepted, self.jobs, self.newest = previous, accepted, jobs, newest
+        self.actions: list[ReadingAction] = []
+        self.said: list[str] = []
+        self.bound: list[int | None] = [None] * len(accepted.lines)
+        self.first_before: dict[str, BoundLine] = {}
+        self.job_before: dict[str, int] = {}
+        for line in previous:
+            if line.kind == "csv" and line.identity is not None:
+                self.first_before.setdefault(line.identity, line)
+                if line.job_id is not None:
+                    self.job_before.setdefault(line.identity, line.job_id)
+
+    def result(self) -> ReadingResult:
+        lines, pairs = self.accepted.lines, self.accepted.pairs
+        self._removed()
+        newly = {
+            line.identity: line.number for line, old in zip(lines, pairs, strict=True) if old is None
+        }  # the last of equal ones
+        first: dict[str, int] = {}
+        for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
+            if line.identity is None:
+                continue
+            if old is None:
+                self.said += [f"line {line.number}: {note}" for note in line.notes]
+            if line.kind == "command":
+                self._command(index, line, None if old is None else self.previous[old])
+            elif line.identity not in first:
+                first[line.identity] = index
+                self._csv(index, line, newly.get(line.identity), old is None)
+            elif old is None:
+                number = lines[first[line.identity]].number
+                self.said.append(f"line {line.number}: the same as line {number}; they are one job")
+        kept = zip(lines, self.bound, strict=True)
+        return ReadingResult(
+            tuple(self.actions), tuple(self.said), tuple(_kept(line, job) for line, job in kept)
+        )
+
+    def _removed(self) -> None:
+        kept = {old for old in self.accepted.pairs if old is not None}
+        still = {line.identity for line in self.accepted.lines if line.kind == "csv"}
+        for index, line in enumerate(self.previous):
+            if index in kept or line.job_id is None or line.identity in still:
+                continue
+            job = self.jobs.get(line.job_id)
+            if job is not None and job.state in WAITING:
+                self.actions.append(LineRemoved(line.job_id))
+            elif job is not None and job.state in ACTIVE:
+                self.said.append(
+                    f"the line of job {line.job_id} is removed; the job is {job.state} and goes on"
+                )
+
+    def _command(self, index: int, line: ParsedLine, old: BoundLine | None) -> None:
+        if old is not None and old.job_id is not None:
+            self.bound[index] = old.job_id
+            self._attributes(old.job_id, self.jobs.get(old.job_id), old.attributes, line.attributes)
+            return
+        same = self.newest.get(line.identity or "")
+        self.actions.append(NewJob(index, line.number, _named(same) if same is not None else None))
+
+    def _csv(self, index: int, line: ParsedLine, number: int | None, is_new: bool) -> None:
+        """The first line of its identity. number: of a new line of that identity, None = there is none."""
+        assert line.identity is not None
+        before = self.first_before.get(line.identity)
+        job_id = self.job_before.get(line.identity)
+        if job_id is not None and number is None:
+            self.bound[index] = job_id
+            old = before.attributes if before is not None else line.attributes
+            self._attributes(job_id, self.jobs.get(job_id), old, line.attributes)
+            return
+        job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
+        if job is None:
+            self.actions.append(NewJob(index, line.number))
+            return
+        number = line.number if number is None else number
+        self.bound[index] = job.job_id
+        ended = job.state is JobState.FINISHED and job.outcome is not Outcome.COMPLETED
+        if ended and not line.attributes.get("cancel"):
+            self.actions.append(Requeue(index, job.job_id))
+            self.said.append(f"line {number}: {_named(job)} is queued once more")
+            return
+        self.actions.append(Bind(index, job.job_id))
+        if job.state is JobState.FINISHED:
+            self.said.append(
+                f"line {number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
+            )
+        elif is_new:
+            self.said.append(f"line {line.number}: it is {_named(job)} already")
+        heard = before.attributes if before is not None else {**line.attributes, "cancel": None}
+        self._attributes(job.job_id, job, heard, line.attributes)
+
+    def _attributes(
+        self, job_id: int, job: JobFact | None, old: Mapping[str, Any], new: Mapping[str, Any]
+    ) -> None:
+        """Changed attributes speak one by one, to a waiting job; one with an open attempt hears `cancel`."""
+        if job is None or old == new:
+            return
+        cancelled = bool(new.get("cancel")) and not old.get("cancel")
+        if job.state in ACTIVE and cancelled:
+            self.actions.append(CancelRunning(job_id))
+        if job.state not in WAITING:
+            return
+        names = ["cancel"] if cancelled else sorted({*old, *new})
+        changed = [(name, old.get(name), new.get(name)) for name in names]
+        self.actions += [AttributeChanged(job_id, *change) for change in changed if change[1] != change[2]]
+
+
+def _named(job: JobFact) -> str:
+    return f"job {job.job_id} ({job.outcome if job.state is JobState.FINISHED else job.state})"
+
+
+def _kept(line: ParsedLine, job_id: int | None) -> BoundLine:
+    return BoundLine(
+        line.number, line.raw, line.text, line.kind, line.identity, line.attributes, line.problem, line.accepted,
+        line.fresh, job_id,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""When a save counts: which lines of the file as it stands are believed now, and which wait until when.
+
+Editors and programs write files in pieces, so what is added is believed soon and what is missing late. The
+times are those of DESIGN §5. All it goes by is the last reading, the lines now, and since when they stand so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_scheduler.core import grown
+from gpu_scheduler.core.facts import JobFact
+from gpu_scheduler.core.lines import BoundLine, ParsedLine, Reading
+from gpu_scheduler.core.matching import Pairs, match
+from gpu_scheduler.core.reading import Accepted
+from gpu_scheduler.core.states import WAITING
+
+#: Seconds for which the file must have been present and unchanged before …
+CHANGED_S = 2.0  # … a new or changed line counts that is not at the end,
+LAST_LINE_S = 5.0  # … a last line without a line ending counts,
+FEWER_S = 10.0  # … fewer lines, or another order, count.
+#: Seconds after which a file that a process has open for writing is looked at again.
+WRITER_S = 1.0
+
+
+@dataclass(frozen=True)
+class Content:
+    """The lines of the file as it stands, comments and blank lines apart, and the monotonic time since when
+    it is present and unchanged. written: a process has it open for writing."""
+
+    lines: tuple[ParsedLine, ...]
+    since: float
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """accepted: the lines that count now, None = nothing changes. gone: waiting jobs that must not be started
+    because their line is not there. next_look: when something may count without another change of the file
+    (monotonic seconds), None = never."""
+
+    accepted: Accepted | None
+    gone: frozenset[int]
+    next_look: float | None
+
+
+def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
+    """What counts now. jobs: how the jobs of the previous reading stand."""
+    lines = _without_grown(previous, content.lines)
+    counted, last_due = _without_unfinished(previous, lines, content, now)
+    pairs = match(previous, counted, jobs)
+    lost = _lost(previous, pairs)
+    due: float | None = None
+    if not lost and not _reordered(previous, pairs):
+        appended = _is_appended(previous, counted, pairs)
+        accepted = Accepted(tuple(_settled(line, False) for line in counted), pairs)
+        due = None if appended else content.since + CHANGED_S
+    elif content.written or now < content.since + FEWER_S or _new_malformed(previous, counted, pairs):
+        accepted = _merged(previous, counted, pairs)
+        due = content.since + CHANGED_S
+        last_due = _sooner(last_due, _fewer_due(previous, counted, pairs, content, now))
+    else:
+        accepted = Accepted(tuple(_settled(line, False) for line in counted), pairs)
+    gone = _gone(previous, counted, lost, jobs)
+    if due is not None and now < due:
+        return Decision(None, gone, due if _changes(previous, accepted) else last_due)
+    return Decision(accepted if _changes(previous, accepted) else None, gone, last_due)
+
+
+def _without_grown(previous: Reading, lines: tuple[ParsedLine, ...]) -> tuple[ParsedLine, ...]:
+    """The lines, with one malformed that grew after it was read and holds a second line's beginning."""
+    known = {line.raw.rstrip("\r\n") for line in previous if line.problem == grown.REASON}
+    at = next((i for i, line in enumerate(previous) if not line.ends and not line.malformed), None)
+    if at is None and not known:
+        return lines
+    programs = {grown.first_word(line.text) for line in previous if line.kind == "command"}
+    changed = list(lines)
+    for i, line in enumerate(lines):
+        here = at is not None and i == at and grown.holds_second_line(previous[at], line, programs)
+        if here or line.raw.rstrip("\r\n") in known:
+            changed[i] = replace(
+                line, kind=None, identity=None, attributes={}, spec=None, notes=(), text=line.raw.strip(),
+                problem=grown.MALFORMED.reason, accepted=grown.MALFORMED.accepted,
+            )  # fmt: skip
+    return tuple(changed)
+
+
+def _without_unfinished(
+    previous: Reading, lines: tuple[ParsedLine, ...], content: Content, now: float
+) -> tuple[tuple[ParsedLine, ...], float | None]:
+    """The lines, less a last one without a line ending that is new and too young; and when it is due."""
+    if not lines or lines[-1].ends:
+        return lines, None
+    last = lines[-1].key
+    before = sum(1 for line in previous if line.key == last)
+    if before > sum(1 for line in lines[:-1] if line.key == last):
+        return lines, None
+    due = content.since + LAST_LINE_S
+    if now < due:
+        return lines[:-1], due
+    return (lines[:-1], now + WRITER_S) if content.written else (lines, None)
+
+
+def _lost(previous: Reading, pairs: Pairs) -> list[BoundLine]:
+    kept = {old for old in pairs if old is not None}
+    return [line for i, line in enumerate(previous) if i not in kept and not line.malformed]
+
+
+def _reordered(previous: Reading, pairs: Pairs) -> bool:
+    olds = [old for old in pairs if old is not None and not previous[old].malformed]
+    return any(a > b for a, b in zip(olds, olds[1:], strict=False))
+
+
+def _is_appended(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> bool:
+    return pairs[: len(previous)] == tuple(range(len(previous))) and all(
+        old.key == line.key for old, line in zip(previous, counted, strict=False)
+    )
+
+
+def _new_malformed(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> bool:
+    return any(
+        line.malformed and (old is None or previous[old].fresh)
+        for line, old in zip(counted, pairs, strict=True)
+    )
+
+
+def _settled(line: ParsedLine, fresh: bool) -> ParsedLine:
+    return line if line.fresh == fresh else replace(line, fresh=fresh)
+
+
+def _fewer_due(
+    previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs, content: Content, now: float
+) -> float | None:
+    if _new_malformed(previous, counted, pairs):
+        return None
+    due = content.since + FEWER_S
+    return due if now < due else now + WRITER_S
+
+
+def _merged(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> Accepted:
+    """The lines of the last reading in their order, as they are written now or, where they are gone, as they
+    were; every new line behind the one that it follows in the file."""
+    written: dict[int, ParsedLine] = {}
+    behind: dict[int, list[ParsedLine]] = {}
+    at = -1
+    for line, old in zip(counted, pairs, strict=True):
+        if old is not None:
+            at = old
+            written[old] = _settled(line, line.malformed and previous[old].fresh)
+        else:
+            behind.setdefault(at, []).append(_settled(line, line.malformed))
+    lines: list[ParsedLine] = []
+    olds: list[int | None] = []
+    for i in range(-1, len(previous)):
+        if i >= 0 and (i in written or not previous[i].malformed):
+            lines.append(written.get(i) or _retained(previous[i]))
+            olds.append(i)
+        lines += behind.get(i, [])
+        olds += [None] * len(behind.get(i, []))
+    return Accepted(tuple(lines), tuple(olds))
+
+
+def _retained(line: BoundLine) -> ParsedLine:
+    return ParsedLine(line.number, line.raw, line.text, line.kind, line.identity, line.attributes)
+
+
+def _gone(
+    previous: Reading, counted: Sequence[ParsedLine], lost: list[BoundLine], jobs: Mapping[int, JobFact]
+) -> frozenset[int]:
+    """The waiting jobs of the lost lines; a CSV job whose identity another line still has is not among them."""
+    here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
+    ids = [line.job_id for line in lost if line.job_id is not None and line.identity not in here]
+    return frozenset(job for job in ids if job in jobs and jobs[job].state in WAITING)
+
+
+def _changes(previous: Reading, accepted: Accepted) -> bool:
+    """Whether the reading would be another one, if only by the number or the line ending of a line."""
+    return len(previous) != len(accepted.lines) or any(
+        old != i
+        or line.raw != previous[i].raw
+        or line.number != previous[i].number
+        or line.key != previous[i].key
+        or line.problem != previous[i].problem
+        or line.fresh != previous[i].fresh
+        for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))
+    )
+
+
+def _sooner(a: float | None, b: float | None) -> float | None:
+    return min((time for time in (a, b) if time is not None), default=None)

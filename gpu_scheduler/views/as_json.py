@@ -1,0 +1,78 @@
+"""A report as JSON: the stable form that docs/json.md describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpu_scheduler.core.share import WHOLE
+from gpu_scheduler.views.report import GpuShown, JobShown, Report
+
+
+def gpu_object(gpu: GpuShown) -> dict[str, Any]:
+    """One element of "gpus"."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "state": gpu.state,
+        "allocated": gpu.share / WHOLE,
+        "memory_used_mib": gpu.used_mib,
+        "memory_total_mib": gpu.total_mib,
+        "load_percent": gpu.load_percent,
+        "fault": gpu.fault,
+        "sampled_at": gpu.sampled_at,
+        "jobs": list(gpu.jobs),
+    }
+
+
+def job_object(job: JobShown) -> dict[str, Any]:
+    """One element of "jobs"."""
+    return {
+        "id": job.id,
+        "state": job.state,
+        "outcome": job.outcome,
+        "reason": job.reason,
+        "infeasible": job.infeasible,
+        "recorded": job.recorded,
+        "name": job.name,
+        "command": job.text,
+        "gpus": list(job.gpus),
+        "exit_code": job.exit_code,
+        "signal": job.signal,
+        "attempts": job.attempts,
+        "session": job.session,
+        "log": job.log,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "priority": job.priority,
+        "source": job.source,
+    }
+
+
+def to_json(report: Report) -> str:
+    """The whole report, one line per element of a list, pure ASCII."""
+    scheduler = {"pid": report.pid, "state_file": report.state_file, "data_dir": report.data_dir}
+    malformed = (
+        {"file": m.path, "line": m.number, "text": m.text, "reason": m.reason, "accepted": m.accepted}
+        for m in report.malformed
+    )
+    files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
+    parts = [
+        f'"scheduler": {json.dumps(scheduler)}',
+        f'"now": {json.dumps(report.now)}',
+        f'"counts": {json.dumps(dict(sorted(report.counts.items())))}',
+        f'"gpus": {_listed(map(gpu_object, report.gpus))}',
+        f'"jobs": {_listed(map(job_object, report.jobs))}',
+        f'"malformed": {_listed(malformed)}',
+        f'"jobs_files": {_listed(files)}',
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
+    # Element by element without indentation: json's C encoder, fifty times as fast for a long queue.
+    lines = ",\n  ".join(json.dumps(element) for element in objects)
+    return f"[\n  {lines}\n]" if lines else "[]"

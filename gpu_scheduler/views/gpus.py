@@ -1,0 +1,58 @@
+"""The rows of the managed GPUs and of the attempts that hold them, into what is shown of each GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.core.share import WHOLE
+from gpu_scheduler.views import report
+from gpu_scheduler.views.jobs import Row
+from gpu_scheduler.views.report import GpuShown
+
+
+def shown(
+    gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool]
+) -> tuple[GpuShown, ...]:
+    """The GPUs by index. attempts: those not settled; paused: UUID -> paused once all wishes are carried out."""
+    holders: dict[str, list[Row]] = {}
+    for attempt in attempts:
+        if attempt["released_boot"] is None:
+            for uuid in json.loads(attempt["gpus"]):
+                holders.setdefault(uuid, []).append(attempt)
+    return tuple(_shown(gpu, holders.get(gpu["uuid"], []), paused.get(gpu["uuid"], False)) for gpu in gpus)
+
+
+def _shown(gpu: Row, holders: list[Row], paused: bool) -> GpuShown:
+    share = sum(attempt["share"] for attempt in holders)
+    return GpuShown(
+        index=gpu["idx"],
+        uuid=gpu["uuid"],
+        name=gpu["name"],
+        state=_state(gpu, share, paused),
+        share=share,
+        used_mib=gpu["used_mib"],
+        total_mib=gpu["total_mib"],
+        load_percent=gpu["load_percent"],
+        fault=gpu["fault"],
+        sampled_at=gpu["sampled_at"],
+        jobs=tuple(sorted({attempt["job_id"] for attempt in holders})),
+    )
+
+
+def _state(gpu: Row, share: int, paused: bool) -> str:
+    if gpu["fault"] is not None:
+        return report.LOST
+    if paused:
+        return report.PAUSED
+    return report.BUSY if share >= WHOLE or (share == 0 and _used_by_others(gpu)) else report.AVAILABLE
+
+
+def _used_by_others(gpu: Row) -> bool:
+    """Whether a GPU without a job of ours is used so much that, by the default limits, it takes none."""
+    limits = Limits()
+    used, total, load = gpu["used_mib"], gpu["total_mib"], gpu["load_percent"]
+    if used is not None and total and used >= limits.memory * total:
+        return True
+    return load is not None and load >= 100 * limits.load

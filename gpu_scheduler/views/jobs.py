@@ -1,0 +1,133 @@
+"""A job's row, its newest attempt and what that attempt's folder says, into what is shown of the job."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from gpu_scheduler.core.actions import Close, Move
+from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
+from gpu_scheduler.core.settle import settle
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import ACTIVE, WAITING, JobState
+from gpu_scheduler.views.report import JobShown
+
+RELEASING = "waits for processes of its last attempt"
+
+
+class Row(Protocol):
+    """A row of the record, by column name."""
+
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the words about a job depend on besides its own rows.
+
+    reasons: ask -> why its jobs wait; infeasible: asks that can never fit; indices: UUID -> GPU index;
+    wished: job id -> what an open wish asks for; sightings: attempt id -> its folder.
+    """
+
+    now: Now
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    infeasible: Collection[str] = ()
+    indices: Mapping[str, int] = field(default_factory=dict)
+    wished: Mapping[int, str] = field(default_factory=dict)
+    sightings: Mapping[int, Sighting] = field(default_factory=dict)
+
+
+def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
+    """One job as it is, also where the record does not know it yet."""
+    state = JobState(job["state"])
+    values = JobShown(
+        id=job["id"],
+        state=state.value,
+        outcome=job["outcome"],
+        reason=_reason(job, attempt, context),
+        infeasible=state is JobState.QUEUED and job["ask"] in context.infeasible,
+        name=job["name"],
+        text=job["text"],
+        exit_code=job["exit_code"],
+        signal=job["signal"],
+        created_at=job["created_at"],
+        finished_at=job["finished_at"],
+        priority=job["priority"],
+        source=job["source"],
+    )
+    if attempt is None:
+        return values
+    values = replace(
+        values,
+        gpus=tuple(sorted(context.indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"]))),
+        attempts=attempt["number"],
+        session=attempt["session"] if state in ACTIVE else None,
+        log=attempt["log"],
+        started_at=attempt["started_at"],
+    )
+    sighting = context.sightings.get(attempt["id"])
+    return values if sighting is None else _as_seen(values, job, attempt, sighting, context.now)
+
+
+def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
+    state = JobState(job["state"])
+    wish = context.wished.get(job["id"])
+    if wish is not None:
+        return f"{wish} is asked for; waits for the scheduler"
+    if job["reason"] or state not in WAITING:
+        return str(job["reason"]) if job["reason"] else None
+    if state is JobState.HELD:
+        return "held"
+    if job["gone"]:
+        return f"line gone from {posixpath.basename(job['source'].partition(':')[2]) or 'its jobs file'}"
+    if attempt is not None and attempt["outcome"] is not None and not _released(attempt):
+        return RELEASING
+    return context.reasons.get(job["ask"], "not tried yet")
+
+
+def _released(attempt: Row) -> bool:
+    return attempt["settled"] == 1 or attempt["released_boot"] is not None
+
+
+def _as_seen(values: JobShown, job: Row, attempt: Row, seen: Sighting, now: Now) -> JobShown:
+    """What the next round would record of an open attempt, told by the rule that it would go by."""
+    values = replace(values, session=seen.session or values.session, log=values.log or seen.log)
+    for action in settle(_fact(job, attempt, seen), now, Settings()):
+        if isinstance(action, Close):
+            finished = action.state is JobState.FINISHED
+            return replace(
+                values,
+                state=action.state.value,
+                outcome=action.job_outcome.value if action.job_outcome else None,
+                reason=action.reason,
+                exit_code=action.exit_code,
+                signal=action.signal,
+                started_at=action.started_at or values.started_at,
+                finished_at=action.ended_at if finished else None,
+                session=None,
+                recorded=False,
+            )
+        if isinstance(action, Move):
+            return replace(values, state=action.state.value, recorded=False)
+    return values
+
+
+def _fact(job: Row, attempt: Row, seen: Sighting) -> Attempt:
+    cancel = Cancel(job["cancel_cause"], job["cancel_grace_s"]) if job["cancel_cause"] else None
+    return Attempt(
+        attempt_id=attempt["id"],
+        job_id=job["id"],
+        token=attempt["token"],
+        boot_id=attempt["boot_id"],
+        job_state=JobState(job["state"]),
+        sighting=seen,
+        launches=attempt["launches"],
+        launch_deadline=attempt["deadline_boot"],
+        launch_error=attempt["launch_error"],
+        survivors=(),
+        cancel=cancel,
+        launch_failures=job["launch_failures"],
+    )

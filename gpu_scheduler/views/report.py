@@ -1,0 +1,91 @@
+"""What `status` shows, as values: the same ones become text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: The states of a GPU, the first that applies.
+LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
+
+
+@dataclass(frozen=True)
+class GpuShown:
+    """A managed GPU. share: thousandths allocated; sampled_at: wall seconds; jobs: ids of those that hold it."""
+
+    index: int
+    uuid: str
+    name: str
+    state: str
+    share: int
+    used_mib: int | None
+    total_mib: int | None
+    load_percent: float | None
+    fault: str | None
+    sampled_at: float | None
+    jobs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobShown:
+    """A job and its newest attempt. Times in wall seconds.
+
+    recorded: False where state and outcome come from the attempt's folder and are not on the record yet.
+    """
+
+    id: int
+    state: str
+    outcome: str | None = None
+    recorded: bool = True
+    reason: str | None = None
+    infeasible: bool = False
+    name: str | None = None
+    text: str = ""
+    gpus: tuple[int, ...] = ()
+    exit_code: int | None = None
+    signal: int | None = None
+    attempts: int = 0
+    session: str | None = None
+    log: str | None = None
+    created_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+    priority: int = 200
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class MalformedShown:
+    """A line of a jobs file that is no job, why, and what would be accepted."""
+
+    path: str
+    number: int
+    text: str
+    reason: str
+    accepted: str | None = None
+
+
+@dataclass(frozen=True)
+class JobsFileShown:
+    """A jobs file, and why it cannot be read now."""
+
+    path: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that `status` shows, at `now` (wall seconds).
+
+    pid: of the scheduler, None when none is up; counts: recorded state -> all jobs in it, shown or not.
+    """
+
+    now: float
+    pid: int | None
+    state_file: str
+    data_dir: str
+    gpus: tuple[GpuShown, ...] = ()
+    jobs: tuple[JobShown, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    malformed: tuple[MalformedShown, ...] = ()
+    jobs_files: tuple[JobsFileShown, ...] = ()

@@ -1,0 +1,144 @@
+"""A report as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.core.share import format_share
+from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.views.report import LOST, GpuShown, JobShown, Report
+from gpu_scheduler.views.tables import Column, Draw, drawer
+from gpu_scheduler.views.words import ago, duration, outcome_words, plural, size, visible
+
+#: Queued and held jobs, finished jobs, and malformed lines, that are shown unless all are asked for.
+SHOWN = 20
+
+
+def to_text(report: Report, *, everything: bool = False, width: int | None = None) -> str:
+    """The report in tables, `width` columns wide (None: no limit); everything: no malformed line is left out."""
+    draw = drawer(width)
+
+    def section(title: str, state: JobState, table: str, jobs: Sequence[JobShown]) -> str:
+        if not jobs:
+            return ""
+        more = report.counts.get(state.value, 0) - sum(job.recorded for job in jobs)
+        rest = [f"  and {more:,} more (--all)"] if more > 0 else []
+        return "\n".join([f"{title} ({len(jobs) + max(0, more):,})", table, *rest])
+
+    active = [job for job in report.jobs if JobState(job.state) in ACTIVE]
+    queued = [job for job in report.jobs if job.state == JobState.QUEUED]
+    held = [job for job in report.jobs if job.state == JobState.HELD]
+    finished = [job for job in report.jobs if job.state == JobState.FINISHED]
+    blocks = [
+        _head(report),
+        _gpus(report, draw),
+        "" if report.jobs else "No jobs yet.",
+        f"Running ({len(active)})\n{_running(active, report.now, draw)}" if active else "",
+        section("Queued", JobState.QUEUED, _waiting(queued, draw), queued),
+        section("Held", JobState.HELD, _waiting(held, draw), held),
+        section("Finished", JobState.FINISHED, _finished(finished, report.now, draw), finished),
+        _malformed(report, None if everything else SHOWN),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _head(report: Report) -> str:
+    up = f"running, pid {report.pid}" if report.pid is not None else "not running"
+    lines = [
+        f"Scheduler   {up}",
+        f"State file  {visible(report.state_file)}",
+        f"Record      {visible(report.data_dir)}",
+    ]
+    for file in report.jobs_files:
+        problem = f": {visible(file.problem)}" if file.problem else ""
+        lines.append(f"Jobs file   {visible(file.path)}{problem}")
+    return "\n".join(lines)
+
+
+def _gpus(report: Report, draw: Draw) -> str:
+    if not report.gpus:
+        return "No GPUs are known yet."
+    columns: list[Column] = [
+        ("GPU", "right"), ("State", "left"), ("Share", "right"), ("Memory", "right"), ("Load", "right"),
+        ("Jobs", "left"), ("Name", "left"),
+    ]  # fmt: skip
+    table = draw(columns, [_gpu(gpu) for gpu in report.gpus])
+    sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
+    stale = report.pid is None and sampled
+    return f"GPUs{f', values as of {ago(max(sampled), report.now)}' if stale else ''}\n{table}"
+
+
+def _gpu(gpu: GpuShown) -> list[str]:
+    state = gpu.state if gpu.state != LOST or gpu.fault in (None, LOST) else f"{LOST}: {gpu.fault}"
+    load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
+    memory = f"{size(gpu.used_mib)} / {size(gpu.total_mib)}"
+    jobs = ", ".join(str(job) for job in gpu.jobs) or "-"
+    return [str(gpu.index), visible(state), format_share(gpu.share), memory, load, jobs, visible(gpu.name)]
+
+
+def _title(job: JobShown) -> str:
+    return visible(f"{job.name}: {job.text}" if job.name else job.text)
+
+
+def _unrecorded(job: JobShown) -> str:
+    return "" if job.recorded else " (not recorded yet)"
+
+
+def _running(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
+    rows = []
+    for job in jobs:
+        about = [_title(job)]
+        if job.reason:
+            about.append(visible(job.reason))
+        if job.session:
+            about.append(f"session {visible(job.session)}")
+        if job.log:
+            about.append(f"log {visible(job.log)}")
+        gpus = ",".join(str(gpu) for gpu in job.gpus) or "-"
+        since = ago(job.started_at, now) or "-"
+        rows.append([str(job.id), gpus, job.state + _unrecorded(job), since, "\n".join(about)])
+    columns: list[Column] = [
+        ("Job", "right"), ("GPUs", "left"), ("State", "left"), ("Since", "left"), ("What", "left"),
+    ]  # fmt: skip
+    return draw(columns, rows)
+
+
+def _waiting(jobs: Sequence[JobShown], draw: Draw) -> str:
+    rows = []
+    for job in jobs:
+        why = visible(job.reason or "") + _unrecorded(job)
+        rows.append([str(job.id), str(job.priority), f"{_title(job)}\n  {why}"])
+    columns: list[Column] = [("Job", "right"), ("Priority", "right"), ("What, and why it waits", "left")]
+    return draw(columns, rows)
+
+
+def _finished(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
+    rows = []
+    for job in jobs:
+        outcome = outcome_words(job.outcome or "finished", job.exit_code, job.signal)
+        took = "-"
+        if job.started_at is not None and job.finished_at is not None:
+            took = duration(job.finished_at - job.started_at)
+        what = _title(job)
+        # The code or the signal stands in the outcome already.
+        if job.reason and job.reason not in (f"exit code {job.exit_code}", f"signal {job.signal}"):
+            what += f"\n  {visible(job.reason)}"
+        rows.append([str(job.id), outcome + _unrecorded(job), took, ago(job.finished_at, now) or "-", what])
+    columns: list[Column] = [
+        ("Job", "right"), ("Outcome", "left"), ("Took", "right"), ("Ended", "left"), ("What", "left"),
+    ]  # fmt: skip
+    return draw(columns, rows)
+
+
+def _malformed(report: Report, most: int | None) -> str:
+    if not report.malformed:
+        return ""
+    lines = [f"Malformed lines ({len(report.malformed):,}); they do not run until they are mended"]
+    for bad in report.malformed[:most]:
+        lines.append(f"  {visible(bad.path)}:{bad.number}: {visible(bad.text)}")
+        lines.append(f"    {visible(bad.reason)}")
+        if bad.accepted:
+            lines.append(f"    accepted: {visible(bad.accepted)}")
+    if most is not None and len(report.malformed) > most:
+        lines.append(f"  and {plural(len(report.malformed) - most, 'more line')} (--all)")
+    return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""Words for people: times, sizes, outcomes, and user text made safe to print."""
+
+from __future__ import annotations
+
+import re
+from signal import Signals
+
+from gpu_scheduler.core.states import Outcome
+
+#: Control characters, those that turn the direction of text, line separators and lone surrogates.
+_UNSAFE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def visible(text: str) -> str:
+    """The text on one line, with every character that a terminal would act upon written as an escape."""
+    return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def duration(seconds: float) -> str:
+    """A length of time with one or two units: "0.4 s", "35 s", "2 min 5 s", "1 h 3 min", "2 d 4 h"."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, below, smaller in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            return f"{count} {unit} {rest // smaller} {below}" if rest >= smaller else f"{count} {unit}"
+    return f"{whole} s"
+
+
+def ago(at: float | None, now: float) -> str:
+    """How long ago, in one unit: "now", "5 s ago", "2 min ago"; "" if it has not been. Wall seconds."""
+    if at is None:
+        return ""
+    seconds = now - at
+    if seconds < 1:
+        return "now"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def size(mib: int | None) -> str:
+    """A size of memory: "512 MiB", "23.5 GiB", "?" for an unknown one."""
+    if mib is None:
+        return "?"
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL" for 9; "signal 40" for one without a name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> str:
+    """What became of a job: "completed", "failed, exit code 7", "failed, SIGKILL", "timed out"."""
+    words = outcome.replace("_", " ")
+    if outcome != Outcome.FAILED.value:
+        return words
+    if signal is not None:
+        return f"{words}, {signal_name(signal)}"
+    return words if exit_code is None else f"{words}, exit code {exit_code}"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 job", "20,000 jobs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

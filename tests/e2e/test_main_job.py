@@ -1,0 +1,226 @@
+"""The main job as a user does it: lines in, each run once, where it may, in its session and environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.e2e.world import CONDA, World, make_conda
+from tests.waiting import wait_for
+
+SHOW = """\
+import json, os, sys, time
+names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CONDA_DEFAULT_ENV", "STY", "SEED")
+seen = {name: os.environ.get(name) for name in names}
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps({**seen, "argv": sys.argv[2:], "tty": sys.stdout.isatty()}) + "\\n")
+print("running", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+CONFIG = {"default_requirement": 1.0, "models": {"qwen2.5-3b-inst": 0.5, "qwen2.5-7b-inst": 1.0}}
+
+
+@pytest.fixture
+def shown(world: World) -> World:
+    (world.folder / "show.py").write_text(SHOW)
+    (world.folder / "llm_config.json").write_text(json.dumps(CONFIG))
+    make_conda(world.folder, "torch", "other")
+    return world
+
+
+def test_six_lines_of_both_kinds(shown: World) -> None:
+    shown.start("--screen", "--conda-sh", str(CONDA))
+    shown.append(
+        "0,show.py,,a --llm qwen2.5-3b-inst --mode half,",
+        "0,show.py,,b --llm=qwen2.5-3b-inst,all",
+        "1,show.py,,c --llm qwen2.5-7b-inst --cuda 7 --mode x/y,3",
+        "[gpus=1 priority=2 allowed=1] python3 show.py d",
+        "2,show.py,torch,e --llm qwen2.5-3b-inst,2",
+        "[gpus=2 priority=3] python3 show.py f --cuda=9",
+    )
+    lines = {name: json.loads(shown.wait_text(name)[0]) for name in "abcde"}
+    assert {name: line["CUDA_VISIBLE_DEVICES"] for name, line in lines.items()} == {
+        "a": "0", "b": "0", "c": "3", "d": "1", "e": "2",
+    }  # fmt: skip
+    assert {line["CUDA_DEVICE_ORDER"] for line in lines.values()} == {"PCI_BUS_ID"}
+    assert lines["e"]["CONDA_DEFAULT_ENV"] == "torch"
+    assert lines["d"]["CONDA_DEFAULT_ENV"] is None
+    assert lines["a"]["argv"] == ["--llm", "qwen2.5-3b-inst", "--mode", "half", "--cuda", "0"]
+    assert lines["b"]["argv"] == ["--llm=qwen2.5-3b-inst", "--cuda", "0"]
+    assert lines["c"]["argv"][2:4] == ["--cuda", "3"]
+    assert lines["c"]["argv"].count("--cuda") == 1
+    assert all(line["tty"] for line in lines.values())
+    jobs = shown.jobs()
+    sessions = {i: job["session"] for i, job in jobs.items() if job["session"]}
+    assert sessions[1].endswith(".gpujob_0_half_1")
+    assert sessions[3].endswith(".gpujob_3_x-y_3")
+    assert sessions[2].endswith(".gpujob_0_show_2")
+    assert jobs[6]["state"] == "queued"
+    assert jobs[6]["reason"] == "needs 2 idle GPUs, 0 free"
+    assert "running" in Path(jobs[1]["log"]).read_text()
+    assert Path(jobs[1]["log"]).name.startswith("job_1_")
+    (shown.folder / "go").touch()
+    assert {job["outcome"] for job in shown.finished().values()} == {"completed"}
+    two = json.loads(shown.wait_text("f")[0])
+    assert two["argv"] == [f"--cuda={two['CUDA_VISIBLE_DEVICES']}"]
+    assert len(two["CUDA_VISIBLE_DEVICES"].split(",")) == 2
+    assert all(len((shown.folder / name).read_text().splitlines()) == 1 for name in "abcdef")
+
+
+def test_arguments_reach_the_script_as_they_were_written(shown: World) -> None:
+    (shown.folder / "go").touch()
+    shown.append(
+        '0,show.py,,"one --layers 1,2,3 --note ""a b""",',
+        "0,show.py,,two --lr 1 --bs 2,",
+        "0,show.py,,two --lr 2 --bs 1,",
+        "[env:SEED=1] 0,show.py,,three,",
+        "[env:SEED=2] 0,show.py,,three,",
+        "0,show.py,,four ';' touch injected ; touch injected $HOME `touch injected` *,",
+    )
+    shown.start("--drain")
+    assert shown.process is not None
+    assert shown.process.wait(60) == 0, shown.said()
+    args = {
+        name: [json.loads(line) for line in shown.wait_text(name)] for name in ("one", "two", "three", "four")
+    }
+    assert args["one"][0]["argv"][:4] == ["--layers", "1,2,3", "--note", "a b"]
+    assert sorted(line["argv"][1] for line in args["two"]) == ["1", "2"]
+    assert sorted(line["SEED"] for line in args["three"]) == ["1", "2"]
+    assert args["four"][0]["argv"][:3] == [";", "touch", "injected"]
+    assert "$HOME" in args["four"][0]["argv"]
+    assert not (shown.folder / "injected").exists()
+
+
+def test_pauses_of_every_kind_take_effect_and_none_is_overwritten(world: World) -> None:
+    world.start()
+    assert "0" in world.ok("pause", "0")
+    world.append("[share=1 allowed=0] echo x >> ran")
+    world.until(
+        lambda jobs: 1 in jobs and "GPU 0 paused" in (jobs[1]["reason"] or ""), "job 1 waits for GPU 0"
+    )
+    state = world.folder / world.state
+    wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [0], "state file")
+    state.write_text(json.dumps({**json.loads(state.read_text()), "paused_gpus": [1, 3]}))
+    world.wait_text("ran")  # resuming GPU 0 by the edit lets the job start
+    wait_for(
+        lambda: [g["state"] for g in world.status()["gpus"]] == ["available", "paused", "available", "paused"]
+    )
+    world.end()
+    assert "effect" in world.ok("pause", "2")
+    world.start()
+    wait_for(lambda: [g["state"] for g in world.status()["gpus"]].count("paused") == 3, "three paused")
+    wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [1, 2, 3], "state file")
+    world.ok("resume", "all")
+    wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [], "state file")
+
+
+@pytest.mark.parametrize("mode", [(), ("--screen",)], ids=["direct", "screen"])
+def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mode: tuple[str, ...]) -> None:
+    wait = "while [ ! -e {0} ]; do sleep 0.02; done"
+    world.start(*mode)
+    world.append(
+        *(f"[share=1 name={n}] echo {n} >> ran; {wait.format('go-' + n)}; exit {code}"
+          for n, code in (("zero", 0), ("seven", 7), ("third", 3), ("fourth", 0))),
+        *(f"[share=1] echo queued{n} >> ran" for n in range(3)),
+    )  # fmt: skip
+    world.wait_text("ran", 4)
+    world.until(lambda jobs: [jobs[i]["state"] for i in range(1, 5)] == ["running"] * 4, "four running")
+    assert world.process is not None
+    world.process.kill()
+    world.process.wait()
+    for name in ("zero", "seven"):
+        (world.folder / f"go-{name}").touch()
+    home = Home.of(str(world.folder / world.state))
+    wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
+    before = world.jobs()
+    assert before[1]["state"] == "finished"  # seen in its folder, not on the record yet
+    world.start(*mode)
+    jobs = world.finished(1, 2, 5, 6, 7)
+    assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]
+    assert [jobs[i]["state"] for i in (3, 4)] == ["running", "running"]
+    assert sorted((world.folder / "ran").read_text().split()) == sorted(
+        ["zero", "seven", "third", "fourth", "queued0", "queued1", "queued2"]
+    )
+    assert world.end() == 0
+    assert "goes on" in world.said()
+    # With no scheduler up, `cancel` ends a running job, and the next one knows.
+    assert "cancel" in world.ok("cancel", "3")
+    wait_for(lambda: len(list(home.runs.glob("3/*/result"))) == 1, "the cancelled job's result")
+    world.start(*mode)
+    assert world.finished(3)[3]["outcome"] == "cancelled"
+    (world.folder / "go-fourth").touch()
+    assert world.finished(4)[4]["outcome"] == "completed"
+
+
+def test_a_shutdown_interrupts_in_both_orders(world: World) -> None:
+    world.start()
+    world.append(*(f"[share=0.5] echo $PPID $$ >> pids{n}; exec sleep 60" for n in (1, 2)))
+    for n, order in ((1, (0, 1)), (2, (1, 0))):
+        pids = [int(pid) for pid in world.wait_text(f"pids{n}")[0].split()]
+        for index in order:
+            os.kill(pids[index], signal.SIGTERM)
+    world.until(lambda jobs: all(jobs[i]["state"] == "held" for i in (1, 2)), "both held")
+    jobs = world.jobs()
+    assert [jobs[i]["reason"] for i in (1, 2)] == ["the machine or its session was ended"] * 2
+    world.ok("retry", "1")
+    world.until(lambda jobs: jobs[1]["state"] == "running", "running again")
+    world.ok("cancel", "--all", "--grace", "1")
+    assert {job["outcome"] for job in world.finished().values()} == {"cancelled"}
+
+
+def test_two_schedulers_in_one_folder_leave_each_other_alone(world: World, tmp_path: Path) -> None:
+    other = World(tmp_path, "other.json")
+    try:
+        world.start("--jobs-file", "jobs.txt")
+        other.start("--jobs-file", "other.txt")
+        other.jobs_file = tmp_path / "other.txt"
+        world.append("echo one >> ran; sleep 60")
+        other.append("echo two >> ran; sleep 60")
+        world.wait_text("ran", 2)
+        world.until(lambda jobs: jobs[1]["state"] == "running", "running")
+        world.ok("cancel", "1", "--grace", "1")
+        assert world.finished(1)[1]["outcome"] == "cancelled"
+        assert other.jobs()[1]["state"] == "running"
+        assert f"pid {other.process.pid}" in other.cli("start", "--simulate", "1").stderr  # type: ignore[union-attr]
+    finally:
+        other.close()
+
+
+def test_a_deleted_state_starts_from_nothing(world: World) -> None:
+    import shutil
+
+    world.start()
+    world.append("[share=1] echo old >> ran; sleep 60")
+    world.wait_text("ran")
+    store = Store(Home.of(str(world.folder / world.state)))
+    token = store.unsettled()[0]["token"]
+    store.close()
+    world.end()
+    (world.folder / world.state).unlink()
+    shutil.rmtree(world.folder / "gpu_scheduler_state.d")
+    world.jobs_file.write_text("[share=1] echo new >> ran\n")
+    world.start()
+    jobs = world.finished()
+    assert {i: job["outcome"] for i, job in jobs.items()} == {1: "completed"}
+    assert (world.folder / "ran").read_text().split() == ["old", "new"]
+    from gpu_scheduler.runner.protocol import sweep
+
+    sweep(token, term_s=0.0)
+
+
+def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> None:
+    import shutil
+
+    world.start()
+    shutil.rmtree(world.folder / "gpu_scheduler_state.d")
+    assert world.process is not None
+    assert world.process.wait(30) == 1
+    assert "removed or replaced" in world.said()

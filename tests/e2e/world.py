@@ -1,0 +1,151 @@
+"""A folder with a scheduler in it, as a user has it: a jobs file, a state file, and the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.runner.protocol import sweep
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.torture.harness import environment
+from tests.waiting import wait_for
+
+CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
+
+
+class World:
+    """One user's folder. Everything is asked through the command line, as a user would."""
+
+    def __init__(self, folder: Path, state: str = "gpu_scheduler_state.json") -> None:
+        self.folder = folder
+        self.state = state
+        self.jobs_file = folder / "jobs.txt"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.env = environment() | {"FAKE_CONDA_ROOT": str(folder / "conda")}
+
+    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One command; its result."""
+        return subprocess.run(
+            [sys.executable, "-m", "gpu_scheduler", *words, "--state-file", self.state],
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def ok(self, *words: str) -> str:
+        """What a command prints that must succeed."""
+        done = self.cli(*words)
+        assert done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, *options: str) -> None:
+        """A scheduler in the background, on four simulated GPUs."""
+        with open(self.out, "ab") as out:
+            at = out.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "4", "--log-dir", "logs",
+                 "--state-file", self.state, *options],
+                cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+
+        def up() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.said()
+            return b"scheduler up" in self.out.read_bytes()[at:]
+
+        wait_for(up, "scheduler up")
+
+    @property
+    def out(self) -> Path:
+        """What every `start` printed."""
+        return self.folder / f"{self.state}.out"
+
+    def said(self) -> str:
+        """The same, as text."""
+        return self.out.read_text()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Signal the scheduler and wait for its end; its exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def append(self, *lines: str) -> None:
+        """As `echo LINE >> jobs.txt` does."""
+        with open(self.jobs_file, "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def status(self) -> dict[str, Any]:
+        """`status --json --all`."""
+        found: dict[str, Any] = json.loads(self.ok("status", "--json", "--all"))
+        return found
+
+    def jobs(self) -> dict[int, dict[str, Any]]:
+        """The jobs in it, by id."""
+        return {job["id"]: job for job in self.status()["jobs"]}
+
+    def until(
+        self, met: Callable[[dict[int, dict[str, Any]]], object], what: str, timeout_s: float = 30
+    ) -> None:
+        """Wait until the jobs are as they should be."""
+        seen: dict[int, dict[str, Any]] = {}
+
+        def look() -> object:
+            seen.clear()
+            seen.update(self.jobs())
+            return met(seen)
+
+        try:
+            wait_for(look, what, timeout_s, every_s=0.05)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}\njobs: {json.dumps(seen, indent=1)[-3000:]}\n{self.said()[-3000:]}"
+            ) from None
+
+    def finished(self, *ids: int, timeout_s: float = 30) -> dict[int, dict[str, Any]]:
+        """Wait until these jobs (all, if none is named) have finished; all jobs then."""
+
+        def met(jobs: dict[int, dict[str, Any]]) -> bool:
+            wanted = ids or tuple(jobs)
+            return bool(wanted) and all(i in jobs and jobs[i]["state"] == "finished" for i in wanted)
+
+        self.until(met, f"jobs {ids or 'all'} finished", timeout_s)
+        return self.jobs()
+
+    def close(self) -> None:
+        """End the scheduler and every process of its jobs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        home = Home.of(str(self.folder / self.state))
+        if home.database.exists():
+            store = Store(home)
+            for row in store.unsettled():
+                sweep(row["token"], term_s=0.0)
+            store.close()
+
+    def wait_text(self, name: str, count: int = 1, timeout_s: float = 20) -> list[str]:
+        """The lines of a file that a job writes, once there are so many."""
+        path = self.folder / name
+
+        def lines() -> list[str]:
+            with contextlib.suppress(OSError):
+                found = path.read_text().splitlines()
+                if len(found) >= count:
+                    return found
+            return []
+
+        return wait_for(lines, f"{count} lines in {name}", timeout_s)
+
+
+def make_conda(folder: Path, *names: str) -> None:
+    """Environments for the fake conda."""
+    for name in names:
+        os.makedirs(folder / "conda" / "envs" / name / "bin")
