@@ -146,7 +146,14 @@ class Daemon:
         self._state_at = self._files_at = 0.0
         self._sampler.begin(options.gpus, self._store, self._loop.recorder)
         self._state = StateWatch(self._store)
-        self._jobs = JobsWatch(self._store, options.jobs_file) if options.jobs_file else None
+        self._jobs = self._jobs_watch(options.jobs_file)
+
+    def _jobs_watch(self, path: str) -> JobsWatch | None:
+        if not path:
+            return None
+        snapshot = self._watch.snapshot
+        known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
+        return JobsWatch(self._store, self._loop.recorder, path, known)
 
     def launch(self, attempt_id: int) -> None:
         """What the loop calls; see Launcher.launch."""

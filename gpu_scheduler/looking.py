@@ -25,6 +25,7 @@ from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.runner.protocol import is_made, tokens_alive
 from gpu_scheduler.sight import sight
+from gpu_scheduler.store.readings import job_fact
 from gpu_scheduler.store.store import Store
 
 #: Jobs of one ask that a round looks at; a round that starts all of them is followed by another.
@@ -108,6 +109,5 @@ def _jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:
     for job_id in {int(target) for target in targets if target.isascii() and target.isdigit()}:
         row = store.job(job_id)
         if row is not None:
-            outcome = Outcome(row["outcome"]) if row["outcome"] else None
-            found[job_id] = JobFact(job_id, JobState(row["state"]), outcome, row["held_by"])
+            found[job_id] = job_fact(row)
     return found

@@ -248,6 +248,6 @@ def _named(job: JobFact) -> str:
 
 def _kept(line: ParsedLine, job_id: int | None) -> BoundLine:
     return BoundLine(
-        line.number, line.raw, line.text, line.kind, line.identity, line.attributes, line.problem, line.accepted,
-        line.fresh, job_id,
+        line.number, line.raw, line.text, line.kind, line.identity, line.attributes, line.problem,
+        line.accepted, line.fresh, job_id,
     )  # fmt: skip

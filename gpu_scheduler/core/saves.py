@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from gpu_scheduler.core import grown
 from gpu_scheduler.core.facts import JobFact
@@ -38,11 +39,12 @@ class Content:
 class Decision:
     """accepted: the lines that count now, None = nothing changes. gone: waiting jobs that must not be started
     because their line is not there. next_look: when something may count without another change of the file
-    (monotonic seconds), None = never."""
+    (monotonic seconds), None = never. whole: no line of the last reading is missing."""
 
     accepted: Accepted | None
     gone: frozenset[int]
     next_look: float | None
+    whole: bool
 
 
 def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
@@ -51,6 +53,7 @@ def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now
     counted, last_due = _without_unfinished(previous, lines, content, now)
     pairs = match(previous, counted, jobs)
     lost = _lost(previous, pairs)
+    gone = _gone(previous, counted, lost, jobs)
     due: float | None = None
     if not lost and not _reordered(previous, pairs):
         appended = _is_appended(previous, counted, pairs)
@@ -62,22 +65,24 @@ def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now
         last_due = _sooner(last_due, _fewer_due(previous, counted, pairs, content, now))
     else:
         accepted = Accepted(tuple(_settled(line, False) for line in counted), pairs)
-    gone = _gone(previous, counted, lost, jobs)
+        gone = frozenset()  # what `reading` says of them takes their place
     if due is not None and now < due:
-        return Decision(None, gone, due if _changes(previous, accepted) else last_due)
-    return Decision(accepted if _changes(previous, accepted) else None, gone, last_due)
+        return Decision(None, gone, due if _changes(previous, accepted) else last_due, not lost)
+    return Decision(accepted if _changes(previous, accepted) else None, gone, last_due, not lost)
 
 
 def _without_grown(previous: Reading, lines: tuple[ParsedLine, ...]) -> tuple[ParsedLine, ...]:
     """The lines, with one malformed that grew after it was read and holds a second line's beginning."""
     known = {line.raw.rstrip("\r\n") for line in previous if line.problem == grown.REASON}
-    at = next((i for i, line in enumerate(previous) if not line.ends and not line.malformed), None)
-    if at is None and not known:
+    open_line = next((line for line in previous if not line.ends and not line.malformed), None)
+    if open_line is not None and any(line.key == open_line.key for line in lines):
+        open_line = None
+    if open_line is None and not known:
         return lines
     programs = {grown.first_word(line.text) for line in previous if line.kind == "command"}
     changed = list(lines)
     for i, line in enumerate(lines):
-        here = at is not None and i == at and grown.holds_second_line(previous[at], line, programs)
+        here = open_line is not None and grown.holds_second_line(open_line, line, programs)
         if here or line.raw.rstrip("\r\n") in known:
             changed[i] = replace(
                 line, kind=None, identity=None, attributes={}, spec=None, notes=(), text=line.raw.strip(),
@@ -109,7 +114,7 @@ def _lost(previous: Reading, pairs: Pairs) -> list[BoundLine]:
 
 def _reordered(previous: Reading, pairs: Pairs) -> bool:
     olds = [old for old in pairs if old is not None and not previous[old].malformed]
-    return any(a > b for a, b in zip(olds, olds[1:], strict=False))
+    return any(a > b for a, b in pairwise(olds))
 
 
 def _is_appended(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> bool:
@@ -168,7 +173,7 @@ def _retained(line: BoundLine) -> ParsedLine:
 def _gone(
     previous: Reading, counted: Sequence[ParsedLine], lost: list[BoundLine], jobs: Mapping[int, JobFact]
 ) -> frozenset[int]:
-    """The waiting jobs of the lost lines; a CSV job whose identity another line still has is not among them."""
+    """The waiting jobs of the lost lines, less CSV jobs whose identity another line still has."""
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
     ids = [line.job_id for line in lost if line.job_id is not None and line.identity not in here]
     return frozenset(job for job in ids if job in jobs and jobs[job].state in WAITING)

@@ -1,19 +1,125 @@
-"""Placeholder until the reader is in."""
+"""The watcher of one jobs file: what a reading says becomes job rows and wishes, in one transaction with the
+reading itself, so that no crash makes it be said twice or not at all."""
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
+from gpu_scheduler.core import reading as said
+from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
+from gpu_scheduler.core.lines import ParsedLine, Reading
+from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
+from gpu_scheduler.store import readings
+from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
 
 
 class JobsWatch:
-    """x"""
+    """Looks at the file when told to. Times: boot seconds.
 
-    def __init__(self, store: Store, path: str) -> None:
-        self.path = Path(path)
+    again_at   when to look again without an event; None = nothing waits.
+    pending    something in the file waits to count.
+    """
+
+    def __init__(
+        self, store: Store, recorder: Recorder, path: str, known_gpus: frozenset[int] | None
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
         self.again_at: float | None = None
         self.pending = False
+        self._store = store
+        self._recorder = recorder
+        self._key = str(self.path)
+        here = os.getcwd()
+        cwd = readings.working_folder(store, self._key, here)
+        if cwd != here:
+            log.info("lines of %s run in %s, where it was first read, not in %s", path, cwd, here)
+        self._reader = JobsFileReader(self.path, cwd, os.path.expanduser("~"), known_gpus)
+        self._reading = readings.load(store, self._key)
+        self._reported: frozenset[MalformedLine] = frozenset()
+        self._problem: str | None = None
+        self._gone: frozenset[int] | None = None
 
     def look(self, now: float) -> None:
-        """x"""
+        """Take in what the file says now."""
+        while True:
+            jobs = readings.facts_of(self._store, self._reading)
+            poll = self._reader.poll(self._reading, jobs, now)
+            if poll.accepted is None:
+                break
+            newest = readings.newest_facts(self._store, poll.accepted.new_identities())
+            result = said.diff(self._reading, poll.accepted, jobs, newest)
+            self._take(result, poll.accepted.lines)
+        self._tell(poll)
+        if poll.gone != self._gone:
+            self._recorder.set_gone(poll.gone)
+            self._gone = poll.gone
+        self.again_at = poll.next_look
+        self.pending = poll.next_look is not None
+
+    def _take(self, result: said.ReadingResult, lines: tuple[ParsedLine, ...]) -> None:
+        told = list(result.said)
+        with self._store.db.transaction():
+            new: dict[int, int] = {}
+            for action in result.actions:
+                if isinstance(action, said.NewJob):
+                    spec = lines[action.index].spec
+                    assert spec is not None
+                    new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
+                    told.append(f"{action.say(new[action.index])}: {spec.text}")
+                else:
+                    self._wish(action, lines)
+            reading = result.bound(new)
+            readings.save(self._store, self._key, self._reading, reading)
+            if len(new) < len(result.actions) or not _appended(self._reading, reading):
+                self._order(reading)
+        self._reading = reading
+        for text in told:
+            log.info("%s, %s", self.path.name, text)
+
+    def _wish(self, action: said.ReadingAction, lines: tuple[ParsedLine, ...]) -> None:
+        by = self._key
+        if isinstance(action, said.Requeue):
+            spec = lines[action.index].spec
+            row = self._store.job(action.job_id)
+            assert spec is not None
+            assert row is not None
+            self._store.wish("requeue", str(action.job_id), by, reason=f"in {self.path.name} once more")
+            old = JobSpec.from_json(row["spec"])
+            for name in ATTRIBUTES:
+                if getattr(spec, name) != getattr(old, name):
+                    self._store.wish("set", str(action.job_id), by, name=name, value=getattr(spec, name))
+        elif isinstance(action, said.LineRemoved):
+            self._store.wish("line_removed", str(action.job_id), by)
+        elif isinstance(action, said.AttributeChanged):
+            value = False if action.new is None and action.name in ("hold", "cancel") else action.new
+            self._store.wish("set", str(action.job_id), by, name=action.name, value=value)
+        elif isinstance(action, said.CancelRunning):
+            self._store.wish("cancel", str(action.job_id), by, reason="cancelled by its line")
+
+    def _order(self, reading: Reading) -> None:
+        order = said.job_order(reading)
+        moved = said.share_out(order, readings.queued_places(self._store, order))
+        if moved:
+            self._store.wish("places", "", self._key, places=moved)
+
+    def _tell(self, poll: Poll) -> None:
+        mistakes = frozenset(poll.malformed)
+        for mistake in sorted(mistakes - self._reported, key=lambda m: m.number):
+            log.error("%s", mistake)
+        self._reported = mistakes
+        if poll.problem != self._problem:
+            if poll.problem is None:
+                log.info("%s is read again", self.path)
+            else:
+                log.warning("%s: %s; its jobs go on", self.path, poll.problem)
+            readings.set_problem(self._store, self._key, poll.problem)
+            self._problem = poll.problem
+
+
+def _appended(old: Reading, new: Reading) -> bool:
+    return len(new) >= len(old) and all(a.job_id == b.job_id for a, b in zip(old, new, strict=False))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 
+from .folder import TOKEN
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
@@ -16,10 +18,11 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-_MARK = b"GPU_SCHEDULER_TOKEN="
+_MARK = TOKEN.encode() + b"="
 _KERNEL_THREAD = 0x00200000
-#: A process inside exec shows no environment. It is asked again, at most so long (seconds).
+#: A process inside exec shows no environment, or an empty one: it is asked again, so long and so often (seconds).
 _EXEC_S = 0.1
+_EXEC_EMPTY_S = 0.02
 _EXEC_AGAIN_S = 0.0005
 
 
@@ -73,50 +76,68 @@ def carriers(tokens: Collection[str]) -> dict[str, dict[int, int]]:
     hides its environment (set-user-id programs, a title written over it) is not seen.
     """
     wanted = {token.encode("ascii"): token for token in tokens}
-    uid, me = os.geteuid(), os.getpid()
     found: dict[str, dict[int, int]] = {}
-    for pid in _pids():
-        if pid == me:
-            continue
-        try:
-            if uid and os.stat(f"/proc/{pid}").st_uid != uid:
-                continue
-        except OSError:
-            continue
-        token = wanted.get(_token(pid))
+
+    def note(pid: int, environment: bytes) -> None:
+        token = wanted.get(_token(environment))
         ticks = None if token is None else ticks_of(pid)
         if token is not None and ticks is not None:
             found.setdefault(token, {})[pid] = ticks
+
+    undecided = []
+    for pid in _own_pids():
+        environment = _environment(pid)
+        note(pid, environment)
+        if not environment and _patience_s(pid):
+            undecided.append(pid)
+    start = time.monotonic()
+    while undecided:
+        time.sleep(_EXEC_AGAIN_S)
+        passed_s = time.monotonic() - start
+        for pid in tuple(undecided):
+            environment = _environment(pid)
+            note(pid, environment)
+            if environment or _patience_s(pid) <= passed_s:
+                undecided.remove(pid)
     return found
 
 
-def _token(pid: int) -> bytes:
-    """The token of a process; empty if it has none that can be read."""
-    until = time.monotonic() + _EXEC_S
-    while True:
+def _own_pids() -> Iterator[int]:
+    """Every process of this user (root: every process) but this one."""
+    uid, me = os.geteuid(), os.getpid()
+    for pid in _pids():
         try:
-            environment = _file(pid, "environ")
+            if pid != me and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
+                yield pid
         except OSError:
-            return b""
-        if environment or not _between_images(pid) or time.monotonic() > until:
-            break
-        time.sleep(_EXEC_AGAIN_S)
-    if environment.startswith(_MARK):
-        start = 0
-    else:
-        start = environment.find(b"\0" + _MARK) + 1
-        if not start:
-            return b""
+            continue
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return _file(pid, "environ")
+    except OSError:
+        return b""
+
+
+def _token(environment: bytes) -> bytes:
+    """The token in an environment; empty if it has none."""
+    start = 0 if environment.startswith(_MARK) else environment.find(b"\0" + _MARK) + 1
+    if not start and not environment.startswith(_MARK):
+        return b""
     return environment[start + len(_MARK) :].partition(b"\0")[0]
 
 
-def _between_images(pid: int) -> bool:
-    """Whether a process that may be looked at is inside exec, or just ending."""
+def _patience_s(pid: int) -> float:
+    """How long a process that shows no environment may still come to one, in seconds."""
     fields = _stat(pid)
-    if fields is None or int(fields[6]) & _KERNEL_THREAD:
-        return False
-    # Field 51 of stat, the end of the environment, is 0 until exec has set it.
-    return len(fields) > 48 and int(fields[48]) == 0
+    if fields is None or int(fields[6]) & _KERNEL_THREAD or len(fields) <= 48:
+        return 0.0
+    # Fields 50 and 51 of stat say where the environment begins and ends: 0 until exec comes to it, equal for
+    # a moment then, and for good in a process that was given none.
+    if fields[48] != b"0":
+        return _EXEC_EMPTY_S
+    return _EXEC_S if os.access(f"/proc/{pid}/environ", os.R_OK) else 0.0
 
 
 def send(pid: int, ticks: int, signal: int) -> bool:

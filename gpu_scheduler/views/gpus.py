@@ -12,10 +12,8 @@ from gpu_scheduler.views.jobs import Row
 from gpu_scheduler.views.report import GpuShown
 
 
-def shown(
-    gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool]
-) -> tuple[GpuShown, ...]:
-    """The GPUs by index. attempts: those not settled; paused: UUID -> paused once all wishes are carried out."""
+def shown(gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool]) -> tuple[GpuShown, ...]:
+    """The GPUs. attempts: those not settled; paused: UUID -> paused once all wishes are carried out."""
     holders: dict[str, list[Row]] = {}
     for attempt in attempts:
         if attempt["released_boot"] is None:

@@ -11,7 +11,7 @@ LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 @dataclass(frozen=True)
 class GpuShown:
-    """A managed GPU. share: thousandths allocated; sampled_at: wall seconds; jobs: ids of those that hold it."""
+    """A managed GPU. share: thousandths allocated; sampled_at: wall seconds; jobs: ids of its holders."""
 
     index: int
     uuid: str

@@ -3,46 +3,60 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-#: Width where nothing limits it: a table in a pipe is as wide as its text.
-UNLIMITED = 10_000
+#: Wide enough that rich never shortens a cell: only the last one gives way, when its line is cut.
+_UNLIMITED = 100_000
 
 Column = tuple[str, Literal["left", "right"]]
-Draw = Callable[[Sequence[Column], Iterable[Sequence[str]]], str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row: its cells, each of one line, and what is written below them, a line each."""
+
+    cells: Sequence[str]
+    below: Sequence[str] = ()
+
+
+Draw = Callable[[Sequence[Column], Sequence[Entry]], str]
 
 
 def drawer(width: int | None) -> Draw:
-    """A function that draws a table, its lines indented by two, at most `width` columns wide (None: no limit).
+    """A function that draws a table, indented by two.
 
-    Short columns stay whole; the last one takes what is left of the width and folds.
+    Rows are cut to `width` columns (None: to none, as in a pipe). The lines below a row are never cut or broken,
+    so that a path in them can be copied.
     """
 
-    def draw(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-        from rich.console import Console
-        from rich.table import Table
+    def draw(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-        for number, (title, justify) in enumerate(columns, 1):
-            last = number == len(columns)
-            table.add_column(
-                title, justify=justify, no_wrap=not last, overflow="fold" if last else "ellipsis"
-            )
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        target = io.StringIO()
-        console = Console(
-            file=target,
-            width=max(20, width - 2) if width else UNLIMITED,
-            color_system=None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
-        console.print(table)
-        return "\n".join(f"  {line.rstrip()}" for line in target.getvalue().rstrip("\n").split("\n"))
+        head, *rows = _aligned(columns, [entry.cells for entry in entries])
+        lines = [head]
+        for row, entry in zip(rows, entries, strict=True):
+            lines += [row, *(f"       {line}" for line in entry.below)]
+            if width is not None:
+                cut = Text(row)
+                cut.truncate(max(20, width - 2), overflow="ellipsis")
+                lines[-1 - len(entry.below)] = cut.plain
+        return "\n".join(f"  {line}" for line in lines)
 
     return draw
+
+
+def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title, justify in columns:
+        table.add_column(title, justify=justify, no_wrap=True)
+    for cells in rows:
+        table.add_row(*(Text(cell) for cell in cells))
+    target = io.StringIO()
+    Console(file=target, width=_UNLIMITED, color_system=None, legacy_windows=False).print(table)
+    return [line.rstrip() for line in target.getvalue().rstrip("\n").split("\n")]

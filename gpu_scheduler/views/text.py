@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.views.report import LOST, GpuShown, JobShown, Report
-from gpu_scheduler.views.tables import Column, Draw, drawer
+from gpu_scheduler.views.tables import Column, Draw, Entry, drawer
 from gpu_scheduler.views.words import ago, duration, outcome_words, plural, size, visible
 
 #: Queued and held jobs, finished jobs, and malformed lines, that are shown unless all are asked for.
@@ -15,7 +15,7 @@ SHOWN = 20
 
 
 def to_text(report: Report, *, everything: bool = False, width: int | None = None) -> str:
-    """The report in tables, `width` columns wide (None: no limit); everything: no malformed line is left out."""
+    """The report in tables, rows cut to `width` columns (None: no limit); everything: every malformed line."""
     draw = drawer(width)
 
     def section(title: str, state: JobState, table: str, jobs: Sequence[JobShown]) -> str:
@@ -59,8 +59,8 @@ def _gpus(report: Report, draw: Draw) -> str:
     if not report.gpus:
         return "No GPUs are known yet."
     columns: list[Column] = [
-        ("GPU", "right"), ("State", "left"), ("Share", "right"), ("Memory", "right"), ("Load", "right"),
-        ("Jobs", "left"), ("Name", "left"),
+        ("GPU", "right"), ("Name", "left"), ("State", "left"), ("Share", "right"), ("Memory", "right"),
+        ("Load", "right"), ("Jobs", "left"),
     ]  # fmt: skip
     table = draw(columns, [_gpu(gpu) for gpu in report.gpus])
     sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
@@ -68,12 +68,12 @@ def _gpus(report: Report, draw: Draw) -> str:
     return f"GPUs{f', values as of {ago(max(sampled), report.now)}' if stale else ''}\n{table}"
 
 
-def _gpu(gpu: GpuShown) -> list[str]:
-    state = gpu.state if gpu.state != LOST or gpu.fault in (None, LOST) else f"{LOST}: {gpu.fault}"
+def _gpu(gpu: GpuShown) -> Entry:
     load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
     memory = f"{size(gpu.used_mib)} / {size(gpu.total_mib)}"
     jobs = ", ".join(str(job) for job in gpu.jobs) or "-"
-    return [str(gpu.index), visible(state), format_share(gpu.share), memory, load, jobs, visible(gpu.name)]
+    cells = [str(gpu.index), visible(gpu.name), gpu.state, format_share(gpu.share), memory, load, jobs]
+    return Entry(cells, [] if gpu.fault in (None, gpu.state) else [visible(gpu.fault or "")])
 
 
 def _title(job: JobShown) -> str:
@@ -85,49 +85,43 @@ def _unrecorded(job: JobShown) -> str:
 
 
 def _running(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
-    rows = []
-    for job in jobs:
-        about = [_title(job)]
-        if job.reason:
-            about.append(visible(job.reason))
-        if job.session:
-            about.append(f"session {visible(job.session)}")
-        if job.log:
-            about.append(f"log {visible(job.log)}")
-        gpus = ",".join(str(gpu) for gpu in job.gpus) or "-"
-        since = ago(job.started_at, now) or "-"
-        rows.append([str(job.id), gpus, job.state + _unrecorded(job), since, "\n".join(about)])
     columns: list[Column] = [
         ("Job", "right"), ("GPUs", "left"), ("State", "left"), ("Since", "left"), ("What", "left"),
     ]  # fmt: skip
-    return draw(columns, rows)
+    entries = []
+    for job in jobs:
+        gpus = ",".join(str(gpu) for gpu in job.gpus) or "-"
+        since = ago(job.started_at, now) or "-"
+        cells = [str(job.id), gpus, job.state + _unrecorded(job), since, _title(job)]
+        about = [("", job.reason), ("session ", job.session), ("log ", job.log)]
+        entries.append(Entry(cells, [title + visible(value) for title, value in about if value]))
+    return draw(columns, entries)
 
 
 def _waiting(jobs: Sequence[JobShown], draw: Draw) -> str:
-    rows = []
+    columns: list[Column] = [("Job", "right"), ("Priority", "right"), ("What, and why it waits", "left")]
+    entries = []
     for job in jobs:
         why = visible(job.reason or "") + _unrecorded(job)
-        rows.append([str(job.id), str(job.priority), f"{_title(job)}\n  {why}"])
-    columns: list[Column] = [("Job", "right"), ("Priority", "right"), ("What, and why it waits", "left")]
-    return draw(columns, rows)
+        entries.append(Entry([str(job.id), str(job.priority), _title(job)], [why.strip()] if why else []))
+    return draw(columns, entries)
 
 
 def _finished(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
-    rows = []
+    columns: list[Column] = [
+        ("Job", "right"), ("Outcome", "left"), ("Took", "right"), ("Ended", "left"), ("What", "left"),
+    ]  # fmt: skip
+    entries = []
     for job in jobs:
         outcome = outcome_words(job.outcome or "finished", job.exit_code, job.signal)
         took = "-"
         if job.started_at is not None and job.finished_at is not None:
             took = duration(job.finished_at - job.started_at)
-        what = _title(job)
+        cells = [str(job.id), outcome + _unrecorded(job), took, ago(job.finished_at, now) or "-", _title(job)]
         # The code or the signal stands in the outcome already.
-        if job.reason and job.reason not in (f"exit code {job.exit_code}", f"signal {job.signal}"):
-            what += f"\n  {visible(job.reason)}"
-        rows.append([str(job.id), outcome + _unrecorded(job), took, ago(job.finished_at, now) or "-", what])
-    columns: list[Column] = [
-        ("Job", "right"), ("Outcome", "left"), ("Took", "right"), ("Ended", "left"), ("What", "left"),
-    ]  # fmt: skip
-    return draw(columns, rows)
+        said = job.reason in (None, f"exit code {job.exit_code}", f"signal {job.signal}")
+        entries.append(Entry(cells, [] if said else [visible(job.reason or "")]))
+    return draw(columns, entries)
 
 
 def _malformed(report: Report, most: int | None) -> str:

@@ -14,8 +14,13 @@ _UNSAFE = re.compile(
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
-def visible(text: str) -> str:
-    """The text on one line, with every character that a terminal would act upon written as an escape."""
+def visible(text: str, *, lines: bool = False) -> str:
+    """The text with every character that a terminal would act upon written as an escape.
+
+    lines: line breaks are ours, and stay.
+    """
+    if lines:
+        return "\n".join(visible(line) for line in text.split("\n"))
     return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from gpu_scheduler.executors import Executor, LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
-from tests.runner.attempt import Attempt, wait_for
+from tests.runner.attempt import Attempt, socket_folder, wait_for
 
 HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
 
@@ -26,10 +25,9 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """The name of an executor, with a socket folder of the test's own."""
     if request.param == "screen" and shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
-    sockets = tempfile.mkdtemp(prefix="scr", dir="/tmp")
-    monkeypatch.setenv("SCREENDIR", sockets)
-    yield request.param
-    shutil.rmtree(sockets, ignore_errors=True)
+    with socket_folder() as sockets:
+        monkeypatch.setenv("SCREENDIR", str(sockets))
+        yield request.param
 
 
 @pytest.fixture

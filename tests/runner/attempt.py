@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +35,27 @@ def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: flo
             return answer  # type: ignore[return-value]
         assert time.monotonic() < end, f"not in {deadline_s} s: {what}; last answer {answer!r}"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A folder for Screen's sockets, of a short name. At its end no SCREEN is left to make it anew."""
+    folder = Path(tempfile.mkdtemp(prefix="scr", dir="/tmp"))
+    mark = f"SCREENDIR={folder}".encode()
+    yield folder
+    wait_for(lambda: not _any_process_with(mark), f"no process with {mark!r}")
+    shutil.rmtree(folder)
+
+
+def _any_process_with(variable: bytes) -> bool:
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            # An empty one belongs to a kernel thread, a zombie, or a process inside exec.
+            if variable in path.read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 class Attempt:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runner.attempt import Attempt
+from tests.runner.attempt import Attempt, socket_folder
 
 Make = Callable[..., Attempt]
 
@@ -33,7 +32,6 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A socket folder for Screen of the test's own; its name must be short."""
     if shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="scr", dir="/tmp"))
-    monkeypatch.setenv("SCREENDIR", str(folder))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with socket_folder() as folder:
+        monkeypatch.setenv("SCREENDIR", str(folder))
+        yield folder

@@ -120,6 +120,7 @@ CREATE TABLE line (
     job_id     INTEGER,
     problem    TEXT,                            -- why it is malformed
     accepted   TEXT,                            -- and what would be accepted
+    fresh      INTEGER NOT NULL DEFAULT 0,      -- malformed since other lines went: holds their removal up
     PRIMARY KEY (path, position)
 ) WITHOUT ROWID;
 CREATE INDEX line_job ON line (job_id) WHERE job_id IS NOT NULL;

@@ -1,0 +1,1 @@
+"""Measurements. Nothing here asserts anything on a clock: the machines they run on are shared."""

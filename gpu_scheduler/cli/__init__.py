@@ -1,0 +1,71 @@
+"""The command line: parsing apart from doing, and each command is imported only when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from gpu_scheduler.errors import SchedulerError
+
+#: Command -> the module that carries it out, by a function of the same name.
+_MODULES = {
+    "start": "start",
+    "add": "add",
+    "status": "status",
+    "pause": "gpus",
+    "resume": "gpus",
+    "attach": "look",
+    "logs": "look",
+    "cancel": "control",
+    "retry": "control",
+    "hold": "control",
+    "release": "control",
+    "stop": "stopping",
+}
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; returns the exit code.
+
+    A user's mistake is told in one or two lines on stderr; anything else that escapes is a fault of ours and
+    keeps its traceback.
+    """
+    try:
+        try:
+            code = _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+        return code
+    except SchedulerError as error:
+        _complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What reads us has gone. The interpreter's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(argv: Sequence[str]) -> int:
+    from gpu_scheduler.cli.parser import parse
+
+    try:
+        options = parse(argv)
+    except SystemExit as end:  # --help and --version
+        return end.code if isinstance(end.code, int) else 0
+    module = import_module(f"gpu_scheduler.cli.{_MODULES[options.command]}")
+    code: int = getattr(module, options.command)(options)
+    return code
+
+
+def _complain(error: SchedulerError) -> None:
+    from gpu_scheduler.views.words import visible
+
+    try:
+        print(f"gpu-scheduler: {visible(str(error), lines=True)}", file=sys.stderr)
+    except OSError:
+        pass

@@ -1,0 +1,126 @@
+"""`add`: appends one line to a jobs file, which stays the user's: nothing of it is read or changed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from argparse import Namespace
+
+from gpu_scheduler.cli.record import home_of, opened
+from gpu_scheduler.core.gpulist import parse_gpu_list
+from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import visible
+
+
+def add(options: Namespace) -> int:
+    """Check everything, then append the line and print it; notes about it go to stderr."""
+    script = _script(options.script)
+    if not home_of(options).database.exists():
+        line = _line(options, script, None)
+        note = None
+    else:
+        with opened(options) as store:
+            known = frozenset(store.indices().values()) or None
+            line = _line(options, script, known)
+            note = _will_not_run(store, _parsed(line, _folder(store, options.output_file)))
+    if options.output_file != "-":
+        append(options.output_file, line)
+    print(line)
+    if note is not None:
+        print(f"gpu-scheduler: {visible(note)}", file=sys.stderr)
+    return 0
+
+
+def _script(given: str) -> str:
+    path = os.path.abspath(os.path.expanduser(given) if given.startswith("~/") else given)
+    if not os.path.isfile(path):
+        what = "is not a file" if os.path.exists(path) else "does not exist"
+        raise UsageError(f"SCRIPT {given}: {path} {what}; nothing was added")
+    return path
+
+
+def _line(options: Namespace, script: str, known: frozenset[int] | None) -> str:
+    try:
+        allowed = parse_gpu_list(options.gpus, known)
+    except ValueError as error:
+        raise UsageError(f"--gpus {options.gpus}: {error}; nothing was added") from None
+    try:
+        line = format_csv_line(script, options.conda or None, options.args, options.priority, allowed)
+    except ValueError as error:
+        raise UsageError(f"no line can be made of this: {error}; nothing was added") from None
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{line!r} is not UTF-8, which jobs files are; nothing was added") from None
+    return line
+
+
+def _folder(store: Store, output_file: str) -> str:
+    """The folder in which the line would run: the one recorded for its jobs file, else the present one."""
+    path = os.path.abspath(output_file)
+    return next((row["cwd"] for row in store.jobs_files() if row["path"] == path), os.getcwd())
+
+
+def _parsed(line: str, cwd: str) -> JobSpec:
+    read = parse_line(line, cwd, os.path.expanduser("~"))
+    if not isinstance(read, Parsed):
+        why = read.reason if isinstance(read, Malformed) else "it would be skipped"
+        raise UsageError(f"{line}: {why}; nothing was added")
+    return read.spec
+
+
+def _will_not_run(store: Store, spec: JobSpec) -> str | None:
+    """Why the line will give no new job, in words; None if it will."""
+    job = store.newest_of([spec.identity]).get(spec.identity)
+    if job is None:
+        return None
+    if job["state"] != "finished":
+        return f"this line gives no new job: job {job['id']}, which runs the same, is {job['state']}"
+    if job["outcome"] == "completed":
+        again = f"`retry {job['id']}` runs it again"
+        return f"this line will not run: the same was completed as job {job['id']}; {again}"
+    return None
+
+
+def append(path: str, line: str) -> None:
+    """Add a line at the end of a file, made if missing, in one write under the file's lock.
+
+    A last line without its newline gets one first. Raises SchedulerError if the file cannot be written.
+    """
+    try:
+        fd = _locked(path)
+        try:
+            size = os.fstat(fd).st_size
+            begun = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            data = (b"\n" if begun else b"") + line.encode() + b"\n"
+            written = os.write(fd, data)
+            if written < len(data):
+                os.ftruncate(fd, size)
+                raise OSError(f"only {written} of {len(data)} bytes were written")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise SchedulerError(
+            f"{path} cannot be written: {error.strerror or error}; nothing was added"
+        ) from None
+
+
+def _locked(path: str) -> int:
+    """A descriptor of the file that lies at `path` now, locked against every other `add`."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # An editor may have put another file in its place while the lock was waited for.
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)

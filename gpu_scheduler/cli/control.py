@@ -1,0 +1,155 @@
+"""`cancel`, `retry`, `hold` and `release`: wishes about jobs, and what came of them."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+
+from gpu_scheduler.cli import offline
+from gpu_scheduler.cli.foresee import foreseen, refusal
+from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered
+from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import visible
+
+#: Jobs with the same answer that get a line each.
+MOST_LINES = 20
+
+
+def retry(options: Namespace) -> int:
+    """Queue finished or held jobs once more."""
+    return _about_jobs(options, "retry")
+
+
+def hold(options: Namespace) -> int:
+    """Keep queued jobs from starting."""
+    return _about_jobs(options, "hold")
+
+
+def release(options: Namespace) -> int:
+    """Queue held jobs again."""
+    return _about_jobs(options, "release")
+
+
+def cancel(options: Namespace) -> int:
+    """End queued or running jobs, also with no scheduler up."""
+    if options.all == bool(options.jobs):
+        raise UsageError("name the jobs to cancel, or --all, and not both\n`status` lists the jobs")
+    with opened(options) as store:
+        if options.all:
+            open_states = [state for state in JobState if state is not JobState.FINISHED]
+            rows = sorted(store.open_jobs(open_states), key=lambda row: int(row["id"]))
+            jobs = [row["id"] for row in rows if _ended(store, row) is None]
+            if not jobs:
+                print("there is no job to cancel")
+                return 0
+        else:
+            jobs = list(dict.fromkeys(options.jobs))
+        return _cancel(store, jobs, options.grace)
+
+
+def _cancel(store: Store, jobs: Iterable[int], grace_s: float) -> int:
+    wishes, refused = wish(store, "cancel", jobs, grace_s=grace_s)
+    answers = ring_and_wait(store, wishes)
+    open_ones = {wishes[made] for made, answer in answers.items() if answer is None}
+    running: dict[int, str] = {}
+    if open_ones and pid_of(store) is None:
+        running = offline.end_jobs(store, open_ones, grace_s)
+    refused += _tell(store, wishes, answers, running)
+    return 1 if refused or offline.LEFT in running.values() else 0
+
+
+def wish(store: Store, verb: str, jobs: Iterable[int], **args: float) -> tuple[dict[int, int], int]:
+    """Record a wish for each of the jobs that can have it, all in one transaction.
+
+    Returns wish -> job, and how many were refused; why is told on stderr.
+    """
+    made: dict[int, int] = {}
+    refused = 0
+    up = pid_of(store) is not None
+    with store.db.transaction():
+        pending = wished_verbs(store)
+        for job_id in jobs:
+            why = _why_not(store, verb, job_id, pending.get(job_id, ()), up)
+            if why is None:
+                made[store.wish(verb, str(job_id), "cli", **args)] = job_id
+            else:
+                refused += 1
+                _complain(why)
+    return made, refused
+
+
+def wished_verbs(store: Store) -> dict[int, list[str]]:
+    """Job -> the verbs of its open wishes, oldest first."""
+    verbs: dict[int, list[str]] = {}
+    for row in store.open_wishes():
+        if row["target"].isascii() and row["target"].isdigit():
+            verbs.setdefault(int(row["target"]), []).append(row["verb"])
+    return verbs
+
+
+def _why_not(store: Store, verb: str, job_id: int, pending: Iterable[str], up: bool) -> str | None:
+    row = store.job(job_id)
+    if row is None:
+        return f"there is no job {job_id} in {store.home.folder}; `status --all` lists them"
+    if up:
+        return None  # the scheduler judges by the job's state at that moment
+    state = JobState(row["state"])
+    ended = _ended(store, row)
+    if ended is not None and verb == "cancel":
+        return f"job {job_id} is finished already ({ended}, not recorded yet)"
+    if ended is not None:
+        return (
+            f"job {job_id} has ended ({ended}), which is not recorded yet\n"
+            f"start the scheduler, then `{verb} {job_id}`"
+        )
+    after = foreseen(state, pending)
+    if verb == "cancel":
+        finished = state is after is JobState.FINISHED
+        return f"job {job_id} is finished already ({row['outcome']})" if finished else None
+    return refusal(verb, job_id, after)
+
+
+def _ended(store: Store, row: sqlite3.Row) -> str | None:
+    return offline.ended(store, row) if JobState(row["state"]) in ACTIVE else None
+
+
+def _about_jobs(options: Namespace, verb: str) -> int:
+    with opened(options) as store:
+        wishes, refused = wish(store, verb, dict.fromkeys(options.jobs))
+        refused += _tell(store, wishes, ring_and_wait(store, wishes), {})
+    return 1 if refused else 0
+
+
+def _tell(
+    store: Store, wishes: Mapping[int, int], answers: Mapping[int, str | None], running: Mapping[int, str]
+) -> int:
+    """Print what came of each wish, long lists of the same in one line. Returns how many were refused."""
+    refused = 0
+    told: dict[str, list[int]] = {}
+    waiting = unanswered(store)
+    for made, answer in answers.items():
+        if answer is not None and _is_refusal(answer):
+            refused += 1
+            _complain(answer)
+        else:
+            told.setdefault(answer or running.get(wishes[made]) or waiting, []).append(wishes[made])
+    for text, jobs in told.items():
+        if len(jobs) > MOST_LINES:
+            print(f"{len(jobs):,} jobs: {visible(text)}")
+        else:
+            for job_id in jobs:
+                print(f"job {job_id}: {visible(text)}")
+    return refused
+
+
+def _is_refusal(answer: str) -> bool:
+    """Whether an answer of core.wishes says why not: those name the job, the others are a word or two."""
+    return answer.startswith(("job ", "no job "))
+
+
+def _complain(text: str) -> None:
+    print(f"gpu-scheduler: {visible(text, lines=True)}", file=sys.stderr)

@@ -1,0 +1,36 @@
+"""The state that a job will have once its open wishes are carried out, by the rules of core.wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_scheduler.core.states import WAITING, JobState
+
+_ENDED = frozenset({JobState.HELD, JobState.FINISHED})
+#: verb -> the states that it changes, and what they become. An active job's cancel changes nothing at once.
+_CHANGES = {
+    "cancel": (WAITING, JobState.FINISHED),
+    "line_removed": (WAITING, JobState.FINISHED),
+    "retry": (_ENDED, JobState.QUEUED),
+    "requeue": (_ENDED, JobState.QUEUED),
+    "hold": (frozenset({JobState.QUEUED}), JobState.HELD),
+    "release": (frozenset({JobState.HELD}), JobState.QUEUED),
+}
+
+
+def foreseen(state: JobState, verbs: Iterable[str]) -> JobState:
+    """The state after these wishes, in their order; a verb that does not apply changes nothing."""
+    for verb in verbs:
+        states, after = _CHANGES.get(verb, (frozenset(), state))
+        if state in states:
+            state = after
+    return state
+
+
+def refusal(verb: str, job_id: int, state: JobState) -> str | None:
+    """Why a job in this state cannot be retried, held or released; None if it can."""
+    states, _ = _CHANGES[verb]
+    if state in states:
+        return None
+    wanted = " or ".join(sorted(str(one) for one in states))
+    return f"job {job_id} is {state}; {verb} is for a job that is {wanted}"

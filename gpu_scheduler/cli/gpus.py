@@ -1,0 +1,46 @@
+"""`pause` and `resume`: wishes about GPUs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from gpu_scheduler.cli.record import opened, ring_and_wait, unanswered
+from gpu_scheduler.core.gpulist import format_gpu_list
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.intake import pauses
+from gpu_scheduler.store.store import Store
+
+
+def pause(options: Namespace) -> int:
+    """Keep new jobs off these GPUs."""
+    return _wish(options, paused=True)
+
+
+def resume(options: Namespace) -> int:
+    """Let these GPUs take new jobs again."""
+    return _wish(options, paused=False)
+
+
+def _wish(options: Namespace, *, paused: bool) -> int:
+    with opened(options) as store:
+        chosen = _chosen(store, options.ids)
+        wishes = dict(zip(pauses.pause(store, chosen.values(), paused, "cli"), chosen, strict=True))
+        for wish, answer in ring_and_wait(store, wishes).items():
+            print(f"GPU {wishes[wish]}: {answer or unanswered(store)}")
+    return 0
+
+
+def _chosen(store: Store, ids: list[tuple[int, ...] | None]) -> dict[int, str]:
+    """Index -> UUID of the GPUs that are named, in order; every managed one for `all`."""
+    managed = {row["idx"]: row["uuid"] for row in store.gpus()}
+    if not managed:
+        raise SchedulerError(f"{store.home.folder} knows no GPUs yet; they are known after the first `start`")
+    if None in ids:
+        return managed
+    named = sorted({gpu for given in ids for gpu in given or ()})
+    unknown = [str(gpu) for gpu in named if gpu not in managed]
+    if unknown:
+        raise SchedulerError(
+            f"GPU {', '.join(unknown)} is not managed; the managed GPUs are {format_gpu_list(managed)}"
+        )
+    return {gpu: managed[gpu] for gpu in named}

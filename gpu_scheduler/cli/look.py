@@ -1,0 +1,118 @@
+"""`attach` and `logs`: looking at a job while it runs, or at what it left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from argparse import Namespace
+
+from gpu_scheduler.cli.record import opened, pid_of
+from gpu_scheduler.cli.tail import Tail
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import WAITING, JobState
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.sight import sight
+from gpu_scheduler.store.store import Store
+
+_LOOK_EVERY_S = 0.1
+
+
+def attach(options: Namespace) -> int:
+    """Become `screen -x` on the session of a running job."""
+    job_id = options.job
+    with opened(options) as store:
+        job = _job(store, job_id)
+        attempt = store.newest_attempts([job_id]).get(job_id)
+        if attempt is None or attempt["outcome"] is not None:
+            raise SchedulerError(f"job {job_id} is not running, it is {job['state']}{_see_logs(attempt)}")
+        seen = _seen(store, attempt)
+    if seen.result is not None or seen.claim in ("dead", "void"):
+        raise SchedulerError(f"job {job_id} is not running any more; `logs {job_id}` shows its output")
+    if seen.claim == "none":
+        raise SchedulerError(f"job {job_id} is starting; try again in a moment")
+    if seen.session is None:
+        raise SchedulerError(
+            f"job {job_id} has no Screen session (the scheduler was started without --screen)\n"
+            f"`logs {job_id} -f` follows its output"
+        )
+    program = shutil.which("screen")
+    if program is None:
+        raise SchedulerError("GNU Screen is not installed; install it (sudo apt-get install screen)")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise SchedulerError(f"attach needs a terminal; `logs {job_id} -f` follows the output without one")
+    sys.stdout.flush()
+    os.execv(program, [program, "-x", seen.session])
+
+
+def logs(options: Namespace) -> int:
+    """Print the newest attempt's log; with --follow until the job has ended and all of it is printed."""
+    with opened(options) as store:
+        job_id = options.job
+        job = _job(store, job_id)
+        attempt = store.newest_attempts([job_id]).get(job_id)
+        if attempt is None:
+            raise SchedulerError(f"job {job_id} has no log yet: it is {job['state']} and was never started")
+        tail = Tail(_log(store, attempt))
+        tail.print_last(options.lines)
+        if options.follow:
+            _follow(store, attempt, tail)
+        tail.close()
+    return 0
+
+
+def _follow(store: Store, attempt: sqlite3.Row, tail: Tail) -> None:
+    job_id = attempt["job_id"]
+    while True:
+        # Asked before the log is read, so that what was written before the end is printed.
+        over = _is_over(store, attempt)
+        tail.print_new()
+        if not over:
+            time.sleep(_LOOK_EVERY_S)
+            continue
+        newest = store.newest_attempts([job_id])[job_id]
+        if newest["id"] != attempt["id"]:
+            attempt = newest
+            tail.go_on_with(_log(store, attempt))
+            continue
+        state = JobState(_job(store, job_id)["state"])
+        if state in (JobState.FINISHED, JobState.HELD):
+            return
+        if pid_of(store) is None:
+            what = "is queued again" if state in WAITING else "has ended"
+            print(f"gpu-scheduler: job {job_id} {what}; no scheduler is up", file=sys.stderr)
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _is_over(store: Store, attempt: sqlite3.Row) -> bool:
+    row = store.newest_attempts([attempt["job_id"]])[attempt["job_id"]]
+    if row["id"] != attempt["id"] or row["outcome"] is not None:
+        return True
+    seen = _seen(store, attempt)
+    return seen.result is not None or seen.claim in ("dead", "void")
+
+
+def _job(store: Store, job_id: int) -> sqlite3.Row:
+    row = store.job(job_id)
+    if row is None:
+        raise SchedulerError(f"there is no job {job_id} in {store.home.folder}; `status --all` lists them")
+    return row
+
+
+def _seen(store: Store, attempt: sqlite3.Row) -> Sighting:
+    return sight(store.home.attempt(attempt["job_id"], attempt["number"], attempt["token"]), attempt["token"])
+
+
+def _log(store: Store, attempt: sqlite3.Row) -> str:
+    path = attempt["log"] or _seen(store, attempt).log
+    if path is None:
+        why = f": {attempt['reason'] or attempt['launch_error']}" if attempt["outcome"] else " yet"
+        raise SchedulerError(f"attempt {attempt['number']} of job {attempt['job_id']} has no log{why}")
+    return str(path)
+
+
+def _see_logs(attempt: sqlite3.Row | None) -> str:
+    return "" if attempt is None else f"; `logs {attempt['job_id']}` shows its output"

@@ -1,0 +1,74 @@
+"""Ending jobs while no scheduler is up: `stop` in the attempt's folder, and a sweep where no runner is left.
+
+The wish that is recorded beside it lets the next scheduler know them as cancelled.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.runner.protocol import request_stop, sweep
+from gpu_scheduler.sight import sight
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.jobs import Context, shown
+from gpu_scheduler.views.words import outcome_words
+
+#: What a runner may take over the grace until its job is over, in seconds (DESIGN §7: grace + 10 s).
+LATE_S = 10.0
+LEFT = "does not end: some of its processes are left"
+_LOOK_EVERY_S = 0.02
+
+
+def ended(store: Store, job: sqlite3.Row) -> str | None:
+    """What became of a job that is open on the record and whose folder has a result; None if it has none."""
+    from gpu_scheduler.clock import Clock
+
+    attempt = store.newest_attempts([job["id"]]).get(job["id"])
+    if attempt is None or attempt["outcome"] is not None:
+        return None
+    seen = sight(_folder(store, attempt), attempt["token"])
+    if seen.result is None:
+        return None
+    said = shown(job, attempt, Context(Clock().now(), sightings={attempt["id"]: seen}))
+    return outcome_words(said.outcome or "ended", said.exit_code, said.signal)
+
+
+def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
+    """End the open attempts of these jobs; waits until they are over. Job -> what came of it.
+
+    Jobs without an open attempt are left out. Raises SchedulerError where a folder cannot be written.
+    """
+    attempts = [row for row in store.unsettled() if row["outcome"] is None and row["job_id"] in jobs]
+    for row in attempts:
+        folder = _folder(store, row)
+        try:
+            request_stop(folder, row["token"], "cancelled", grace_s, "kill")
+        except OSError as error:
+            raise SchedulerError(
+                f"job {row['job_id']} cannot be told to end: {folder}: {error.strerror}"
+            ) from None
+    end = time.monotonic() + grace_s + LATE_S
+    return {row["job_id"]: _over(store, row, grace_s, end) for row in attempts}
+
+
+def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
+    folder, token = _folder(store, row), row["token"]
+    while (seen := sight(folder, token)).claim == "live" and seen.result is None:
+        if time.monotonic() >= end:
+            return LEFT
+        time.sleep(_LOOK_EVERY_S)
+    if seen.result is not None:
+        if seen.result.cause == "cancelled":
+            return "cancelled"
+        return "had ended by itself; the scheduler records it when it starts"
+    if seen.claim == "dead":
+        return LEFT if sweep(token, grace_s, grace_s + LATE_S) else "cancelled; its runner was gone already"
+    return "cancelled before it began"
+
+
+def _folder(store: Store, row: sqlite3.Row) -> Path:
+    return store.home.attempt(row["job_id"], row["number"], row["token"])

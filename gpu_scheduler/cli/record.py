@@ -1,0 +1,71 @@
+"""The record as a command uses it: opened, rung, waited upon."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import scheduler_pid
+from gpu_scheduler.store.store import Store
+
+#: Seconds that a command waits for the scheduler's answer, and between two looks.
+ANSWER_S = 2.0
+LOOK_EVERY_S = 0.01
+
+
+def home_of(options: Namespace) -> Home:
+    """Where the record of this command lies."""
+    return Home.of(options.state_file, options.data_dir)
+
+
+@contextmanager
+def opened(options: Namespace) -> Iterator[Store]:
+    """The store, closed at the end. Raises SchedulerError where there is none, or it cannot be used now."""
+    home = home_of(options)
+    try:
+        store = Store(home)
+        try:
+            yield store
+        finally:
+            store.close()
+    except sqlite3.OperationalError as error:
+        raise SchedulerError(
+            f"{home.database}: {error}; try again, and see that the disk has room and the folder is writable"
+        ) from None
+
+
+def pid_of(store: Store) -> int | None:
+    """The pid of the scheduler of this record; None when none is up."""
+    return scheduler_pid(store.home.lock)
+
+
+def ring_and_wait(store: Store, wishes: Iterable[int], wait_s: float = ANSWER_S) -> dict[int, str | None]:
+    """Wake the scheduler and wait until it has answered these wishes.
+
+    Wish -> answer; None: not carried out yet, because no scheduler is up or it took too long.
+    """
+    store.home.ring()
+    answers: dict[int, str | None] = {wish: None for wish in wishes}
+    end = time.monotonic() + wait_s
+    while True:
+        for wish in [wish for wish, answer in answers.items() if answer is None]:
+            answers[wish] = store.answer(wish)
+        if None not in answers.values() or time.monotonic() >= end or pid_of(store) is None:
+            break
+        time.sleep(LOOK_EVERY_S)
+    for wish in [wish for wish, answer in answers.items() if answer is None]:
+        answers[wish] = store.answer(wish)  # it may have answered as its last act
+    return answers
+
+
+def unanswered(store: Store) -> str:
+    """What to say of a wish that is recorded but not carried out."""
+    pid = pid_of(store)
+    if pid is None:
+        return "recorded; takes effect when the scheduler starts"
+    return f"recorded; the scheduler (pid {pid}) has not answered yet"

@@ -1,0 +1,75 @@
+"""Single values of the command line: what each option accepts, said when something else is given."""
+
+from __future__ import annotations
+
+import math
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+_WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
+
+
+def number(above: float, most: float, *, least: float | None = None) -> Callable[[str], float]:
+    """Reads a number greater than `above` (or from `least`) up to `most`."""
+    accepted = f"greater than {above:g} and at most" if least is None else f"from {least:g} to"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        good = value > above if least is None else value >= least
+        if not (good and value <= most):
+            raise ArgumentTypeError(f"{text!r} is not a number {accepted} {most:g}")
+        return value
+
+    return read
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` to `most`."""
+
+    def read(text: str) -> int:
+        if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def job_id(text: str) -> int:
+    """Reads the id of a job."""
+    if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII) or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a job id, such as 3; `status` lists them")
+    return int(text)
+
+
+def gpu_ids(text: str) -> tuple[int, ...] | None:
+    """Reads `all` (None), one GPU id, or several with commas or ranges."""
+    from gpu_scheduler.core.gpulist import parse_gpu_list
+
+    try:
+        if not text.strip():
+            raise ValueError("no GPU is named; give ids such as 0 or 0,2 or 0-3, or all")
+        return parse_gpu_list(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def gpu_choice(text: str) -> str:
+    """Checks the form of `start --gpus`: a count such as 4, or a list such as 0,2,3 or `3,`."""
+    from gpu_scheduler.core.gpulist import parse_gpu_list
+
+    stripped = text.strip()
+    try:
+        if re.fullmatch(r"[0-9]+", stripped):
+            if int(stripped) == 0:
+                raise ValueError("at least 1 GPU is needed; 4 is a count, 0, is a list")
+        elif not stripped:
+            raise ValueError("give a count such as 4, or a list such as 0,2,3")
+        else:
+            parse_gpu_list(stripped.removesuffix(","))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return stripped

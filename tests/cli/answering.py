@@ -1,0 +1,40 @@
+"""A scheduler without GPUs: it holds the lock and carries out wishes by the real rules.
+
+python -m tests.cli.answering STATE_FILE [deaf]: a deaf one answers nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.loop import Loop
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import InstanceLock
+from gpu_scheduler.store.store import Store
+
+
+class _NoLauncher:
+    def launch(self, attempt_id: int) -> None:
+        raise LaunchError("this scheduler starts nothing")
+
+
+def main() -> None:
+    home = Home.of(sys.argv[1])
+    lock = InstanceLock(home.lock)
+    assert lock.acquire()
+    store = Store(home)
+    loop = Loop(store, GpuWatch(), _NoLauncher(), Settings(), Clock())
+    while not loop.ending:
+        if "deaf" not in sys.argv:
+            while not loop.ending and loop.tick() is None:
+                pass
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()

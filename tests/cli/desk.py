@@ -1,0 +1,140 @@
+"""A record in a folder of its own, commands run on it, and a scheduler that carries out wishes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.cli import main
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import JobState
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.runner.protocol import observe, prepare, sweep
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import scheduler_pid
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+from tests.waiting import wait_for
+
+BEGIN = "printf . >&3; exec 3>&-\n"
+
+
+class Desk:
+    """One state file in `path`, which is the current folder."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.path = path
+        self.home = Home.of(str(path / "gpu_scheduler_state.json"))
+        self._capsys = capsys
+        self._store: Store | None = None
+        self.tokens: list[str] = []
+
+    @property
+    def store(self) -> Store:
+        """The store, made with two GPUs when it is first asked for."""
+        if self._store is None:
+            self._store = Store(self.home, create=True)
+            samples = [GpuSample(f"SIM-{i}", i, "Simulated 24 GiB", 24576, 512 * i, 0.0) for i in range(2)]
+            self.recorder.note_gpus(samples, [gpu.uuid for gpu in samples], Clock().now())
+        return self._store
+
+    @property
+    def recorder(self) -> Recorder:
+        """The loop's pen."""
+        return Recorder(self._store or self.store, Settings())
+
+    def record(self, *actions: act.Action) -> dict[int, int]:
+        """Write actions down as the loop does."""
+        return self.recorder.record(actions, Clock().now())
+
+    def job(self, text: str = "echo hello", **values: Any) -> int:
+        """A queued job; `cwd`, and any other value of its spec."""
+        spec = {"kind": "command", "text": text, "cwd": str(self.path), "command": text, **values}
+        return self.store.insert_job(JobSpec(**spec), "cli")
+
+    def attempt(self, job_id: int, gpu: str = "SIM-0") -> Any:
+        """An open attempt of a queued job, its folder not made yet. Its row."""
+        opened = self.record(act.Start(job_id, (gpu,), 500))
+        row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", opened[job_id])
+        assert row is not None
+        self.tokens.append(row["token"])
+        return row
+
+    def folder(self, row: Any) -> Path:
+        """The folder of an attempt."""
+        return self.home.attempt(row["job_id"], row["number"], row["token"])
+
+    def run_job(self, script: str) -> int:
+        """A job whose real runner has claimed it; `script` is bash."""
+        job_id = self.job(script)
+        row = self.attempt(job_id)
+        log = self.path / f"job_{job_id}.log"
+        log.touch(mode=0o600)
+        prepare(
+            self.folder(row),
+            {
+                "job": job_id, "attempt": 1, "token": row["token"], "boot_id": row["boot_id"],
+                "cwd": str(self.path), "umask": 0o022,
+                "env": {"PATH": os.environ["PATH"], "GPU_SCHEDULER_TOKEN": row["token"]},
+                "terminal": False, "session": None, "log": str(log), "header": "",
+                "timeout_s": None, "term_grace_s": 5.0,
+            },
+            BEGIN + script,
+        )  # fmt: skip
+        self.recorder.note_log(row["id"], str(log), None)
+        executor = DirectExecutor()
+        executor.launch(self.folder(row))
+        wait_for(lambda: observe(self.folder(row), row["token"]).claim != "none", f"claim of job {job_id}")
+        self.record(act.Move(job_id, row["id"], JobState.RUNNING))
+        return job_id
+
+    def run(self, *argv: object) -> tuple[int, str, str]:
+        """One command in this process: exit code, stdout, stderr."""
+        self._capsys.readouterr()
+        code = main([str(word) for word in argv])
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+    def wishes(self) -> list[tuple[str, str]]:
+        """The open wishes: verb and target."""
+        return [(row["verb"], row["target"]) for row in self.store.open_wishes()]
+
+    def state(self, job_id: int) -> str:
+        """The recorded state of a job."""
+        row = self.store.job(job_id)
+        assert row is not None
+        return str(row["state"])
+
+    @contextmanager
+    def scheduler(self, *options: str) -> Iterator[int]:
+        """A process that holds the lock and carries out wishes; its pid."""
+        assert self.store
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cli.answering", str(self.home.state_file), *options],
+            cwd=Path(__file__).parents[2],
+        )
+        try:
+            wait_for(lambda: scheduler_pid(self.home.lock) == process.pid, "the scheduler's lock")
+            yield process.pid
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def close(self) -> None:
+        """End what was started, and close the store."""
+        for token in self.tokens:
+            assert not sweep(token, 0.0, 5.0)
+        if self._store is not None:
+            self._store.close()

@@ -1,0 +1,163 @@
+"""A jobs file, a clock and a table of jobs, all in memory: what the readings do to the jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpu_scheduler.core import saves
+from gpu_scheduler.core.facts import JobFact
+from gpu_scheduler.core.jobline import parse_line
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.lines import Reading, parsed_line
+from gpu_scheduler.core.reading import (
+    AttributeChanged,
+    CancelRunning,
+    LineRemoved,
+    NewJob,
+    ReadingAction,
+    Requeue,
+    diff,
+    job_order,
+    share_out,
+)
+from gpu_scheduler.core.states import WAITING, JobState, Outcome
+
+
+@dataclass
+class Job:
+    """A job as the record has it."""
+
+    spec: JobSpec
+    place: int
+    state: JobState = JobState.QUEUED
+    outcome: Outcome | None = None
+    held_by: str | None = None
+    cancelling: bool = False
+
+
+class World:
+    """Applies what `saves` and `reading` decide, as the loop does."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.since = self.now
+        self.raws: list[str] = []
+        self.reading: Reading = ()
+        self.jobs: dict[int, Job] = {}
+        self.gone: frozenset[int] = frozenset()
+        self.said: list[str] = []
+        self.actions: list[ReadingAction] = []
+        self.next_look: float | None = None
+        self.written = False
+        self.present = True
+
+    def save(self, text: str, wait: float = 0.0) -> None:
+        """The file now holds this text; then look at it, and again whenever something falls due."""
+        self.raws = text.splitlines(keepends=True)
+        self.since = self.now
+        self.poll()
+        if wait:
+            self.wait(wait)
+
+    def append(self, text: str, wait: float = 0.0) -> None:
+        """Add to the end of the file."""
+        self.save("".join(self.raws) + text, wait)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, looking exactly when the last look asked for it."""
+        end = self.now + seconds
+        while self.next_look is not None and self.next_look <= end:
+            assert self.next_look > self.now, "a look that is due at once would spin"
+            self.now = self.next_look
+            self.poll()
+        self.now = end
+
+    def poll(self) -> None:
+        """One look."""
+        parsed = [(number, raw, parse_line(raw, "/w", "/home/u")) for number, raw in enumerate(self.raws, 1)]
+        lines = tuple(
+            parsed_line(number, raw, result) for number, raw, result in parsed if result is not None
+        )
+        content = saves.Content(lines, self.since, self.written)
+        decision = saves.decide(self.reading, content, self.facts(), self.now)
+        self.gone, self.next_look = decision.gone, decision.next_look
+        if decision.accepted is None:
+            return
+        result = diff(self.reading, decision.accepted, self.facts(), self.newest())
+        self.actions += result.actions
+        self.said += result.said
+        new: dict[int, int] = {}
+        for action in result.actions:
+            if isinstance(action, NewJob):
+                spec = decision.accepted.lines[action.index].spec
+                assert spec is not None
+                new[action.index] = self.insert(spec)
+                self.said.append(action.say(new[action.index]))
+            elif isinstance(action, Requeue):
+                spec = decision.accepted.lines[action.index].spec
+                assert spec is not None
+                job = self.jobs[action.job_id]
+                assert job.state is JobState.FINISHED
+                self.jobs[action.job_id] = replace(job, spec=spec, state=JobState.QUEUED, outcome=None)
+            else:
+                self.apply(action)
+        self.reading = result.bound(new)
+        places = {i: job.place for i, job in self.jobs.items() if job.state is JobState.QUEUED}
+        for job_id, place in share_out(job_order(self.reading), places):
+            self.jobs[job_id].place = place
+
+    def apply(self, action: ReadingAction) -> None:
+        """An action on a job that is there."""
+        if isinstance(action, LineRemoved):
+            self.end(action.job_id, Outcome.CANCELLED)
+        elif isinstance(action, CancelRunning):
+            self.jobs[action.job_id].cancelling = True
+        elif isinstance(action, AttributeChanged):
+            job = self.jobs[action.job_id]
+            assert job.state in WAITING
+            assert (getattr(job.spec, action.name) or None) == (action.old or None)
+            default = False if action.name in ("hold", "cancel") else None
+            change = {action.name: default if action.new is None else action.new}
+            job.spec = replace(job.spec, **change)
+            if action.name == "cancel":
+                self.end(action.job_id, Outcome.CANCELLED)
+            elif action.name == "hold":
+                job.state = JobState.HELD if action.new else JobState.QUEUED
+                job.held_by = "line" if action.new else None
+
+    def insert(self, spec: JobSpec) -> int:
+        """A new job."""
+        job_id = max(self.jobs, default=0) + 1
+        job = Job(spec, place=job_id)
+        if spec.cancel:
+            job.state, job.outcome = JobState.FINISHED, Outcome.CANCELLED
+        elif spec.hold:
+            job.state, job.held_by = JobState.HELD, "line"
+        self.jobs[job_id] = job
+        return job_id
+
+    def start(self, job_id: int) -> None:
+        """The job runs."""
+        assert job_id not in self.gone
+        self.jobs[job_id].state = JobState.RUNNING
+
+    def end(self, job_id: int, outcome: Outcome = Outcome.COMPLETED) -> None:
+        """The job is finished."""
+        self.jobs[job_id].state, self.jobs[job_id].outcome = JobState.FINISHED, outcome
+
+    def facts(self) -> dict[int, JobFact]:
+        """How the jobs stand."""
+        return {i: JobFact(i, job.state, job.outcome, job.held_by) for i, job in self.jobs.items()}
+
+    def newest(self) -> dict[str, JobFact]:
+        """The newest job of every identity."""
+        return {self.jobs[i].spec.identity: fact for i, fact in sorted(self.facts().items())}
+
+    def states(self) -> dict[int, str]:
+        """Every job's state, or its outcome once it is finished."""
+        return {i: str(job.outcome or job.state) for i, job in self.jobs.items()}
+
+    def queue(self) -> list[str]:
+        """The texts of the queued jobs in the order of their places."""
+        queued = [job for job in self.jobs.values() if job.state is JobState.QUEUED]
+        return [job.spec.text for job in sorted(queued, key=lambda job: job.place)]

@@ -1,0 +1,303 @@
+"""One line at a time: every bracketed example of the design, and what was met in the wild."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
+from gpu_scheduler.core.jobspec import JobSpec
+
+EIGHT = frozenset(range(8))
+
+
+def parsed(text: str) -> Parsed:
+    result = parse_line(text, "/w", "/home/u", EIGHT)
+    assert isinstance(result, Parsed), result
+    return result
+
+
+def spec(text: str) -> JobSpec:
+    return parsed(text).spec
+
+
+def refused(text: str) -> Malformed:
+    result = parse_line(text, "/w", "/home/u", EIGHT)
+    assert isinstance(result, Malformed), result
+    return result
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  \t", "# comment", "  # comment", "\ufeff", "\ufeff# x", "\r\n", "priority,script_path,conda_env",
+     "priority", "Priority , script_path", '"priority","script_path"'],
+)  # fmt: skip
+def test_skipped(text: str) -> None:
+    assert parse_line(text, "/w", "/home/u") is None
+
+
+def test_a_full_csv_line() -> None:
+    job = spec("1,/p/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3")
+    assert job == JobSpec(
+        kind="csv",
+        text="1,/p/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3",
+        cwd="/w",
+        script="/p/train.py",
+        arguments=("--llm", "qwen2.5-7b-inst", "--epochs", "100"),
+        conda="pytorch_env",
+        priority=1,
+        allowed=(0, 1, 2, 3),
+    )
+    assert job.llm == "qwen2.5-7b-inst"
+
+
+def test_the_equals_form_of_llm_is_seen() -> None:
+    assert spec("0,a.py,,--llm=qwen2.5-3b-inst").llm == "qwen2.5-3b-inst"
+
+
+@pytest.mark.parametrize(
+    ("text", "script", "conda", "arguments", "allowed"),
+    [
+        ("0,a.py", "/w/a.py", None, (), None),
+        (",a.py", "/w/a.py", None, (), None),
+        ("0,a.py,", "/w/a.py", None, (), None),
+        (" 0 , ./b/../a.py , env , --x 1 , 2 ", "/w/a.py", "env", ("--x", "1"), (2,)),
+        ("0,~/a.py,/opt/envs/x", "/home/u/a.py", "/opt/envs/x", (), None),
+        ("0,/a.py,,,0,2,4", "/a.py", None, (), (0, 2, 4)),
+        ("0,/a.py,,--x y,all", "/a.py", None, ("--x", "y"), None),
+        ("0,/a.py,,--batch_size 1,4,5,6,7", "/a.py", None, ("--batch_size", "1"), (4, 5, 6, 7)),
+        ('0,/a.py,,"--layers 1,2,3"', "/a.py", None, ("--layers", "1,2,3"), None),
+        ('0,/a.py,,"--layers ""1,2,3""",0-3', "/a.py", None, ("--layers", "1,2,3"), (0, 1, 2, 3)),
+        ('0,/a.py,,"--layers 1","2,3"', "/a.py", None, ("--layers", "1"), (2, 3)),
+        ('0,"/d/a,b #1.py",,--t "a b"', "/d/a,b #1.py", None, ("--t", "a b"), None),
+        ("0,/d/it's.py,e,--x 1 # it's, a comment, of note", "/d/it's.py", "e", ("--x", "1"), None),
+        ("0,/a.py,,--t 'a # b' # c", "/a.py", None, ("--t", "a # b"), None),
+        ("0,/a.py,,--tag a#1,0 # c,d", "/a.py", None, ("--tag", "a#1"), (0,)),
+        ("0,/a.py,,$H `id` ; touch /tmp/x", "/a.py", None, ("$H", "`id`", ";", "touch", "/tmp/x"), None),
+        ('"0","/a.py","env","--x","1"', "/a.py", "env", ("--x",), (1,)),
+        ("\ufeff0,/a.py,env\r\n", "/a.py", "env", (), None),
+        ("0,/a.py # c", "/a.py", None, (), None),
+        ('0,/a.py,,"python"', "/a.py", None, ("python",), None),
+    ],
+)  # fmt: skip
+def test_csv(
+    text: str, script: str, conda: str | None, arguments: tuple[str, ...], allowed: tuple[int, ...] | None
+) -> None:
+    job = spec(text)
+    assert (job.kind, job.script, job.conda, job.arguments) == ("csv", script, conda, arguments)
+    assert job.allowed == allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("high,a.py,env", "priority 'high'"),
+        ("0;a.py", "priority '0;a.py'"),
+        ("1.5,a.py", "priority '1.5'"),
+        ("١٢,a.py", "priority '١٢'"),
+        ("1_000,a.py,env", "priority '1_000'"),
+        ("\u00a00,a.py,env", "priority '\\xa00'"),
+        ("python,a.py", "priority 'python'"),
+        ("42", "there is no script"),
+        ("0,,env,x", "there is no script"),
+        ("0 a.py", "priority '0 a.py'"),
+        ("0,a.py,my env", "conda environment 'my env'"),
+        ("0,a.py,,--x 'a", "is not closed"),
+        ('0,a.py,,--x "1,2",0', "arguments that hold commas"),
+        ('0,a.py,,"--x 1" y', "text follows the closing quote"),
+        ('0,a.py,,"--x 1', "is not closed"),
+        ('0,a.py,,x,"0,1" y', "text follows"),
+        ("0,a.py,,x,3-0", "runs backward"),
+        ("0,a.py,,x,0,,1", "an item is empty"),
+        ("0,a.py,,x,9", "there is no GPU 9"),
+        ("0,a.py,,--layers 1,2,3", '0,a.py,,"--layers 1","2,3"'),
+        ("0,a.py,,--layers 1,2,3", '0,a.py,,"--layers 1,2,3"'),
+        ("0,a.py,,--layers 9,3,1", "not clear where the arguments end"),
+        ("0,a.py,,torchrun-2gpu,--x 1,0-3", "six-column"),
+        ("0,a.py,,python,--x 1", "six-column"),
+        ("0,a.py,,torchrun", "six-column"),
+    ],
+)
+def test_malformed_csv_is_never_a_command(text: str, says: str) -> None:
+    result = refused(text)
+    assert says in result.reason
+    assert "priority,script_path" in result.accepted
+
+
+def test_arguments_that_end_in_a_number_are_told_as_read() -> None:
+    assert parsed("0,a.py,,--epochs 100,0-3").notes == ("read as arguments: --epochs 100 | GPUs: 0-3",)
+    assert parsed("0,a.py,,--epochs 100").notes == ()
+    assert parsed('0,a.py,,"--epochs 100",0-3').notes == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA_VISIBLE_DEVICES=0,1 python t.py", "python t.py --x 1,2,3", "echo a,b,c", "./run.sh", "7z x a",
+     "train.py # a, b, c", "echo 'a # b'", '"my prog" a,b,c'],
+)  # fmt: skip
+def test_commands(text: str) -> None:
+    job = spec(text)
+    assert job.kind == "command"
+    assert job.command == job.text == text.split(" # a,")[0]
+
+
+def test_a_command_that_chooses_its_gpus_is_told_the_remedy() -> None:
+    assert "[allowed=0]" in parsed("CUDA_VISIBLE_DEVICES=0,1 python t.py").notes[0]
+    assert "[allowed=0]" in parsed("export CUDA_VISIBLE_DEVICES=1; python t.py").notes[0]
+    assert parsed("python t.py $CUDA_VISIBLE_DEVICES").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nohup python train.py &", "ends in `&`"),
+        ("train.py & # later", "ends in `&`"),
+        ("python t.py \\", "backslash"),
+        ("a\0b", "NUL byte at column 2"),
+        ("a\rb", "carriage return at column 2"),
+        ("x" * 70_000, "longer than 64 KiB"),
+        ("[ -f x ] && train.py", "`[] [ -f x ] && train.py`"),
+        ("[[ -f x ]] && train.py", "`[] [[ -f x ]] && train.py`"),
+        ("[hold", "not closed"),
+        ("[hold]", "nothing follows"),
+        ("[hold] # x", "nothing follows"),
+        ("[hold]python x", "a blank must follow"),
+        ("[hold] [cancel] x", "a second block"),
+        ("[hold hold] x", "given twice"),
+        ("[env:A=1 env:A=2] x", "given twice"),
+        ("[hold=1] x", "takes no value"),
+        ("[nice=3] x", "'nice' is not known; known: gpus"),
+        ("[gpus=0] x", "gpus=0"),
+        ("[gpus=\u0661] x", "gpus=\u0661"),
+        ("[gpus=] x", "no value"),
+        ("[share=x] x", "share 'x'"),
+        ("[share=1e0] x", "share '1e0'"),
+        ("[share=1.5 gpus=2] x", "leave out gpus"),
+        ("[allowed=9] x", "no GPU 9"),
+        ("[name=a/b] x", "name 'a/b'"),
+        ("[priority=low] x", "priority 'low'"),
+        ("[conda=a venv=b] x", "give one"),
+        ("[cuda=yes] x", "add, rewrite, off"),
+        ("[cuda-ids=x] x", "physical, visible"),
+        ("[env:1A=x] x", "no variable"),
+        ("[env:CUDA_VISIBLE_DEVICES=1] x", "[allowed=0]"),
+        ("[priority=1] 0,a.py", "both in the attributes and in its CSV field"),
+        ("[conda=a] 0,a.py,b", "both in the attributes"),
+        ("[allowed=1] 0,a.py,,x,1", "both in the attributes"),
+    ],
+)  # fmt: skip
+def test_malformed(text: str, says: str) -> None:
+    assert says in refused(text).reason
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["vram=18G", "oom-retries=2", "retries=2", "fail-retries=1", "timeout=2h", "after=12", "after-any=3",
+     "resume-flag=--ckpt", "preempt", "exclusive"],
+)  # fmt: skip
+def test_attributes_of_a_later_version_are_errors(item: str) -> None:
+    assert "not carried out by this version" in refused(f"[{item}] python t.py").reason
+
+
+def test_all_attributes() -> None:
+    job = spec(
+        "[gpus=2 share=0.5 allowed=0-3 name=bert priority=-1 venv=v cwd=sub env:SEED=1 env:A='x ] y' cuda=off"
+        " cuda-ids=visible hold cancel] python t.py # note"
+    )
+    assert job == JobSpec(
+        kind="command", text="python t.py", command="python t.py", cwd="/w/sub", venv="/w/sub/v",
+        env=(("A", "x ] y"), ("SEED", "1")), name="bert", priority=-1, allowed=(0, 1, 2, 3), share=500,
+        gpus=2, cuda="off", cuda_ids="visible", hold=True, cancel=True,
+    )  # fmt: skip
+
+
+def test_after_an_empty_block_the_rest_stands_as_it_is() -> None:
+    assert spec("[] [ -f x ] && train.py").command == "[ -f x ] && train.py"
+    assert spec("[] 0,a.py").kind == "csv"
+
+
+def test_an_empty_field_leaves_the_attribute_in_force() -> None:
+    job = spec("[priority=3 conda=e allowed=1] ,a.py,,x,")
+    assert (job.priority, job.conda, job.allowed) == (3, "e", (1,))
+
+
+def test_relative_paths_follow_cwd() -> None:
+    job = spec("[cwd=~/d venv=../v] 0,s/a.py")
+    assert (job.cwd, job.script, job.venv) == ("/home/u/d", "/home/u/d/s/a.py", "/home/u/v")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0,a.py,,--lr 1 --bs 2", "0,a.py,,--lr 2 --bs 1", False),
+        ("[env:SEED=1] 0,a.py", "[env:SEED=2] 0,a.py", False),
+        ("[env:SEED=1] python a.py", "[env:SEED=2] python a.py", False),
+        ("0,a.py,e,--x", "0,a.py,f,--x", False),
+        ("0,a.py,e,--x", "[cwd=d] 0,/w/a.py,e,--x", False),
+        ("0,a.py,e,--x", "[conda=e name=n gpus=1] 5,./a.py,,  '--x',0-3 # c", True),
+        ("[priority=1 hold] python a.py", "python a.py # c", True),
+        ("python a.py", "python  a.py", False),
+    ],
+)
+def test_identity(one: str, other: str, same: bool) -> None:
+    assert (spec(one).identity == spec(other).identity) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [("python a.py --x 'a;b' \"c d\" --y=1", False), ("a && b", True), ("a > b", True), ("for x in 1", True),
+     ("echo it's", True), ("done", True), ("echo $X", True)],
+)  # fmt: skip
+def test_bash_is_asked_only_about_shell_syntax(text: str, asks: bool) -> None:
+    assert parsed(text).ask_bash is asks
+
+
+ANY = st.text(alphabet="ab1 ,'\"\\#$;[]\t/.-=é", max_size=12)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    path=ANY,
+    conda=st.sampled_from([None, "env", "/opt/e", "a-b.c_1"]),
+    args=ANY,
+    priority=st.none() | st.integers(-5, 999),
+    allowed=st.none() | st.frozensets(st.integers(0, 7), min_size=1).map(lambda gpus: tuple(sorted(gpus))),
+)
+def test_what_add_writes_is_read_back(
+    path: str, conda: str | None, args: str, priority: int | None, allowed: tuple[int, ...] | None
+) -> None:
+    script = posixpath.normpath("/s/" + path)
+    try:
+        words = tuple(shlex.split(args))
+    except ValueError:
+        with pytest.raises(ValueError, match=r"closed|backslash"):
+            format_csv_line(script, conda, args, priority, allowed)
+        return
+    job = spec(format_csv_line(script, conda, args, priority, allowed))
+    assert (job.kind, job.script, job.conda, job.arguments) == ("csv", script, conda, words)
+    assert (job.priority, job.allowed) == (priority, allowed)
+
+
+def test_add_writes_the_plain_form_where_it_can() -> None:
+    line = format_csv_line("/path/to/script.py", "myenv", "--llm q --epochs 100", 0, (0, 1, 2, 3))
+    assert line == "0,/path/to/script.py,myenv,--llm q --epochs 100,0-3"
+    with pytest.raises(ValueError, match="line break"):
+        format_csv_line("/a\nb.py")
+    with pytest.raises(ValueError, match="conda environment"):
+        format_csv_line("/a.py", "a b")
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(max_size=40) | st.text(alphabet="01,;[]'\"\\ #.py&|abc=\t", max_size=25))
+def test_any_text_is_a_job_a_mistake_or_nothing(text: str) -> None:
+    result = parse_line(text, "/w", "/home/u", EIGHT)
+    if isinstance(result, Malformed):
+        assert result.reason
+        assert result.accepted
+    elif result is not None:
+        assert "\n" not in result.spec.text
+        assert JobSpec.from_json(result.spec.to_json()) == result.spec

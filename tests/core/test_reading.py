@@ -1,0 +1,257 @@
+"""What a reading says, case by case, on a jobs file held in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.core.lines import attributes_from_json, attributes_to_json
+from gpu_scheduler.core.reading import AttributeChanged, CancelRunning, LineRemoved, share_out
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.core.jobsworld import World
+
+
+def world(text: str) -> World:
+    made = World()
+    made.save(text)
+    return made
+
+
+def test_a_restart_says_nothing() -> None:
+    w = world("a\n0,a.py\nbad,a.py,x\n")
+    w.actions.clear()
+    w.reading = tuple(w.reading)
+    w.poll()
+    w.wait(100)
+    assert w.actions == []
+    assert [line.job_id for line in w.reading] == [1, 2, None]
+
+
+def test_repeated_commands_are_jobs_of_their_own_and_repeated_csv_lines_are_one() -> None:
+    w = world("a\na\n0,a.py\n0,a.py\n")
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert [line.job_id for line in w.reading] == [1, 2, 3, None]
+    assert "line 4: the same as line 3; they are one job" in w.said
+
+
+def test_the_same_text_again_is_a_new_job_and_says_so() -> None:
+    w = world("a\n")
+    w.start(1)
+    w.append("a\n")
+    assert w.states() == {1: "running", 2: "queued"}
+    assert "line 2: same text as job 1 (running) → job 2" in w.said
+
+
+@pytest.mark.parametrize(
+    ("outcome", "after"),
+    [(Outcome.COMPLETED, "completed"), (Outcome.FAILED, "queued"), (Outcome.CANCELLED, "queued")],
+)
+def test_a_csv_line_added_again(outcome: Outcome, after: str) -> None:
+    w = world("0,a.py\n")
+    w.end(1, outcome)
+    w.save("", wait=11)
+    assert w.reading == ()
+    w.save("0,a.py\n")
+    assert w.states() == {1: after}
+    assert w.reading[0].job_id == 1
+    if outcome is Outcome.COMPLETED:
+        assert "line 1: completed as job 1; `retry 1` runs it again" in w.said
+    else:
+        assert f"line 1: job 1 ({outcome}) is queued once more" in w.said
+
+
+def test_an_equal_csv_line_behind_a_failed_one_queues_it_once_more() -> None:
+    w = world("0,a.py\n")
+    w.end(1, Outcome.FAILED)
+    w.append("0,a.py\n")
+    assert w.states() == {1: "queued"}
+    assert [line.job_id for line in w.reading] == [1, None]
+
+
+def test_a_csv_line_is_bound_to_the_open_job_of_another_front_end() -> None:
+    w = World()
+    w.save("0,a.py\n")
+    spec = w.jobs[1].spec
+    other = World()
+    other.insert(spec)
+    other.start(1)
+    other.save("[name=x] 3,a.py\n")
+    assert other.states() == {1: "running"}
+    assert other.reading[0].job_id == 1
+    assert "line 1: it is job 1 (running) already" in other.said
+
+
+def test_a_failed_line_that_stays_is_left_alone() -> None:
+    w = world("0,a.py\nb\n")
+    w.end(1, Outcome.FAILED)
+    w.save("0,a.py # see log\n\n# note\nb\n", wait=20)
+    assert w.states() == {1: "failed", 2: "queued"}
+
+
+def test_comments_blank_lines_and_line_endings_change_nothing() -> None:
+    w = world("a\nb\n0,a.py\n")
+    w.actions.clear()
+    w.save("\ufeffpriority,script_path\r\n\r\na # x\r\n\ufeffb\r\n# c\r\n0,a.py # d\r\n", wait=20)
+    assert w.actions == []
+    assert [line.number for line in w.reading] == [3, 4, 6]
+
+
+def test_changed_text_ends_the_queued_job_and_makes_a_new_one() -> None:
+    w = world("a\nb\nc\n")
+    w.save("a\nB\nc\n", wait=2)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
+    assert w.gone == {2}
+    assert w.queue() != []
+    w.wait(8)
+    assert w.states() == {1: "queued", 2: "cancelled", 3: "queued", 4: "queued"}
+    assert w.queue() == ["a", "B", "c"]
+
+
+def test_changed_text_of_a_running_job_lets_it_go_on() -> None:
+    w = world("a\n")
+    w.start(1)
+    w.save("b\n", wait=11)
+    assert w.states() == {1: "running", 2: "queued"}
+    assert "the line of job 1 is removed; the job is running and goes on" in w.said
+
+
+def test_fewer_equal_lines_lose_finished_then_running_then_held_then_newest_queued() -> None:
+    w = world("a\n[hold] a\na\na\na\n")
+    w.end(1)
+    w.start(4)
+    left = []
+    for count in (4, 3, 2, 1):
+        kept = ["[hold] a\n"] * (count >= 3) + ["a\n"] * (count - (count >= 3))
+        w.save("".join(kept), wait=11)
+        left.append([line.job_id for line in w.reading])
+    assert left == [[2, 3, 4, 5], [2, 3, 5], [3, 5], [3]]
+    assert w.states() == {1: "completed", 2: "cancelled", 3: "queued", 4: "running", 5: "cancelled"}
+
+
+def test_deleting_one_of_two_equal_lines_takes_the_finished_one_wherever_it_was() -> None:
+    w = world("a\na\nb\n")
+    w.end(1)
+    w.save("a\nb\n", wait=11)
+    assert w.states() == {1: "completed", 2: "queued", 3: "queued"}
+    assert [line.job_id for line in w.reading] == [2, 3]
+
+
+def test_a_line_that_does_not_touch_its_equal_is_the_one_that_went() -> None:
+    w = world("a\nb\nc\na\n")
+    w.end(1)
+    w.save("a\nb\nc\n", wait=11)
+    assert w.states() == {1: "completed", 2: "queued", 3: "queued", 4: "cancelled"}
+
+
+def test_removing_one_of_two_equal_csv_lines_takes_nothing_away() -> None:
+    w = world("0,a.py\nb\n0,a.py\n")
+    w.save("b\n0,a.py\n")
+    assert w.gone == frozenset()
+    w.wait(11)
+    assert w.states() == {1: "queued", 2: "queued"}
+    assert [line.job_id for line in w.reading] == [2, 1]
+
+
+def test_of_equal_csv_lines_the_attributes_of_the_first_count() -> None:
+    w = world("0,a.py\n5,a.py\n")
+    assert w.jobs[1].spec.priority == 0
+    w.save("0,a.py\n6,a.py\n", wait=3)
+    assert w.jobs[1].spec.priority == 0
+    w.save("7,a.py\n6,a.py\n", wait=3)
+    assert w.jobs[1].spec.priority == 7
+
+
+def test_changed_attributes_speak_one_by_one() -> None:
+    w = world("[priority=1 name=x] a\n")
+    w.actions.clear()
+    w.save("[priority=2 gpus=1] a\n", wait=2)
+    assert w.actions == [
+        AttributeChanged(1, "gpus", None, 1),
+        AttributeChanged(1, "name", "x", None),
+        AttributeChanged(1, "priority", 1, 2),
+    ]
+
+
+def test_a_wish_given_elsewhere_is_not_undone() -> None:
+    w = world("[priority=1] a\n[priority=1] b\n")
+    w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
+    w.end(2, Outcome.CANCELLED)
+    w.actions.clear()
+    w.save("[priority=1] a\n[priority=1] b\nc\n", wait=11)
+    assert w.states() == {1: "held", 2: "cancelled", 3: "queued"}
+
+
+def test_two_equal_commands_with_their_own_attributes_keep_them_line_by_line() -> None:
+    w = world("[priority=1] a\n[priority=2] a\n")
+    w.save("[priority=2] a\n[priority=3] a\n", wait=2)
+    assert {i: job.spec.priority for i, job in w.jobs.items()} == {1: 2, 2: 3}
+
+
+def test_hold_taken_away_releases() -> None:
+    w = world("[hold] a\n")
+    assert w.states() == {1: "held"}
+    w.save("a\n", wait=2)
+    assert w.states() == {1: "queued"}
+
+
+def test_cancel_newly_written() -> None:
+    w = world("a\nb\nc\n0,d.py\n")
+    w.start(2)
+    w.end(3)
+    w.actions.clear()
+    w.save("[cancel] a\n[cancel] b\n[cancel] c\n0,d.py\n", wait=2)
+    assert w.actions == [AttributeChanged(1, "cancel", None, True), CancelRunning(2)]
+    assert w.states() == {1: "cancelled", 2: "running", 3: "completed", 4: "queued"}
+    w.actions.clear()
+    w.save("a\nb\nc\n0,d.py\n", wait=20)
+    assert w.actions == []
+
+
+def test_a_line_first_read_with_cancel_is_cancelled_at_once() -> None:
+    w = world("[cancel] a\n[cancel] 0,a.py\n")
+    assert w.states() == {1: "cancelled", 2: "cancelled"}
+    w.save("[cancel] a\n[cancel] 0,a.py\n# x\n", wait=20)
+    assert w.states() == {1: "cancelled", 2: "cancelled"}
+
+
+def test_running_jobs_hear_nothing_else() -> None:
+    w = world("[priority=1] a\n")
+    w.start(1)
+    w.actions.clear()
+    w.save("[priority=2 hold] a\n", wait=11)
+    assert w.actions == []
+
+
+def test_a_new_order_moves_only_the_places_of_this_file() -> None:
+    w = world("a\nb\n")
+    assert w.insert(w.jobs[1].spec) == 3
+    w.append("c\n")
+    assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    w.save("c\nb\na\n", wait=9.9)
+    assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    w.wait(0.2)
+    assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [4, 2, 3, 1]
+
+
+def test_a_line_inserted_on_top_comes_first() -> None:
+    w = world("a\nb\n")
+    w.save("n\na\nb\n", wait=2)
+    assert w.queue() == ["n", "a", "b"]
+
+
+def test_places_are_shared_among_those_that_are_queued() -> None:
+    assert share_out([3, 1, 2], {1: 10, 2: 20, 3: 30}) == ((3, 10), (1, 20), (2, 30))
+    assert share_out([3, 9, 2], {2: 7, 3: 4}) == ()
+
+
+def test_a_removed_line_of_a_held_job_ends_it() -> None:
+    w = world("[hold] a\nb\n")
+    w.actions.clear()
+    w.save("b\n", wait=11)
+    assert w.actions == [LineRemoved(1)]
+
+
+def test_attributes_survive_the_record() -> None:
+    attributes = {"allowed": (0, 1), "hold": True, "priority": 0, "name": None, "cancel": False}
+    assert attributes_from_json(attributes_to_json(attributes)) == {
+        "allowed": (0, 1), "hold": True, "priority": 0,
+    }  # fmt: skip

@@ -1,0 +1,232 @@
+"""Random editing against a small model of what the user meant.
+
+The model knows nothing of texts and positions: every intended line carries a number of its own, and what an
+edit means for it is written down when the edit is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.core.jobsworld import World
+
+
+@dataclass
+class Meant:
+    """One line that the user has in mind."""
+
+    uid: int
+    csv: bool
+    priority: int | None = None
+    hold: bool = False
+    hidden: bool = False
+    noise: str = ""
+
+    def text(self) -> str:
+        """The line as it is written in the file."""
+        if self.csv:
+            priority = "" if self.priority is None else str(self.priority)
+            line = ("[hold] " if self.hold else "") + f"{priority},job{self.uid}.py,,--x {self.uid} y"
+        else:
+            items = [f"priority={self.priority}"] * (self.priority is not None) + ["hold"] * self.hold
+            line = (f"[{' '.join(items)}] " if items else "") + f"python job{self.uid}.py 'a b'"
+        return ("# " if self.hidden else "") + line + self.noise
+
+    @property
+    def key(self) -> str:
+        """How the job of this line is recognised."""
+        return f"job{self.uid}.py"
+
+
+@dataclass
+class User:
+    """Edits a file and keeps the book on what should have become of every line."""
+
+    lines: list[Meant] = field(default_factory=list)
+    expected: dict[int, str] = field(default_factory=dict)
+    serial: int = 0
+
+    def new(self, csv: bool) -> Meant:
+        self.serial += 1
+        self.expected[self.serial] = "queued"
+        return Meant(self.serial, csv)
+
+    def taken_away(self, line: Meant) -> None:
+        if self.expected[line.uid] in ("queued", "held"):
+            self.expected[line.uid] = "cancelled"
+
+    def brought_back(self, line: Meant) -> None:
+        if self.expected[line.uid] in ("failed", "cancelled"):
+            self.expected[line.uid] = "held" if line.hold else "queued"
+
+    def file(self) -> str:
+        return "".join(line.text() + "\n" for line in self.lines)
+
+    def queue(self) -> list[str]:
+        seen = [line for line in self.lines if not line.hidden and self.expected[line.uid] == "queued"]
+        return [line.key for line in seen]
+
+
+def edit(user: User, kind: str, a: int, b: int) -> None:
+    """One edit. Only CSV lines are commented in again: a command that comes back is another job."""
+    if kind in ("append", "insert") or not user.lines:
+        line = user.new(csv=bool(b % 2))
+        user.lines.insert(a % (len(user.lines) + 1) if kind == "insert" else len(user.lines), line)
+        return
+    line = user.lines[a % len(user.lines)]
+    if kind == "delete":
+        user.lines.remove(line)
+        if not line.hidden:
+            user.taken_away(line)
+    elif kind == "retype":
+        fresh = user.new(csv=line.csv)
+        user.lines[user.lines.index(line)] = fresh
+        if not line.hidden:
+            user.taken_away(line)
+    elif kind == "move":
+        user.lines.remove(line)
+        user.lines.insert(b % (len(user.lines) + 1), line)
+    elif kind == "comment" and not line.hidden:
+        line.hidden = True
+        user.taken_away(line)
+    elif kind == "uncomment" and line.hidden and line.csv:
+        line.hidden = False
+        user.brought_back(line)
+    elif kind == "priority":
+        line.priority = b % 4 or None
+    elif kind == "hold":
+        line.hold = not line.hold
+        if not line.hidden and user.expected[line.uid] in ("queued", "held"):
+            user.expected[line.uid] = "held" if line.hold else "queued"
+    elif kind == "noise":
+        line.noise = (" # note, with commas", "\r", "", "   ", " #")[b % 5]
+
+
+EDITS = ("append", "insert", "delete", "retype", "move", "comment", "uncomment", "priority", "hold", "noise")
+STEPS = st.lists(
+    st.tuples(st.sampled_from([*EDITS, "start", "finish", "fail"]), st.integers(0, 50), st.integers(0, 50)),
+    min_size=1,
+    max_size=25,
+)
+
+
+def by_uid(world: World) -> dict[int, Any]:
+    """The jobs by the number that is in their text; each number has one job at most."""
+    found: dict[int, Any] = {}
+    for job in world.jobs.values():
+        uid = int(job.spec.text.split("job")[1].split(".")[0])
+        assert uid not in found, f"two jobs for line {uid}"
+        found[uid] = job
+    return found
+
+
+def live(world: World, user: User, kind: str, a: int) -> None:
+    """A job starts or ends, without the user."""
+    jobs = by_uid(world)
+    wanted = JobState.QUEUED if kind == "start" else JobState.RUNNING
+    having = sorted(uid for uid, job in jobs.items() if job.state is wanted)
+    if not having:
+        return
+    uid = having[a % len(having)]
+    if kind == "start":
+        jobs[uid].state, user.expected[uid] = JobState.RUNNING, "running"
+    else:
+        outcome = Outcome.COMPLETED if kind == "finish" else Outcome.FAILED
+        jobs[uid].state, jobs[uid].outcome, user.expected[uid] = JobState.FINISHED, outcome, str(outcome)
+
+
+@settings(deadline=None, max_examples=300)
+@given(STEPS, st.integers(1, 3))
+def test_one_save_after_another(steps: list[tuple[str, int, int]], edits_per_save: int) -> None:
+    user, world = User(), World()
+    pending = 0
+    for kind, a, b in steps:
+        if kind in EDITS:
+            edit(user, kind, a, b)
+            pending += 1
+            if pending < edits_per_save and kind not in ("comment", "uncomment", "hold", "delete"):
+                continue
+        world.save(user.file(), wait=30)
+        pending = 0
+        if kind not in EDITS:
+            live(world, user, kind, a)
+    world.save(user.file(), wait=30)
+    jobs = by_uid(world)
+    hidden = {line.uid for line in user.lines if line.hidden}
+    states = {uid: str(job.outcome or job.state) for uid, job in jobs.items()}
+    expected = {uid: state for uid, state in user.expected.items() if uid in jobs or uid not in hidden}
+    # A line that was typed and taken away within one save never was a job.
+    expected = {uid: state for uid, state in expected.items() if uid in jobs or state != "cancelled"}
+    assert states == expected
+    assert [text.split(",")[1] if "," in text else text.split()[1] for text in world.queue()] == user.queue()
+    assert not world.gone
+    assert not any(line.malformed for line in world.reading)
+    for line in user.lines:
+        if not line.hidden and states[line.uid] in ("queued", "held"):
+            assert jobs[line.uid].spec.priority == line.priority
+
+
+TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=8, unique=True)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS, st.lists(st.tuples(TEXTS, st.floats(0.01, 9.5), st.integers(0, 30)), max_size=6), TEXTS)
+def test_nothing_is_lost_in_a_burst_of_saves(
+    first: list[str], between: list[tuple[list[str], float, int]], last: list[str]
+) -> None:
+    """Whatever the file holds for less than 10 s, perhaps cut off anywhere, a line that is in it before and
+    after keeps its job, and what is in it at the end is the queue."""
+    world = World()
+    world.save("".join(f"python {text}.py\n" for text in first), wait=30)
+    before = {job.spec.text: i for i, job in world.jobs.items()}
+    for texts, wait, cut in between:
+        whole = "".join(f"python {text}.py\n" for text in texts)
+        world.save(whole[: len(whole) - min(cut, len(whole))], wait=wait)
+    world.save("".join(f"python {text}.py\n" for text in last), wait=30)
+    assert world.queue() == [f"python {text}.py" for text in last]
+    after = {job.spec.text: i for i, job in world.jobs.items() if job.state is JobState.QUEUED}
+    for text in first:
+        if text in last:
+            line = f"python {text}.py"
+            assert after[line] == before[line]
+    assert not world.gone
+
+
+FEW = st.lists(st.sampled_from(["a", "b", "[priority=1] a", "0,x.py", "5,x.py"]), max_size=7)
+
+
+@settings(deadline=None, max_examples=300)
+@given(FEW, FEW, st.lists(st.sampled_from(["start", "finish"]), max_size=4))
+def test_equal_lines_never_share_a_job_nor_go_without(
+    first: list[str], second: list[str], fates: list[str]
+) -> None:
+    world = World()
+    world.save("".join(f"{text}\n" for text in first), wait=30)
+    for i, fate in enumerate(fates, 1):
+        if i in world.jobs:
+            world.jobs[i].state = JobState.RUNNING
+            if fate == "finish":
+                world.end(i)
+    before = {i: job.state for i, job in world.jobs.items()}
+    world.save("".join(f"{text}\n" for text in second), wait=30)
+    bound = [line.job_id for line in world.reading if line.job_id is not None]
+    commands = [line for line in world.reading if line.kind == "command"]
+    assert len(bound) == len(set(bound)) == len(commands) + any(line.kind == "csv" for line in world.reading)
+    for line in commands:
+        assert line.job_id is not None
+        assert world.jobs[line.job_id].spec.identity == line.identity
+    waiting = {i for i, job in world.jobs.items() if job.state is JobState.QUEUED}
+    assert waiting <= set(bound)
+    for i, state in before.items():
+        if state is not JobState.QUEUED:
+            assert world.jobs[i].state is state
+    for name in ("a", "b"):
+        old = [i for i in before if world.jobs[i].spec.command == name]
+        new = [i for i, job in world.jobs.items() if job.spec.command == name]
+        count = sum(text.removeprefix("[priority=1] ") == name for text in second)
+        assert len(new) == max(len(old), count), "no more new jobs than more lines, and no fewer"

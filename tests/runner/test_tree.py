@@ -1,0 +1,84 @@
+"""Finding the processes of an attempt, and hitting no others."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.runner import tree
+from gpu_scheduler.runner.folder import TOKEN
+from tests.runner.attempt import wait_for
+
+
+@pytest.fixture
+def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A token, and the pid of a process that carries it and spends its life inside exec."""
+    token = secrets.token_hex(16)
+    script = tmp_path / "again.sh"
+    script.write_text('exec bash "$0"\n')
+    process = subprocess.Popen(["bash", str(script)], env={"PATH": os.environ["PATH"], TOKEN: token})
+    yield token, process.pid
+    process.kill()
+    process.wait()
+
+
+def test_a_process_inside_exec_is_found(restless: tuple[str, int]) -> None:
+    token, pid = restless
+    seen = [set(tree.carriers([token]).get(token, {})) for _ in range(150)]
+    assert [found for found in seen if found != {pid}] == []
+
+
+def test_process_without_an_environment_is_nobodys() -> None:
+    process = subprocess.Popen(["sleep", "60"], env={})
+    try:
+        assert tree.carriers(["x"]) == {}
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("env", [{"A": "1"}, {}])
+def test_token_first_or_later(env: dict[str, str]) -> None:
+    token = secrets.token_hex(16)
+    process = subprocess.Popen(["sleep", "60"], env={**env, TOKEN: token})
+    try:
+        wait_for(lambda: process.pid in tree.carriers([token]).get(token, {}), "found")
+        assert tree.carriers([token[:-1], f"{token}0"]) == {}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_descendants_without_zombies() -> None:
+    process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60 & wait"])
+    try:
+        wait_for(lambda: len(tree.descendants(process.pid)) == 2, "two children")
+        assert process.pid in tree.descendants(os.getpid())
+        found = tree.descendants(process.pid)
+        for pid, ticks in found.items():
+            assert tree.send(pid, ticks, signal.SIGKILL)
+        wait_for(lambda: not tree.descendants(process.pid), "none left")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_another_start_is_another_process() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        ticks = tree.ticks_of(process.pid)
+        assert ticks is not None
+        assert tree.send(process.pid, ticks + 1, signal.SIGKILL) is False
+        assert process.poll() is None
+        assert tree.send(process.pid, ticks, signal.SIGKILL) is True
+        assert process.wait() == -signal.SIGKILL
+        assert tree.send(process.pid, ticks, signal.SIGKILL) is False
+    finally:
+        process.kill()
+        process.wait()

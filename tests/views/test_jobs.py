@@ -1,0 +1,100 @@
+"""What is shown of a job: from its rows, and from its folder where the record does not know it yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.facts import Now
+from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
+from gpu_scheduler.views.jobs import RELEASING, Context, shown
+
+NOW = Now(1000.0, 500.0, "boot")
+
+
+def job(**values: Any) -> dict[str, Any]:
+    return {
+        "id": 3, "state": "queued", "outcome": None, "reason": None, "ask": "ASK", "name": None,
+        "text": "echo hello", "exit_code": None, "signal": None, "created_at": 900.0, "finished_at": None,
+        "priority": 200, "source": "file:/home/me/jobs.txt", "gone": 0, "cancel_cause": None,
+        "cancel_grace_s": None, "launch_failures": 0, **values,
+    }  # fmt: skip
+
+
+def attempt(**values: Any) -> dict[str, Any]:
+    return {
+        "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "gpus": '["B", "A"]',
+        "launches": 1, "deadline_boot": 600.0, "launch_error": None, "released_boot": None, "settled": 0,
+        "outcome": None, "log": "/logs/3.log", "session": "gpujob_0_echo_3", "started_at": 950.0, **values,
+    }  # fmt: skip
+
+
+def context(**values: Any) -> Context:
+    return Context(NOW, indices={"A": 0, "B": 1}, **values)
+
+
+@pytest.mark.parametrize(
+    ("row", "last", "values", "reason"),
+    [
+        ({}, None, {}, "not tried yet"),
+        ({}, None, {"reasons": {"ASK": "needs 1 free GPU, 0 free"}}, "needs 1 free GPU, 0 free"),
+        ({}, {"outcome": "interrupted"}, {"reasons": {"ASK": "needs"}}, RELEASING),
+        ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"reasons": {"ASK": "needs"}}, "needs"),
+        ({"gone": 1}, None, {"reasons": {"ASK": "needs"}}, "line gone from jobs.txt"),
+        ({"gone": 1, "source": "cli"}, None, {}, "line gone from its jobs file"),
+        ({"reason": "try 2 of 5 in 5 s", "gone": 1}, None, {}, "try 2 of 5 in 5 s"),
+        ({"reason": "x"}, None, {"wished": {3: "hold"}}, "hold is asked for; waits for the scheduler"),
+        ({"state": "held", "reason": "held by the user"}, None, {}, "held by the user"),
+        ({"state": "held"}, None, {}, "held"),
+        ({"state": "running"}, {}, {}, None),
+    ],
+)
+def test_why_a_job_waits(
+    row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
+) -> None:
+    seen = shown(job(**row), None if last is None else attempt(**last), context(**values))
+    assert seen.reason == reason
+
+
+def test_only_a_queued_job_is_infeasible() -> None:
+    assert shown(job(), None, context(infeasible={"ASK"})).infeasible
+    assert not shown(job(state="finished"), None, context(infeasible={"ASK"})).infeasible
+
+
+def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -> Sighting:
+    return Sighting("dead", result=ResultNote(cause, exit_code, signal, True, None, (), 960.0, 990.0))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sighting", "state", "outcome", "is_recorded"),
+    [
+        ("running", Sighting("live", 12, "12.gpujob"), "running", None, True),
+        ("starting", Sighting("live", 12), "running", None, False),
+        ("starting", Sighting(), "starting", None, True),
+        ("running", Sighting("live", 12, stop=StopNote("cancelled", 5.0)), "stopping", None, False),
+        ("stopping", Sighting("live", 12, stop=StopNote("cancelled", 5.0)), "stopping", None, True),
+        ("running", ended(None, 0), "finished", "completed", False),
+        ("running", ended(None, 7), "finished", "failed", False),
+        ("running", ended("cancelled", None, 15), "finished", "cancelled", False),
+        ("running", ended("machine", None, 15), "held", None, False),
+        ("running", Sighting("dead"), "held", None, False),
+        ("running", Sighting("dead", stop=StopNote("cancelled", 5.0)), "finished", "cancelled", False),
+    ],
+)
+def test_a_folder_knows_better_than_the_record(
+    recorded: str, sighting: Sighting, state: str, outcome: str | None, is_recorded: bool
+) -> None:
+    seen = shown(job(state=recorded), attempt(), context(sightings={11: sighting}))
+    assert (seen.state, seen.outcome, seen.recorded) == (state, outcome, is_recorded)
+
+
+def test_values_of_an_end_that_is_not_recorded() -> None:
+    seen = shown(job(state="running"), attempt(), context(sightings={11: ended(None, 7)}))
+    assert (seen.exit_code, seen.signal, seen.started_at, seen.finished_at) == (7, None, 960.0, 990.0)
+    assert (seen.gpus, seen.attempts, seen.log, seen.session) == ((0, 1), 1, "/logs/3.log", None)
+
+
+def test_a_live_session_is_told_in_full() -> None:
+    live = Sighting("live", 12, "12.gpujob_0_echo_3")
+    assert shown(job(state="running"), attempt(), context(sightings={11: live})).session == live.session

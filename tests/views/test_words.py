@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.views.words import ago, duration, outcome_words, plural, size, visible
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("train.py --llm x", "train.py --llm x"),
+        ("a\x1b[31mred\x07", r"a\x1b[31mred\x07"),
+        ("one\ntwo\tthree\r", r"one\ntwo\tthree\r"),
+        ("\x9bcsi \x7f", r"\x9bcsi \x7f"),
+        ("abc\u202egpj.exe", r"abc\u202egpj.exe"),
+        ("bad \udcff byte", r"bad \udcff byte"),
+        ("größer 模型 🙂", "größer 模型 🙂"),
+    ],
+)
+def test_what_a_terminal_would_act_upon_is_escaped(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text())
+def test_visible_text_holds_no_control_character(text: str) -> None:
+    shown = visible(text)
+    assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown)
+    shown.encode()
+
+
+def test_our_own_line_breaks_stay() -> None:
+    assert visible("a\x1b\nb", lines=True) == "a\\x1b\nb"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-3, "0.0 s"), (0.44, "0.4 s"), (9.96, "10 s"), (59.4, "59 s"), (60, "1 min"), (125, "2 min 5 s"),
+        (3599.6, "1 h"), (3780, "1 h 3 min"), (86400 * 2 + 3600 * 4, "2 d 4 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("at", "shown"),
+    [
+        (None, ""), (1000.0, "now"), (1200.0, "now"), (995.0, "5 s ago"), (880.0, "2 min ago"),
+        (1000.0 - 3 * 3600, "3 h ago"), (1000.0 - 9 * 86400, "9 d ago"),
+    ],
+)  # fmt: skip
+def test_times_are_told_as_distances(at: float | None, shown: str) -> None:
+    assert ago(at, 1000.0) == shown
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_code", "signal", "shown"),
+    [
+        ("completed", 0, None, "completed"),
+        ("failed", 7, None, "failed, exit code 7"),
+        ("failed", None, 9, "failed, SIGKILL"),
+        ("failed", None, 99, "failed, signal 99"),
+        ("failed", None, None, "failed"),
+        ("timed_out", None, 15, "timed out"),
+        ("cancelled", None, 15, "cancelled"),
+    ],
+)
+def test_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown: str) -> None:
+    assert outcome_words(outcome, exit_code, signal) == shown
+
+
+def test_sizes_and_counts() -> None:
+    assert [size(None), size(512), size(24 * 1024), size(1536)] == ["?", "512 MiB", "24.0 GiB", "1.5 GiB"]
+    assert [plural(1, "job"), plural(20000, "job")] == ["1 job", "20,000 jobs"]
