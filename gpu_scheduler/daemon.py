@@ -197,7 +197,10 @@ class Daemon:
                 return self._outcomes.finish(facts)
             if self._wakeups.follow(self._folders(facts)):
                 continue
-            self._take_in(self._wakeups.wait(self._timeout(facts)))
+            woken: set[str] = set()
+            while not woken and (left := self._timeout(facts)) > 0:
+                woken = self._wakeups.wait(left)
+            self._take_in(woken)
 
     def _rounds(self) -> Facts:
         """Rounds until there is nothing to do, asking for a sample as soon as one is wanted.

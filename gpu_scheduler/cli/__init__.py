@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     A user's mistake is told in one or two lines on stderr; anything else that escapes is a fault of ours and
     keeps its traceback.
     """
+    _print_anything()
     try:
         try:
             code = _run(sys.argv[1:] if argv is None else argv)
@@ -60,6 +62,13 @@ def _run(argv: Sequence[str]) -> int:
     module = import_module(f"gpu_scheduler.cli.{_MODULES[options.command]}")
     code: int = getattr(module, options.command)(options)
     return code
+
+
+def _print_anything() -> None:
+    """A character that the terminal's encoding lacks is printed as an escape; it never ends a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _complain(error: SchedulerError) -> None:

@@ -37,6 +37,12 @@ def ended(store: Store, job: sqlite3.Row) -> str | None:
     return outcome_words(said.outcome or "ended", said.exit_code, said.signal)
 
 
+def open_attempts(store: Store) -> list[sqlite3.Row]:
+    """The attempts that are open on the record and have no result in their folder either."""
+    rows = [row for row in store.unsettled() if row["outcome"] is None]
+    return [row for row in rows if sight(_folder(store, row), row["token"]).result is None]
+
+
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
     """End the open attempts of these jobs; waits until they are over. Job -> what came of it.
 

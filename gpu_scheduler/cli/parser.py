@@ -45,14 +45,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """`--args WORD` as `--args=WORD`: argparse would take a WORD that begins with - for an option."""
+    """`--args WORD` and `--args=WORD` as `--args= WORD`: argparse would take a WORD that begins with - for an
+    option, and would lose a `--`."""
     words: list[str] = []
     rest = iter(argv)
     for word in rest:
         if word == "--":
             return [*words, word, *rest]
-        following = next(rest, None) if word == "--args" else None
-        words.append(word if following is None else f"{word}={following}")
+        value = next(rest, None) if word == "--args" else None
+        if word.startswith("--args="):
+            value = word.partition("=")[2]
+        words.append(word if value is None else f"--args= {value}")
     return words
 
 
@@ -166,7 +169,13 @@ def _add(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("script", metavar="SCRIPT", help="Python script; its path is made absolute")
     option("--conda", metavar="ENV", help="conda environment (default: base)")
-    option("--args", metavar='"…"', default="", help='arguments of the script, such as "--epochs 3"')
+    option(
+        "--args",
+        metavar='"…"',
+        default="",
+        type=lambda text: text.removeprefix(" "),
+        help='arguments of the script, such as "--epochs 3"',
+    )
     option("--priority", metavar="N", type=values.whole(-(10**9) + 1, 10**9 - 1), default=0,
            help="lower numbers run first (default: 0)")  # fmt: skip
     option("--gpus", metavar="LIST", default="", help="GPUs that it may use: 0,2 or 0-3 (default: any)")

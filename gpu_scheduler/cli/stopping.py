@@ -34,7 +34,8 @@ def stop(options: Namespace) -> int:
 
 
 def _running(store: Store) -> list[int]:
-    return sorted({row["job_id"] for row in store.unsettled() if row["outcome"] is None})
+    """The jobs with an attempt that is not over, whether that is on the record or not."""
+    return sorted(row["job_id"] for row in offline.open_attempts(store))
 
 
 def _wait_for_end(store: Store, pid: int, wish: int) -> None:

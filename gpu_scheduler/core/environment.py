@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 #: Of the terminal, of another interpreter, of a batch system around the scheduler, and ours.
-_DENIED = re.compile(r"STY|WINDOW|TERMCAP|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
+_DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
 #: What an active environment sets. Settings of conda itself (CONDA_ENVS_PATH …) are the user's.
 _ACTIVE = re.compile(
     r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)"

@@ -59,5 +59,5 @@ def begins_a_line(tail: str, programs: Collection[str]) -> bool:
     if meant_as_csv(tail) and _SECOND_IS_PATH.match(tail):
         return True
     word = first_word(tail)
-    assigned = tail.split(None, 1)[0] != word
+    assigned = bool(word) and not tail.startswith(word)
     return assigned or word in programs or bool(_PROGRAMS.fullmatch(word) or _SCRIPT.fullmatch(word))

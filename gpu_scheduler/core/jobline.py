@@ -170,7 +170,9 @@ def format_csv_line(
         if any(bad in value for bad in "\n\r\0"):
             raise ValueError(f"{name} {value!r} holds a line break or NUL, which no line of a jobs file can")
     gpus = format_gpu_list(allowed)
-    arguments = csvline.quote_field(args.strip(BLANK))
+    bare = args.strip(BLANK)
+    # Behind a last backslash a blank is not white space but an argument.
+    arguments = csvline.quote_field(args.lstrip(BLANK) if bare.endswith("\\") else bare)
     if "," in gpus and arguments and not arguments.startswith('"'):
         arguments = f'"{arguments}"'
     number = "" if priority is None else str(priority)

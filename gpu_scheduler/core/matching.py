@@ -16,6 +16,8 @@ Pairs = tuple["int | None", ...]
 def match(old: Sequence[BoundLine], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> Pairs:
     """The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line
     by line; what is left of it is matched by identity: same attributes first, then in order."""
+    if not old:
+        return (None,) * len(new)
     pairs: list[int | None] = [None] * len(new)
     shorter = min(len(old), len(new))
     head = 0

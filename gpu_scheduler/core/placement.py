@@ -54,7 +54,9 @@ def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
     if gpu.closed is not None:
         return gpu.closed
     if gpu.booked + need.share > WHOLE:
-        return "busy" if gpu.booked >= WHOLE else f"{format_share(WHOLE - gpu.booked)} free"
+        # What is left of it is worth a word only to a job that asks for a part.
+        whole = gpu.booked >= WHOLE or need.share == WHOLE
+        return "busy" if whole else f"{format_share(WHOLE - gpu.booked)} free"
     if gpu.foreign_mib is None:
         return "memory unknown"
     who = gpu.foreign or "memory not ours"

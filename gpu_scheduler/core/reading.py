@@ -40,7 +40,8 @@ class Bind:
 
 @dataclass(frozen=True)
 class Requeue:
-    """Queue the finished job of line `index` once more, with the attributes that the line gives."""
+    """Queue the finished job of line `index` once more, with the attributes that the line gives (`hold` among
+    them: it is held again then)."""
 
     index: int
     job_id: int

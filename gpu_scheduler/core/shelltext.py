@@ -22,7 +22,7 @@ def refuse_unfinished(text: str) -> None:
     """Raise ValueError for a command that ends in an unquoted `&` or a backslash."""
     if text.endswith("\\") and _odd_backslashes(text):
         raise ValueError("it ends in a backslash: a command does not go on in the next line")
-    if text.endswith("&") and quotes_closed(text) and not _odd_backslashes(text[:-1]):
+    if re.search(r"(?<!&)&$", text) and quotes_closed(text) and not _odd_backslashes(text[:-1]):
         raise ValueError(
             "it ends in `&`: the job would complete at once and be ended; leave out the `&`, the scheduler"
             " runs every line in the background"
@@ -35,7 +35,7 @@ def _odd_backslashes(text: str) -> bool:
 
 def needs_bash(text: str) -> bool:
     """Whether the command has shell syntax, so that `bash -n` can refuse it."""
-    return not _PLAIN.fullmatch(text) or text.split(None, 1)[0] in _RESERVED
+    return not _PLAIN.fullmatch(text) or re.split(r"[ \t]", text, maxsplit=1)[0] in _RESERVED
 
 
 def cuda_note(text: str) -> str | None:

@@ -54,8 +54,8 @@ def _plain_words(text: str) -> tuple[str, ...]:
 
 
 _SHELL_PIECE = re.compile(
-    r"""\$'(?:[^'\\]|\\.)*'|'[^']*'|"(?:[^"\\]|\\.)*"|\\.#*|(?P<comment>(?:(?<=[ \t])|^)#)"""
-    r"""|(?P<open>["'])|.""",
+    r"""(?P<quoted>\$'(?:[^'\\]|\\.)*'|'[^']*'|"(?:[^"\\]|\\.)*"|\\.#*)|(?P<comment>(?:(?<=[ \t])|^)#)"""
+    r"""|(?P<open>["'])|[^'"\\$#]+|.""",
     re.DOTALL,
 )
 
@@ -75,6 +75,16 @@ def comment_at(text: str) -> int | None:
     return None
 
 
+def unquoted(text: str) -> str | None:
+    """A shell text with `_` for everything that is quoted; None where a quote is not closed."""
+    pieces = []
+    for piece in _SHELL_PIECE.finditer(text):
+        if piece.lastgroup == "open":
+            return None
+        pieces.append("_" if piece.lastgroup == "quoted" else piece[0])
+    return "".join(pieces)
+
+
 def quotes_closed(text: str) -> bool:
     """Whether every quote of a shell text is closed, as far as can be told without a shell."""
-    return not any(piece.lastgroup == "open" for piece in _SHELL_PIECE.finditer(text))
+    return unquoted(text) is not None

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_scheduler.core.words import unquoted
+
 #: Seconds for one question. A shell that does not answer has refused nothing.
 _PATIENCE_S = 20.0
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
@@ -32,7 +34,9 @@ _NOT_ASKED = Refusal(f"it was not checked: {_MOST} other commands of the file ar
 def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
     """The commands that bash refuses. Empty where there is no bash to ask."""
     found: dict[str, Refusal] = {}
-    waiting = [list(dict.fromkeys(commands))]
+    asking = dict.fromkeys(commands)
+    waiting = [[command] for command in asking if not _stands_alone(command)]
+    waiting.append([command for command in asking if _stands_alone(command)])
     while waiting:
         some = waiting.pop()
         if not some:
@@ -47,6 +51,48 @@ def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
             half = len(some) // 2
             waiting += [some[:half], some[half:]]
     return found
+
+
+_VARIABLE = re.compile(r"\$\{[^{}`()]*\}")
+_BRACKET = re.compile(
+    r"(?<![^\s;&|(){}`])(?:if|fi|for|while|until|select|done|case|esac|\{|\}|\[\[|\]\])(?![^\s;&|()`])|[()`{}]"
+)
+_CLOSING = {")": "(", "}": "{", "]]": "[[", "fi": "if", "esac": "case"}
+
+
+def _stands_alone(command: str) -> bool:
+    """Whether the command can be asked about together with others: nothing that it leaves open, or closes too
+    often, could be made up for by another one. May say no to a command that is whole."""
+    bare = unquoted(command)
+    if bare is None or "<<" in bare:
+        return False
+    # Inside double quotes a substitution may open what only the other quote closes.
+    if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _even(command):
+        return False
+    open_ones: list[str] = []
+    for match in _BRACKET.finditer(_VARIABLE.sub("_", bare)):
+        token = match[0]
+        if token == "`":
+            closes = bool(open_ones) and open_ones[-1] == "`"
+        elif token == "done":
+            closes = bool(open_ones) and open_ones[-1] in ("for", "while", "until", "select")
+        else:
+            closes = token in _CLOSING and bool(open_ones) and open_ones[-1] == _CLOSING[token]
+        if closes:
+            open_ones.pop()
+        elif token in _CLOSING or token == "done":
+            return False
+        else:
+            open_ones.append(token)
+    return not open_ones
+
+
+def _even(command: str) -> bool:
+    """Whether what can stand inside double quotes is balanced by number."""
+    count = command.count
+    return (
+        count("(") == count(")") and count("{") == count("}") and count("`") % 2 == 0 and count('"') % 2 == 0
+    )
 
 
 def completes(text: str) -> bool:

@@ -26,7 +26,7 @@ class StateWatch:
         self._seen: os.stat_result | None = None
         self._broken_since: tuple[str, float] | None = None
         self._written_at = float("-inf")
-        self._last = b""
+        self._shown: object = None
         self.again_at: float | None = None
 
     def begin(self, now: float) -> None:
@@ -51,7 +51,7 @@ class StateWatch:
         except OSError:
             self._seen = None
             return
-        self._seen = status
+        self._seen, self._shown = status, None
         try:
             for text in take_in(self._store, content):
                 log.info("%s", text)
@@ -65,23 +65,29 @@ class StateWatch:
         self.again_at = self._broken_since[1] + BROKEN_S if self._broken_since else None
         if self._broken_since is not None:
             return
-        shares, paused, jobs = summary(self._store)
-        try:
-            old = statefile.parse(self._path.read_bytes()) if self._path.exists() else {}
-        except (OSError, ValueError):
-            self.look(now)
-            return
-        content = statefile.render(old, shares, paused, jobs)
-        if self._path.exists() and content == self._last == self._path.read_bytes():
+        shown = summary(self._store)
+        if shown == self._shown and self._is_as_seen():
             return
         if now < self._written_at + WRITE_EVERY_S and not at_once:
             self.again_at = self._written_at + WRITE_EVERY_S
             return
         try:
-            self._exchange(content)
+            now_there = self._path.read_bytes() if self._path.exists() else b""
+            content = statefile.render(statefile.parse(now_there) if now_there else {}, *shown)
+            if content != now_there:
+                self._exchange(content)
+            self._shown = shown
+        except ValueError:
+            self.look(now)
         except OSError as error:
             log.error("%s cannot be written: %s; jobs go on", self._path, error.strerror)
         self._written_at = now
+
+    def _is_as_seen(self) -> bool:
+        try:
+            return self._seen is not None and _same(os.stat(self._path), self._seen)
+        except OSError:
+            return False
 
     def _exchange(self, content: bytes) -> None:
         before = statefile.exchange(self._path, content)
@@ -92,7 +98,6 @@ class StateWatch:
             self._store.db.set_meta("statefile_examined", statefile.digest(content))
             self._store.db.set_meta("statefile_written", "1")
         statefile.forget(self._path)
-        self._last = content
 
     def _take_in(self, content: bytes) -> None:
         try:

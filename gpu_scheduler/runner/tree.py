@@ -24,6 +24,9 @@ _KERNEL_THREAD = 0x00200000
 _EXEC_S = 0.1
 _EXEC_EMPTY_S = 0.02
 _EXEC_AGAIN_S = 0.0005
+#: Processes (pid, start ticks) that were waited for once and never showed an environment: such is PID 1 of
+#: many containers. Waiting again at each scan would delay every job's end.
+_hiding: set[tuple[int, int | None]] = set()
 
 
 def _file(pid: int, name: str) -> bytes:
@@ -97,8 +100,10 @@ def carriers(tokens: Collection[str]) -> dict[str, dict[int, int]]:
         for pid in tuple(undecided):
             environment = _environment(pid)
             note(pid, environment)
-            if environment or _patience_s(pid) <= passed_s:
+            if environment or (patience_s := _patience_s(pid)) <= passed_s:
                 undecided.remove(pid)
+                if not environment and patience_s:
+                    _hiding.add((pid, ticks_of(pid)))
     return found
 
 
@@ -132,6 +137,8 @@ def _patience_s(pid: int) -> float:
     """How long a process that shows no environment may still come to one, in seconds."""
     fields = _stat(pid)
     if fields is None or int(fields[6]) & _KERNEL_THREAD or len(fields) <= 48:
+        return 0.0
+    if (pid, int(fields[19])) in _hiding:
         return 0.0
     # Fields 50 and 51 of stat say where the environment begins and ends: 0 until exec comes to it, equal for
     # a moment then, and for good in a process that was given none.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: Wide enough that rich never shortens a cell: only the last one gives way, when its line is cut.
-_UNLIMITED = 100_000
+_UNLIMITED = 10_000
 
 Column = tuple[str, Literal["left", "right"]]
 
@@ -27,8 +27,8 @@ Draw = Callable[[Sequence[Column], Sequence[Entry]], str]
 def drawer(width: int | None) -> Draw:
     """A function that draws a table, indented by two.
 
-    Rows are cut to `width` columns (None: to none, as in a pipe). The lines below a row are never cut or broken,
-    so that a path in them can be copied.
+    Rows are cut to `width` columns (None: not at all, as in a pipe). The lines below a row are never cut or
+    broken, so that a path in them can be copied.
     """
 
     def draw(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
@@ -48,15 +48,19 @@ def drawer(width: int | None) -> Draw:
 
 
 def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The head and every row as a line each. The last column is not given to rich: one cell of 60 KiB there
+    would make it pad all the others as far."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title, justify in columns:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title, justify in columns[:-1]:
         table.add_column(title, justify=justify, no_wrap=True)
     for cells in rows:
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(cell) for cell in cells[:-1]))
     target = io.StringIO()
     Console(file=target, width=_UNLIMITED, color_system=None, legacy_windows=False).print(table)
-    return [line.rstrip() for line in target.getvalue().rstrip("\n").split("\n")]
+    last = [columns[-1][0], *(cells[-1] for cells in rows)]
+    lines = target.getvalue().split("\n")[: len(last)]
+    return [(line + cell).rstrip() for line, cell in zip(lines, last, strict=True)]

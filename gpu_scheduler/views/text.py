@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.views.report import LOST, GpuShown, JobShown, Report
+from gpu_scheduler.views.report import GpuShown, JobShown, Report
 from gpu_scheduler.views.tables import Column, Draw, Entry, drawer
 from gpu_scheduler.views.words import ago, duration, outcome_words, plural, size, visible
 
@@ -15,7 +15,7 @@ SHOWN = 20
 
 
 def to_text(report: Report, *, everything: bool = False, width: int | None = None) -> str:
-    """The report in tables, rows cut to `width` columns (None: no limit); everything: every malformed line."""
+    """The report in tables, rows cut to `width` columns (None: not cut); everything: no line is left out."""
     draw = drawer(width)
 
     def section(title: str, state: JobState, table: str, jobs: Sequence[JobShown]) -> str:

@@ -98,7 +98,10 @@ class World:
                 assert spec is not None
                 job = self.jobs[action.job_id]
                 assert job.state is JobState.FINISHED
-                self.jobs[action.job_id] = replace(job, spec=spec, state=JobState.QUEUED, outcome=None)
+                state, held_by = (JobState.HELD, "line") if spec.hold else (JobState.QUEUED, None)
+                self.jobs[action.job_id] = replace(
+                    job, spec=spec, state=state, held_by=held_by, outcome=None, cancelling=False
+                )
             else:
                 self.apply(action)
         self.reading = result.bound(new)

@@ -42,7 +42,7 @@ def main(jobs_file: str, state_file: str, slots: int) -> None:
         for line in waiting[: max(0, slots - running)]:
             children[line] = subprocess.Popen(["sh", "-c", line], start_new_session=True)
             state[line] = {"pid": children[line].pid, "code": None}
-            save()
+        save()
         time.sleep(0.005)
 
 

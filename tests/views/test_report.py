@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.views.as_json import to_json
-from gpu_scheduler.views.report import GpuShown, JobShown, JobsFileShown, MalformedShown, Report
+from gpu_scheduler.views.report import GpuShown, JobsFileShown, JobShown, MalformedShown, Report
 from gpu_scheduler.views.text import to_text
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.cli import main
+from gpu_scheduler.cli.add import append
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.cli.desk import Desk
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return path
+
+
+def test_a_line_is_appended_and_printed(desk: Desk, script: Path) -> None:
+    code, out, err = desk.run("add", "train.py", "--conda", "myenv", "--args", "--llm x --layers 1,2",
+                              "--gpus", "0,1")  # fmt: skip
+    assert (code, out, err) == (0, f'0,{script},myenv,"--llm x --layers 1,2",0,1\n', "")
+    assert (desk.path / "jobs.txt").read_text() == out
+
+
+def test_nothing_but_a_script_is_needed(desk: Desk, script: Path) -> None:
+    assert desk.run("add", "./sub/../train.py") == (0, f"0,{script},,,\n", "")
+
+
+def test_a_dash_only_prints(desk: Desk, script: Path) -> None:
+    code, out, _ = desk.run("add", "train.py", "--output-file", "-", "--priority", "5", "--args", "--resume")
+    assert (code, out) == (0, f"5,{script},,--resume,\n")
+    assert not (desk.path / "jobs.txt").exists()
+    assert not (desk.path / "-").exists()
+
+
+def test_a_missing_final_newline_is_minded(desk: Desk, script: Path) -> None:
+    jobs = desk.path / "jobs.txt"
+    jobs.write_text("echo first")
+    desk.run("add", "train.py")
+    desk.run("add", "train.py", "--priority", "1")
+    assert jobs.read_text() == f"echo first\n0,{script},,,\n1,{script},,,\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nope.py"], "does not exist"),
+        (["."], "is not a file"),
+        (["train.py", "--gpus", "3-0"], "--gpus 3-0"),
+        (["train.py", "--gpus", "0,,1"], "--gpus 0,,1"),
+        (["train.py", "--gpus", "9"], "no GPU 9"),
+        (["train.py", "--args", 'say "hello'], "quote"),
+        (["train.py", "--args", "a\nb"], "line break"),
+        (["train.py", "--conda", "a b"], "a b"),
+        (["train.py", "--args", "bad \udcff byte"], "UTF-8"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_is_written(
+    desk: Desk, script: Path, words: list[str], told: str
+) -> None:
+    assert desk.store
+    code, out, err = desk.run("add", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "nothing was added" in err
+    assert len(err.splitlines()) <= 2
+    assert not (desk.path / "jobs.txt").exists()
+
+
+def test_without_a_record_any_gpu_may_be_named(desk: Desk, script: Path) -> None:
+    assert desk.run("add", "train.py", "--gpus", "9")[:2] == (0, f"0,{script},,,9\n")
+    assert not desk.home.folder.exists()
+
+
+def test_a_jobs_file_that_cannot_be_written_is_told(desk: Desk, script: Path) -> None:
+    code, out, err = desk.run("add", "train.py", "--output-file", "no/such/jobs.txt")
+    assert (code, out) == (1, "")
+    assert "no/such/jobs.txt cannot be written" in err
+
+
+def test_it_says_when_an_equal_line_has_run_or_is_there(desk: Desk, script: Path) -> None:
+    line = f"0,{script},,--llm x,"
+    read = parse_line(line, str(desk.path), "/")
+    assert isinstance(read, Parsed)
+    job_id = desk.store.insert_job(read.spec, f"file:{desk.path}/jobs.txt")
+    code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
+    assert (code, out) == (0, f"7,{script},,--llm x,\n")
+    assert f"gives no new job: job {job_id}, which runs the same, is queued" in err
+    desk.record(act.Finish(job_id, Outcome.COMPLETED, ""))
+    code, _, err = desk.run("add", "train.py", "--args", "--llm x")
+    assert code == 0
+    assert f"completed as job {job_id}; `retry {job_id}` runs it again" in err
+    assert desk.run("add", "train.py", "--args", "--llm y")[2] == ""
+    assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
+
+
+def test_an_equal_line_that_failed_runs_again(desk: Desk, script: Path) -> None:
+    read = parse_line(f"0,{script},,,", str(desk.path), "/")
+    assert isinstance(read, Parsed)
+    job_id = desk.store.insert_job(read.spec, "cli")
+    desk.record(act.Finish(job_id, Outcome.FAILED, ""))
+    assert desk.state(job_id) == JobState.FINISHED
+    assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
+
+
+def test_the_folder_of_the_jobs_file_counts_not_ours(
+    desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = parse_line(f"0,{script},,,", "/work/there", "/")
+    assert isinstance(read, Parsed)
+    job_id = desk.store.insert_job(read.spec, "cli")
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, '/work/there')", (f"{desk.path}/jobs.txt",))
+    assert f"job {job_id}" in desk.run("add", "train.py")[2]
+    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""
+
+
+def test_many_adds_at_once_lose_nothing(desk: Desk, script: Path) -> None:
+    (desk.path / "jobs.txt").write_text("echo first")
+    code = (
+        "import sys; from gpu_scheduler.cli import main\n"
+        "for i in range(25): assert main(['add', 'train.py', '--args', f'--seed {sys.argv[1]}.{i}']) == 0"
+    )
+    adders = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(n)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+        )
+        for n in range(3)
+    ]
+    assert [adder.wait(60) for adder in adders] == [0, 0, 0]
+    lines = (desk.path / "jobs.txt").read_text().splitlines()
+    assert lines[0] == "echo first"
+    assert sorted(lines[1:]) == sorted(f"0,{script},,--seed {n}.{i}," for n in range(3) for i in range(25))
+
+
+def test_a_file_replaced_while_its_lock_was_waited_for_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("old\n")
+    real = fcntl.flock
+    replaced: list[int] = []
+
+    def flock(fd: int, how: int) -> None:
+        real(fd, how)
+        if not replaced:
+            (tmp_path / "new").write_text("new\n")
+            os.replace(tmp_path / "new", jobs)
+            replaced.append(fd)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    append(str(jobs), "echo added")
+    assert jobs.read_text() == "new\necho added\n"
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), max_size=30)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.text("abZ9 ,#'\"\\-_.ü[]", min_size=1, max_size=12),
+    words=st.lists(TEXT, max_size=4),
+    conda=st.none() | st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,8}", fullmatch=True),
+    priority=st.integers(-99, 999),
+    gpus=st.none() | st.sets(st.integers(0, 12), min_size=1, max_size=5),
+)
+def test_an_added_line_is_read_back_as_what_was_meant(
+    tmp_path: Path,
+    name: str,
+    words: list[str],
+    conda: str | None,
+    priority: int,
+    gpus: set[int] | None,
+) -> None:
+    import shlex
+
+    script = tmp_path / f"{name}.py"
+    script.write_text("")
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("")
+    argv = ["add", str(script), "--args", shlex.join(words), "--priority", str(priority), "--output-file",
+            str(jobs), "--state-file", str(tmp_path / "s.json")]  # fmt: skip
+    argv += ["--conda", conda] if conda else []
+    argv += ["--gpus", ",".join(map(str, gpus))] if gpus else []
+    assert main(argv) == 0
+    (line,) = jobs.read_bytes().decode().removesuffix("\n").split("\n")
+    read = parse_line(line, "/", "/")
+    assert isinstance(read, Parsed)
+    spec = read.spec
+    assert spec.script == str(script)
+    assert list(spec.arguments) == words
+    assert (spec.conda, spec.priority) == (conda, priority)
+    assert spec.allowed == (None if gpus is None else tuple(sorted(gpus)))

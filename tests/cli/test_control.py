@@ -1,0 +1,197 @@
+"""`cancel`, `retry`, `hold` and `release`, with and without a scheduler, on real processes where they run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.cli.foresee import foreseen
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core import wishes
+from gpu_scheduler.core.facts import JobFact, Settings
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.runner.protocol import kill_runner, observe, tokens_alive
+from gpu_scheduler.store.home import Home
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+RECORDED = "recorded; takes effect when the scheduler starts"
+LONG = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done"
+
+
+def test_wishes_about_a_queued_job_with_no_scheduler_up(desk: Desk) -> None:
+    job = desk.job()
+    assert desk.run("hold", job) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.run("release", job) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.run("cancel", job) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.wishes() == [(verb, str(job)) for verb in ("hold", "release", "cancel", "retry")]
+    assert desk.state(job) == "queued"
+
+
+def test_with_a_scheduler_up_the_answers_are_printed(desk: Desk) -> None:
+    job = desk.job()
+    with desk.scheduler():
+        assert desk.run("hold", job) == (0, f"job {job}: held\n", "")
+        assert desk.run("release", job) == (0, f"job {job}: released\n", "")
+        assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
+        code, out, err = desk.run("cancel", job)
+        assert (code, out) == (1, "")
+        assert err == f"gpu-scheduler: job {job} is finished already (cancelled)\n"
+        assert desk.run("retry", job) == (0, f"job {job}: queued again\n", "")
+        assert desk.run("release", job)[0] == 1
+        assert desk.state(job) == "queued"
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_several_jobs_go_on_behind_an_unknown_one(desk: Desk, up: bool) -> None:
+    first, last = desk.job(), desk.job("echo b")
+    with desk.scheduler() if up else nullcontext():
+        code, out, err = desk.run("cancel", first, 99, last, first)
+    assert code == 1
+    said = "cancelled" if up else RECORDED
+    assert out == f"job {first}: {said}\njob {last}: {said}\n"
+    assert "there is no job 99" in err
+
+
+def test_a_finished_job_cannot_be_cancelled_or_held_but_retried(desk: Desk) -> None:
+    job = desk.job()
+    desk.record(act.Finish(job, Outcome.FAILED, ""))
+    code, out, err = desk.run("cancel", job)
+    assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is finished already (failed)\n")
+    code, _, err = desk.run("hold", job)
+    assert (code, err) == (1, f"gpu-scheduler: job {job} is finished; hold is for a job that is queued\n")
+    assert desk.wishes() == []
+    assert desk.run("retry", job)[0] == 0
+    assert desk.run("cancel", job)[0] == 0
+    assert desk.wishes() == [("retry", "1"), ("cancel", "1")]
+
+
+def test_cancel_wants_jobs_or_all(desk: Desk) -> None:
+    job = desk.job()
+    for words in ([], ["--all", job]):
+        code, out, err = desk.run("cancel", *words)
+        assert (code, out) == (2, "")
+        assert "--all" in err
+    assert desk.wishes() == []
+
+
+def test_cancel_all_leaves_nothing_out_and_is_content_with_nothing(desk: Desk) -> None:
+    desk.record(act.Finish(desk.job(), Outcome.COMPLETED, ""))
+    assert desk.run("cancel", "--all") == (0, "there is no job to cancel\n", "")
+    held = desk.job("echo held", hold=True)
+    queued = desk.job("echo queued")
+    code, out, err = desk.run("cancel", "--all")
+    assert (code, err) == (0, "")
+    assert out == f"job {held}: {RECORDED}\njob {queued}: {RECORDED}\n"
+
+
+def test_many_jobs_are_told_in_one_line(desk: Desk) -> None:
+    with desk.store.db.transaction():
+        for _ in range(30):
+            desk.job()
+    assert desk.run("cancel", "--all") == (0, f"30 jobs: {RECORDED}\n", "")
+
+
+def test_a_running_job_is_ended_with_no_scheduler_up(desk: Desk) -> None:
+    job = desk.run_job(LONG)
+    log = desk.path / f"job_{job}.log"
+    wait_for(lambda: "up" in log.read_text(), "output")
+    assert desk.run("cancel", job, "--grace", 5) == (0, f"job {job}: cancelled\n", "")
+    assert not tokens_alive(desk.tokens)
+    assert "bye" in log.read_text()
+    assert desk.wishes() == [("cancel", str(job))]
+    attempt = desk.store.attempts(job)[0]
+    result = observe(desk.folder(attempt), attempt["token"]).result
+    assert result is not None
+    assert (result.cause, result.exit_code) == ("cancelled", 3)
+    code, _, err = desk.run("cancel", job)
+    assert (code, err) == (1, f"gpu-scheduler: job {job} is finished already (cancelled, not recorded yet)\n")
+    code, _, err = desk.run("retry", job)
+    assert code == 1
+    assert "which is not recorded yet" in err
+    with desk.scheduler():
+        wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
+    row = desk.store.job(job)
+    assert row is not None
+    assert row["outcome"] == "cancelled"
+
+
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(desk: Desk) -> None:
+    job = desk.run_job("trap '' TERM; echo up; while :; do sleep 0.02; done")
+    wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
+    began = time.monotonic()
+    assert desk.run("cancel", job, "--grace", 0.3) == (0, f"job {job}: cancelled\n", "")
+    assert time.monotonic() - began >= 0.3
+    assert not tokens_alive(desk.tokens)
+
+
+def test_a_job_whose_runner_is_gone_is_swept(desk: Desk) -> None:
+    job = desk.run_job("trap '' TERM HUP; echo $$ > pid; while :; do sleep 0.02; done")
+    pid = int(wait_for(lambda: _read(desk.path / "pid"), "the job's pid") or 0)
+    attempt = desk.store.attempts(job)[0]
+    kill_runner(desk.folder(attempt), attempt["token"])
+    wait_for(lambda: observe(desk.folder(attempt), attempt["token"]).claim == "dead", "the runner's end")
+    os.kill(pid, 0)
+    code, out, err = desk.run("cancel", job, "--grace", 0.2)
+    assert (code, out, err) == (0, f"job {job}: cancelled; its runner was gone already\n", "")
+    assert not tokens_alive(desk.tokens)
+    with desk.scheduler():
+        wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
+    row = desk.store.job(job)
+    assert row is not None
+    assert row["outcome"] == "cancelled"
+
+
+def test_an_attempt_that_nobody_claimed_is_told_to_end_before_it_begins(desk: Desk) -> None:
+    job = desk.job()
+    attempt = desk.attempt(job)
+    desk.folder(attempt).mkdir(parents=True)
+    code, out, err = desk.run("cancel", job)
+    assert (code, out, err) == (0, f"job {job}: cancelled before it began\n", "")
+    stop = observe(desk.folder(attempt), attempt["token"]).stop
+    assert stop is not None
+    assert (stop.cause, stop.grace_s, stop.follow) == ("cancelled", 10.0, "kill")
+
+
+def test_a_running_job_is_ended_by_the_scheduler_that_is_up(desk: Desk) -> None:
+    job = desk.run_job(LONG)
+    wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
+    with desk.scheduler():
+        assert desk.run("cancel", job, "--grace", "1") == (0, f"job {job}: being stopped\n", "")
+        wait_for(lambda: desk.state(job) == "finished", "the job's end")
+
+
+def test_a_scheduler_that_dies_before_it_answers_is_made_up_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.run_job(LONG)
+    wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
+    with desk.scheduler("deaf") as pid:
+        monkeypatch.setattr(Home, "ring", lambda home: os.kill(pid, signal.SIGKILL))
+        assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
+
+
+@pytest.mark.parametrize("state", list(JobState))
+@pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
+def test_what_is_foreseen_is_what_the_loop_does(state: JobState, verb: str) -> None:
+    outcome = Outcome.FAILED if state is JobState.FINISHED else None
+    did, _ = wishes._ABOUT_A_JOB[verb](JobFact(1, state, outcome), {}, Settings())
+    after = state
+    for action in did:
+        if isinstance(action, act.Finish):
+            after = JobState.FINISHED
+        elif isinstance(action, act.Hold):
+            after = JobState.HELD
+        elif isinstance(action, act.Requeue):
+            after = JobState.QUEUED
+    assert foreseen(state, [verb]) is after
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text().strip() if path.exists() else None

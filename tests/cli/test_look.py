@@ -1,0 +1,234 @@
+"""`logs` and `attach`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from gpu_scheduler.cli.tail import Tail
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.runner import folder as protocol_files
+from gpu_scheduler.runner.protocol import observe
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def start(*argv: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", *map(str, argv)],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def read_until(stream: IO[bytes] | None, wanted: bytes) -> bytes:
+    assert stream is not None
+    os.set_blocking(stream.fileno(), False)
+    read = bytearray()
+
+    def look() -> bool:
+        read.extend(stream.read() or b"")
+        return wanted in read
+
+    wait_for(look, f"{wanted!r} in the output")
+    os.set_blocking(stream.fileno(), True)
+    return bytes(read)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "shown"),
+    [
+        (b"a\nb\nc\n", None, b"a\nb\nc\n"),
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\nc\n", 3, b"a\nb\nc\n"),
+        (b"a\nb\nc\n", 99, b"a\nb\nc\n"),
+        (b"a\nb\nc\n", 0, b""),
+        (b"\n\n\n", 2, b"\n\n"),
+        (b"", 5, b""),
+        (b"x" * 200_000 + b"\n" + b"y" * 70_000 + b"\n", 1, b"y" * 70_000 + b"\n"),
+        (b"\xff\x1b[31m\n", 1, b"\xff\x1b[31m\n"),
+    ],
+)
+def test_the_last_lines_of_a_log_byte_by_byte(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], content: bytes, lines: int | None, shown: bytes
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    tail = Tail(str(tmp_path / "log"))
+    tail.print_last(lines)
+    tail.print_new()
+    assert capfdbinary.readouterr().out == shown
+    with open(tmp_path / "log", "ab") as file:
+        file.write(b"more\n")
+    tail.print_new()
+    (tmp_path / "log").write_bytes(b"new\n")
+    tail.print_new()
+    tail.close()
+    assert capfdbinary.readouterr().out == b"more\n" + (b"new\n" if len(content) > 0 else b"")
+
+
+def test_the_newest_attempt_is_shown(desk: Desk) -> None:
+    job = desk.job()
+    for number in (1, 2):
+        row = desk.attempt(job)
+        log = desk.path / f"{number}.log"
+        log.write_text(f"attempt {number}\n")
+        desk.recorder.note_log(row["id"], str(log), None)
+        state = JobState.QUEUED if number == 1 else JobState.FINISHED
+        desk.record(act.Close(job, row["id"], Outcome.NOT_STARTED, state, None))
+    assert desk.run("logs", job) == (0, "attempt 2\n", "")
+    assert desk.run("logs", job, "-f") == (0, "attempt 2\n", "")
+    assert desk.run("logs", job, "-n", 0) == (0, "", "")
+
+
+def test_logs_that_are_not_there_are_told(desk: Desk) -> None:
+    job = desk.job()
+    code, out, err = desk.run("logs", job)
+    assert (code, out) == (1, "")
+    assert err == f"gpu-scheduler: job {job} has no log yet: it is queued and was never started\n"
+    row = desk.attempt(job)
+    assert f"attempt 1 of job {job} has no log yet" in desk.run("logs", job)[2]
+    desk.recorder.note_log(row["id"], "/nowhere/3.log", None)
+    assert desk.run("logs", job)[::2] == (
+        1, "gpu-scheduler: the log /nowhere/3.log cannot be read: No such file or directory\n"
+    )  # fmt: skip
+    assert "there is no job 77" in desk.run("logs", 77)[2]
+
+
+def test_following_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
+    job = desk.run_job("echo one; while [ ! -e go ]; do sleep 0.01; done; seq 5000; echo last")
+    process = start("logs", job, "-f")
+    read = read_until(process.stdout, b"one\n")
+    (desk.path / "go").touch()
+    out, err = process.communicate(timeout=30)
+    read += out
+    assert process.returncode == 0
+    assert b"\n5000\nlast\n" in read
+    assert read == (desk.path / f"job_{job}.log").read_bytes()
+    assert b"no scheduler is up" in err
+
+
+def test_following_goes_on_with_the_next_attempt(desk: Desk) -> None:
+    job = desk.job()
+    rows = []
+    with desk.scheduler("deaf"):
+        for number in (1, 2):
+            row = desk.attempt(job)
+            rows.append(row)
+            log = desk.path / f"{number}.log"
+            log.write_text(f"attempt {number}\n")
+            desk.recorder.note_log(row["id"], str(log), None)
+            if number == 1:
+                process = start("logs", job, "-f")
+                read = read_until(process.stdout, b"attempt 1\n")
+                desk.record(act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
+        read += read_until(process.stdout, b"attempt 2\n")
+        assert process.poll() is None
+        desk.record(act.Close(job, rows[-1]["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, read + out, err) == (0, b"attempt 1\nattempt 2\n", b"")
+
+
+def claim(desk: Desk, session: str | None) -> tuple[int, int]:
+    """A running job whose claim this process holds; its id, and the descriptor that keeps the claim."""
+    job = desk.job()
+    row = desk.attempt(job)
+    path = desk.folder(row)
+    path.mkdir(parents=True)
+    folder = protocol_files.open_folder(str(path))
+    identity = {"token": row["token"], "pid": os.getpid(), "session": session, "log": None}
+    held = protocol_files.claim(folder, identity)
+    os.close(folder)
+    assert held is not None
+    desk.record(act.Move(job, row["id"], JobState.RUNNING))
+    return job, held
+
+
+@pytest.fixture
+def fake_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a `screen` that says how it was called; it is the whole PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "screen").write_text('#!/bin/sh\necho "called: $0 $*"\nexit 5\n')
+    (folder / "screen").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_attach_becomes_screen_on_the_full_name_of_the_session(desk: Desk, fake_screen: Path) -> None:
+    job, held = claim(desk, "4711.gpujob_0_train_1")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
+        env={**ENV, "PATH": str(fake_screen)},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    said = b""
+    while b"\n" not in said:
+        said += os.read(ours, 4096)
+    assert process.communicate(timeout=30)[1] == b""
+    os.close(ours)
+    os.close(held)
+    assert process.returncode == 5
+    assert said.decode().strip() == f"called: {fake_screen}/screen -x 4711.gpujob_0_train_1"
+
+
+def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: Path) -> None:
+    # The claim is this process's own, and a process sees no lock of its own: ask from another one.
+    def attach(job: int) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
+            env={**ENV, "PATH": str(fake_screen)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    with_session, held = claim(desk, "4711.gpujob_0_train_1")
+    without, held_too = claim(desk, None)
+    code, said = attach(with_session)
+    assert (code, "attach needs a terminal" in said) == (1, True)
+    code, said = attach(without)
+    assert (code, "--screen" in said, f"`logs {without} -f`" in said) == (1, True, True)
+    (fake_screen / "screen").unlink()
+    code, said = attach(with_session)
+    assert (code, "sudo apt-get install screen" in said) == (1, True)
+    os.close(held)
+    os.close(held_too)
+    code, said = attach(with_session)
+    assert (code, "is not running any more" in said) == (1, True)
+
+
+def test_attach_to_a_job_that_does_not_run(desk: Desk) -> None:
+    job = desk.job()
+    assert f"job {job} is not running, it is queued\n" in desk.run("attach", job)[2]
+    row = desk.attempt(job)
+    assert "is starting; try again" in desk.run("attach", job)[2]
+    desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1))
+    code, out, err = desk.run("attach", job)
+    assert (code, out) == (1, "")
+    assert err == f"gpu-scheduler: job {job} is not running, it is finished; `logs {job}` shows its output\n"
+    assert "there is no job 9" in desk.run("attach", 9)[2]
+
+
+def test_a_log_is_known_from_the_claim_before_it_is_on_the_record(desk: Desk) -> None:
+    job = desk.run_job("echo early; while [ ! -e go ]; do sleep 0.01; done")
+    log = desk.path / f"job_{job}.log"
+    wait_for(lambda: "early" in log.read_text(), "output")
+    row = desk.store.attempts(job)[0]
+    if observe(desk.folder(row), row["token"]).log is not None:
+        desk.recorder.note_log(row["id"], None, None)
+    assert desk.run("logs", job) == (0, log.read_text(), "")

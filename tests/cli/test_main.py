@@ -1,0 +1,182 @@
+"""The program around the commands: exit codes, what goes to stderr, what is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler import __version__, cli
+from gpu_scheduler.cli import status
+from gpu_scheduler.errors import GpuStateError, ImpossibleError, SchedulerError, UsageError
+from tests.cli.desk import Desk
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("rich_argparse", "psutil", "pynvml", "GPUtil", "inotify_simple", "gpu_scheduler.loop")
+
+
+def program(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_scheduler", *argv],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [SchedulerError("a"), UsageError("b"), ImpossibleError("c"), GpuStateError("d")]
+)
+def test_errors_become_exit_codes_and_one_line(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: SchedulerError
+) -> None:
+    def failing(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(status, "status", failing)
+    assert desk.run("status") == (error.exit_code, "", f"gpu-scheduler: {error}\n")
+
+
+def test_ctrl_c_is_130(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "status", interrupted)
+    assert desk.run("status") == (130, "", "")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(options: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(status, "status", broken)
+    with pytest.raises(ZeroDivisionError):
+        desk.run("status")
+
+
+def test_errors_hold_no_control_characters(desk: Desk) -> None:
+    code, _, err = desk.run("--state-file", "x\x1b[2J\nfake.json", "status")
+    assert code == 1
+    assert "\x1b" not in err
+    assert r"x\x1b[2J" in err
+
+
+def test_help_and_version_are_0_and_mistakes_2(desk: Desk) -> None:
+    assert desk.run("--version") == (0, f"gpu-scheduler {__version__}\n", "")
+    code, out, err = desk.run("stop", "--help")
+    assert (code, err) == (0, "")
+    assert "Asks the scheduler to end" in out
+    code, out, err = desk.run("nonsense")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["status", "status --json", "pause 0", "resume all", "attach 1", "logs 1", "cancel 1", "cancel --all",
+     "retry 1", "hold 1", "release 1", "stop"],
+)  # fmt: skip
+def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words: str) -> None:
+    code, out, err = desk.run(*words.split(), "--state-file", "other.json")
+    assert (code, out) == (1, "")
+    assert f"no scheduler record in {desk.path}/other.d" in err
+    assert not list(desk.path.iterdir())
+
+
+def test_the_record_may_lie_elsewhere(desk: Desk) -> None:
+    job_id = desk.job()
+    desk.home.folder.rename(desk.path / "elsewhere")
+    assert desk.run("status")[0] == 1
+    code, out, _ = desk.run("status", "--data-dir", "elsewhere")
+    assert code == 0
+    assert f"Record      {desk.path}/elsewhere" in out
+    assert f"{job_id}" in out
+
+
+def test_a_record_that_is_no_database_is_told(desk: Desk) -> None:
+    desk.home.create()
+    desk.home.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
+    code, _, err = desk.run("status")
+    assert code == 1
+    assert "scheduler.db" in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error(desk: Desk) -> None:
+    with desk.store.db.transaction():
+        for number in range(400):
+            desk.job(f"echo {number} {'x' * 400}")
+    # An unbuffered stdout forgets what a short write left over, and with it the broken pipe.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", "status", "--json"],
+        env={**env, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize(
+    ("words", "never"),
+    [
+        ("--version", ("rich", "sqlite3", "json", "subprocess", "psutil")),
+        ("status --json", (*HEAVY, "rich", "gpu_scheduler.daemon", "gpu_scheduler.views.text")),
+        ("status", HEAVY),
+        ("cancel 1", (*HEAVY, "rich")),
+        ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:
+    desk.job()
+    code = (
+        f"import sys; from gpu_scheduler.cli import main; main({words.split()!r});"
+        " print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    loaded = set(done.stderr.split())
+    assert "gpu_scheduler.cli.parser" in loaded
+    assert loaded.isdisjoint(never)
+
+
+def test_the_module_is_the_program(tmp_path: Path) -> None:
+    done = program("status", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"gpu-scheduler: no scheduler record in {tmp_path}")
+
+
+def test_start_refuses_bad_options_before_it_makes_anything(desk: Desk) -> None:
+    for words, told in (
+        ("--simulate 3x", "--simulate '3x'"),
+        ("--simulate 2 --gpu-probe nvml", "exclude each other"),
+        ("--conda-sh nowhere.sh", "--conda-sh nowhere.sh"),
+    ):
+        code, out, err = desk.run("start", *words.split())
+        assert (code, out) == (2, "")
+        assert told in err
+        assert len(err.splitlines()) == 1
+    assert list(desk.path.iterdir()) == []
+
+
+def test_every_command_has_its_function() -> None:
+    from importlib import import_module
+
+    for command, module in cli._MODULES.items():
+        assert callable(getattr(import_module(f"gpu_scheduler.cli.{module}"), command))

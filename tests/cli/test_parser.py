@@ -1,0 +1,155 @@
+"""Words into values, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.start import start_options
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.errors import UsageError
+
+COMMANDS = {
+    "start": [], "add": ["train.py"], "status": [], "pause": ["0"], "resume": ["all"], "attach": ["3"],
+    "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["state_file", "data_dir"])
+def test_where_the_record_lies_may_be_said_before_or_after_the_name(command: str, option: str) -> None:
+    said, rest = [f"--{option.replace('_', '-')}", "x.json"], COMMANDS[command]
+    default = {"state_file": "gpu_scheduler_state.json", "data_dir": None}[option]
+    assert getattr(parse([*said, command, *rest]), option) == "x.json"
+    assert getattr(parse([command, *rest, *said]), option) == "x.json"
+    assert getattr(parse([command, *said, *rest]), option) == "x.json"
+    assert getattr(parse([f"{said[0]}=a", command, *rest, *said]), option) == "x.json"
+    assert getattr(parse([command, *rest]), option) == default
+
+
+def test_the_defaults_of_start_are_those_of_the_scheduler() -> None:
+    assert start_options(parse(["start"])) == StartOptions()
+
+
+def test_every_option_of_start_arrives() -> None:
+    words = (
+        "--state-file s.json --data-dir d --gpus 0,2,3 --jobs-file  --llm-config l.json --screen"
+        " --mem-threshold 0.5 --load-threshold 1 --monitor-interval 0.5 --state-interval 7"
+        " --max-assign-attempts 2 --assign-retry-wait 0 --log-dir logs --gpu-probe simulated --simulate 4:80G"
+        " --cuda-ids visible --conda-sh c.sh --drain"
+    )
+    assert start_options(parse(["start", *words.split(" ")])) == StartOptions(
+        "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
+        "visible", "c.sh", True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["4", "0,2,3", "3,", "0-3", "all", " 2 "])
+def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
+    assert parse(["start", "--gpus", text]).gpus == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["start", "--mem-threshold", "0"], ["--mem-threshold", "'0'", "greater than 0 and at most 1"]),
+        (["start", "--load-threshold", "1.1"], ["--load-threshold", "'1.1'", "at most 1"]),
+        (["start", "--mem-threshold", "nan"], ["--mem-threshold", "'nan'"]),
+        (["start", "--monitor-interval", "0"], ["--monitor-interval", "'0'", "86400"]),
+        (["start", "--state-interval", "inf"], ["--state-interval", "'inf'"]),
+        (["start", "--max-assign-attempts", "0"], ["--max-assign-attempts", "'0'", "from 1 to 1000"]),
+        (["start", "--max-assign-attempts", "2.5"], ["--max-assign-attempts", "'2.5'", "whole number"]),
+        (["start", "--assign-retry-wait", "-1"], ["--assign-retry-wait", "from 0 to 3600"]),
+        (["start", "--gpus", "0"], ["--gpus", "at least 1 GPU"]),
+        (["start", "--gpus", "1-0"], ["--gpus", "runs backward"]),
+        (["start", "--gpus", "x"], ["--gpus", "'x'", "0,2"]),
+        (["start", "--gpu-probe", "magic"], ["--gpu-probe", "magic", "nvml"]),
+        (["start", "--state", "x"], ["--state"]),
+        (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "whole number"]),
+        (["add"], ["SCRIPT"]),
+        (["add", "a.py", "--args"], ["--args"]),
+        (["cancel", "x"], ["JOB", "'x'", "not a job id"]),
+        (["cancel", "0"], ["JOB", "'0'"]),
+        (["retry"], ["JOB"]),
+        (["attach", "\u0661"], ["JOB", "not a job id"]),
+        (["cancel", "3", "--grace", "-1"], ["--grace", "from 0"]),
+        (["pause"], ["ID"]),
+        (["pause", "x"], ["ID", "'x'", "all"]),
+        (["pause", ""], ["ID", "all"]),
+        (["logs", "3", "-n", "-1"], ["--lines", "'-1'"]),
+        (["strat"], ["'strat'", "start"]),
+        ([], ["COMMAND"]),
+        (["status", "--state-file", ""], ["--state-file", "empty"]),
+    ],
+)
+def test_a_mistake_is_told_with_option_value_and_what_is_accepted(words: list[str], parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words)
+    text = str(caught.value)
+    assert all(part in text for part in parts), text
+    assert text.count("\n") == 1
+    assert "--help` says what is accepted" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        (["--args", "--resume"], "--resume"),
+        (["--args=--resume"], "--resume"),
+        (["--args", "--llm x --epochs 3"], "--llm x --epochs 3"),
+        (["--args", "-v"], "-v"),
+        (["--args", "--gpus"], "--gpus"),
+        (["--args", ""], ""),
+        (["--args", "--"], "--"),
+        (["--args", "a=b"], "a=b"),
+        (["--args", "--args"], "--args"),
+        ([], ""),
+    ],
+)
+def test_args_takes_the_next_word_whatever_it_begins_with(words: list[str], args: str) -> None:
+    for before, after in (([], words), (words, [])):
+        read = parse(["add", *before, "train.py", *after, "--priority", "-3"])
+        assert (read.args, read.script, read.priority) == (args, "train.py", -3)
+
+
+def test_a_script_may_look_like_an_option_behind_two_dashes() -> None:
+    assert parse(["add", "--conda", "e", "--", "--args"]).script == "--args"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pause", "0", "2"], [(0,), (2,)]),
+        (["pause", "0,2", "4-6"], [(0, 2), (4, 5, 6)]),
+        (["resume", "all"], [None]),
+    ],
+)
+def test_gpus_are_named_singly_in_lists_or_all(words: list[str], expected: Any) -> None:
+    assert parse(words).ids == expected
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_a_command_does_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"Example: gpu-scheduler {command}" in text
+    assert "--state-file PATH" in text
+    description = text.split("\n\n")[1]
+    assert len(description.split()) > 3
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    assert f"\n    {command} " in capsys.readouterr().out
+
+
+def test_parsing_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, rest in COMMANDS.items():
+        parse([command, *rest, "--state-file", "new/x.json"])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,39 @@
+"""Asking bash about many commands at once gives the answers of asking about each."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.intake.bashcheck import completes, refusals
+
+PIECES = ["echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
+          "fi", "for i in 1", "do", "done", "case a in", "esac", "[[", "]]", "$((1", "))", "<<E", "E", "\\", "#"]  # fmt: skip
+COMMAND = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(COMMAND, min_size=2, max_size=6, unique=True))
+def test_together_as_each_alone(commands: list[str]) -> None:
+    alone = {command for command in commands if refusals([command])}
+    assert set(refusals(commands)) == alone
+
+
+def test_two_mistakes_do_not_make_up_for_each_other() -> None:
+    for pair in (
+        ["echo don't", "echo it's"],
+        ["echo `a", "b` x"],
+        ["x; }; { y", "echo ok > o"],
+        ["a $((1", "2))"],
+    ):
+        together = set(refusals([*pair, "echo fine > o", "echo fine; echo b"]))
+        assert together == {command for command in pair if refusals([command])}
+        assert together
+
+
+def test_unfinished_is_told_from_wrong() -> None:
+    assert refusals(["for i in 1; do"])["for i in 1; do"].unfinished
+    assert not refusals(["done"])["done"].unfinished
+    assert not refusals(["echo it's"])["echo it's"].unfinished
+    assert completes("for i in 1; do\necho\ndone")
+    assert not completes("for i in 1; do\necho")
