@@ -7,32 +7,41 @@ import os
 import sys
 from argparse import Namespace
 
-from gpu_scheduler.cli.record import home_of, opened
+from gpu_scheduler.cli.record import opened
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
 
 
 def add(options: Namespace) -> int:
     """Check everything, then append the line and print it; notes about it go to stderr."""
     script = _script(options.script)
-    if not home_of(options).database.exists():
-        line = _line(options, script, None)
-        note = None
-    else:
-        with opened(options) as store:
-            known = frozenset(store.indices().values()) or None
-            line = _line(options, script, known)
-            note = _will_not_run(store, _parsed(line, _folder(store, options.output_file)))
+    known, cwd = _from_record(options)
+    line = _line(options, script, known)
+    note = _will_not_run(options, _parsed(line, cwd))
     if options.output_file != "-":
         append(options.output_file, line)
     print(line)
     if note is not None:
         print(f"gpu-scheduler: {visible(note)}", file=sys.stderr)
     return 0
+
+
+def _from_record(options: Namespace) -> tuple[frozenset[int] | None, str]:
+    """The indices of the GPUs there are (None: not known), and the folder in which the line would run.
+
+    That is the one recorded for its jobs file, else the present one. A record that is absent, or cannot be
+    read, keeps no line out.
+    """
+    path = os.path.abspath(options.output_file)
+    try:
+        with opened(options) as store:
+            folders = [row["cwd"] for row in store.jobs_files() if row["path"] == path]
+            return frozenset(store.indices().values()) or None, (folders or [os.getcwd()])[0]
+    except SchedulerError:
+        return None, os.getcwd()
 
 
 def _script(given: str) -> str:
@@ -59,12 +68,6 @@ def _line(options: Namespace, script: str, known: frozenset[int] | None) -> str:
     return line
 
 
-def _folder(store: Store, output_file: str) -> str:
-    """The folder in which the line would run: the one recorded for its jobs file, else the present one."""
-    path = os.path.abspath(output_file)
-    return next((row["cwd"] for row in store.jobs_files() if row["path"] == path), os.getcwd())
-
-
 def _parsed(line: str, cwd: str) -> JobSpec:
     read = parse_line(line, cwd, os.path.expanduser("~"))
     if not isinstance(read, Parsed):
@@ -73,9 +76,13 @@ def _parsed(line: str, cwd: str) -> JobSpec:
     return read.spec
 
 
-def _will_not_run(store: Store, spec: JobSpec) -> str | None:
-    """Why the line will give no new job, in words; None if it will."""
-    job = store.newest_of([spec.identity]).get(spec.identity)
+def _will_not_run(options: Namespace, spec: JobSpec) -> str | None:
+    """Why the line will give no new job, in words; None if it will, or if there is no record to ask."""
+    try:
+        with opened(options) as store:
+            job = store.newest_of([spec.identity]).get(spec.identity)
+    except SchedulerError:
+        return None
     if job is None:
         return None
     if job["state"] != "finished":

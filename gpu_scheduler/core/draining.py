@@ -28,7 +28,7 @@ def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
     """
     if retries or facts.wishes or not facts.complete:
         return False
-    if any(attempt.released_at is None for attempt in facts.attempts):
+    if facts.attempts:
         return False
     return all(_needs_the_user(ask, facts) for ask in asks)
 

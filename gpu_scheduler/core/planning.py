@@ -15,9 +15,15 @@ from gpu_scheduler.core.settle import cooled, release, settle
 
 
 def plan(facts: Facts) -> list[Action]:
-    """The actions of this round. Wishes and ended attempts first; jobs are placed when nothing else changed
-    what is booked, so that every placement is made on the record as it stands."""
+    """The actions of this round.
+
+    Wishes go first and alone: a cancel must be on the record before anything is decided about its attempt.
+    Jobs are placed when nothing else changed what is booked, so that every placement is made on the record as
+    it stands.
+    """
     actions: list[Action] = wishes.plan(facts)
+    if actions:
+        return actions
     for attempt in facts.attempts:
         if attempt.outcome is None:
             actions += settle(attempt, facts.now, facts.settings)

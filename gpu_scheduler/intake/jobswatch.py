@@ -17,6 +17,9 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
+#: What one reading says is logged up to this many lines.
+TOLD = 100
+
 
 class JobsWatch:
     """Looks at the file when told to. Times: boot seconds.
@@ -78,8 +81,12 @@ class JobsWatch:
             if len(new) < len(result.actions) or not _appended(self._reading, reading):
                 self._order(reading)
         self._reading = reading
-        for text in told:
+        for text in told[:TOLD]:
             log.info("%s, %s", self.path.name, text)
+        if len(told) > TOLD:
+            log.info(
+                "%s: and %d more such lines; `status --all` lists every job", self.path.name, len(told) - TOLD
+            )
 
     def _wish(self, action: said.ReadingAction, lines: tuple[ParsedLine, ...]) -> None:
         by = self._key

@@ -90,8 +90,7 @@ class Child:
 
     def _spawn(self, actions: list[tuple[Any, ...]], terminal: bool) -> int:
         shell = next((path for path in _SHELLS if os.path.exists(path)), _SHELLS[0])
-        env = dict(self._spec["env"])
-        env[TOKEN] = self._spec["token"]
+        env = {**self._spec["env"], TOKEN: self._spec["token"]}
         if terminal:
             env.setdefault("TERM", os.environ.get("TERM", "screen"))
         os.chdir(self._spec["cwd"])

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-_MARK = TOKEN.encode() + b"="
+#: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
+_MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
 _KERNEL_THREAD = 0x00200000
-#: A process inside exec shows no environment, or an empty one: it is asked again, so long and so often (seconds).
-_EXEC_S = 0.1
-_EXEC_EMPTY_S = 0.02
+#: A process inside exec shows an empty environment: it is asked again, so long and so often (seconds).
+_EXEC_S = 0.05
 _EXEC_AGAIN_S = 0.0005
-#: Processes (pid, start ticks) that were waited for once and never showed an environment: such is PID 1 of
-#: many containers. Waiting again at each scan would delay every job's end.
-_hiding: set[tuple[int, int | None]] = set()
+#: Processes (pid, start) that showed none for so long: they were given none, and are not waited for again.
+_bare: set[tuple[int, int]] = set()
+_BARE_AT_MOST = 4096
 
 
 def _file(pid: int, name: str) -> bytes:
@@ -87,32 +87,33 @@ def carriers(tokens: Collection[str]) -> dict[str, dict[int, int]]:
         if token is not None and ticks is not None:
             found.setdefault(token, {})[pid] = ticks
 
-    undecided = []
+    undecided = {}
     for pid in _own_pids():
         environment = _environment(pid)
         note(pid, environment)
-        if not environment and _patience_s(pid):
-            undecided.append(pid)
-    start = time.monotonic()
-    while undecided:
+        ticks = None if environment else _user_ticks(pid)
+        if ticks is not None and (pid, ticks) not in _bare:
+            undecided[pid] = ticks
+    until = time.monotonic() + _EXEC_S
+    while undecided and time.monotonic() < until:
         time.sleep(_EXEC_AGAIN_S)
-        passed_s = time.monotonic() - start
         for pid in tuple(undecided):
             environment = _environment(pid)
             note(pid, environment)
-            if environment or (patience_s := _patience_s(pid)) <= passed_s:
-                undecided.remove(pid)
-                if not environment and patience_s:
-                    _hiding.add((pid, ticks_of(pid)))
+            if environment or _user_ticks(pid) is None:
+                del undecided[pid]
+    if len(_bare) > _BARE_AT_MOST:
+        _bare.clear()
+    _bare.update(undecided.items())
     return found
 
 
 def _own_pids() -> Iterator[int]:
-    """Every process of this user (root: every process) but this one."""
+    """Every process of this user (root: every process) but this one and the first, which is nobody's job."""
     uid, me = os.geteuid(), os.getpid()
     for pid in _pids():
         try:
-            if pid != me and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
+            if pid not in (1, me) and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
                 yield pid
         except OSError:
             continue
@@ -127,24 +128,18 @@ def _environment(pid: int) -> bytes:
 
 def _token(environment: bytes) -> bytes:
     """The token in an environment; empty if it has none."""
-    start = 0 if environment.startswith(_MARK) else environment.find(b"\0" + _MARK) + 1
-    if not start and not environment.startswith(_MARK):
-        return b""
-    return environment[start + len(_MARK) :].partition(b"\0")[0]
+    listed = b"\0" + environment
+    for mark in _MARKS:
+        at = listed.find(mark)
+        if at >= 0:
+            return listed[at + len(mark) :].partition(b"\0")[0]
+    return b""
 
 
-def _patience_s(pid: int) -> float:
-    """How long a process that shows no environment may still come to one, in seconds."""
+def _user_ticks(pid: int) -> int | None:
+    """The start of a process that may have an environment; None for kernel threads, zombies, those gone."""
     fields = _stat(pid)
-    if fields is None or int(fields[6]) & _KERNEL_THREAD or len(fields) <= 48:
-        return 0.0
-    if (pid, int(fields[19])) in _hiding:
-        return 0.0
-    # Fields 50 and 51 of stat say where the environment begins and ends: 0 until exec comes to it, equal for
-    # a moment then, and for good in a process that was given none.
-    if fields[48] != b"0":
-        return _EXEC_EMPTY_S
-    return _EXEC_S if os.access(f"/proc/{pid}/environ", os.R_OK) else 0.0
+    return None if fields is None or int(fields[6]) & _KERNEL_THREAD else int(fields[19])
 
 
 def send(pid: int, ticks: int, signal: int) -> bool:

@@ -6,7 +6,6 @@ differs from it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -98,6 +97,8 @@ def forget(path: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
+    import ctypes  # 6 ms, and readers of the state file never come here
+
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
     if done == 0:

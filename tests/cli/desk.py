@@ -21,7 +21,7 @@ from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner.protocol import observe, prepare, sweep
+from gpu_scheduler.runner.protocol import observe, prepare, sweep, tokens_alive
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.recorder import Recorder
@@ -116,6 +116,10 @@ class Desk:
         row = self.store.job(job_id)
         assert row is not None
         return str(row["state"])
+
+    def wait_until_gone(self) -> None:
+        """No process of any attempt is left; a runner ends a moment after its result is there."""
+        wait_for(lambda: not tokens_alive(self.tokens), "end of all processes")
 
     @contextmanager
     def scheduler(self, *options: str) -> Iterator[int]:

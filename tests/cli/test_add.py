@@ -83,6 +83,12 @@ def test_without_a_record_any_gpu_may_be_named(desk: Desk, script: Path) -> None
     assert not desk.home.folder.exists()
 
 
+def test_a_broken_record_keeps_no_line_out(desk: Desk, script: Path) -> None:
+    desk.home.create()
+    desk.home.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
+    assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
+
+
 def test_a_jobs_file_that_cannot_be_written_is_told(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("add", "train.py", "--output-file", "no/such/jobs.txt")
     assert (code, out) == (1, "")

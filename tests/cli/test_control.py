@@ -15,7 +15,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core import wishes
 from gpu_scheduler.core.facts import JobFact, Settings
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.runner.protocol import kill_runner, observe, tokens_alive
+from gpu_scheduler.runner.protocol import kill_runner, observe
 from gpu_scheduler.store.home import Home
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -103,7 +103,7 @@ def test_a_running_job_is_ended_with_no_scheduler_up(desk: Desk) -> None:
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "up" in log.read_text(), "output")
     assert desk.run("cancel", job, "--grace", 5) == (0, f"job {job}: cancelled\n", "")
-    assert not tokens_alive(desk.tokens)
+    desk.wait_until_gone()
     assert "bye" in log.read_text()
     assert desk.wishes() == [("cancel", str(job))]
     attempt = desk.store.attempts(job)[0]
@@ -128,7 +128,7 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(desk: Desk) -> Non
     began = time.monotonic()
     assert desk.run("cancel", job, "--grace", 0.3) == (0, f"job {job}: cancelled\n", "")
     assert time.monotonic() - began >= 0.3
-    assert not tokens_alive(desk.tokens)
+    desk.wait_until_gone()
 
 
 def test_a_job_whose_runner_is_gone_is_swept(desk: Desk) -> None:
@@ -140,7 +140,7 @@ def test_a_job_whose_runner_is_gone_is_swept(desk: Desk) -> None:
     os.kill(pid, 0)
     code, out, err = desk.run("cancel", job, "--grace", 0.2)
     assert (code, out, err) == (0, f"job {job}: cancelled; its runner was gone already\n", "")
-    assert not tokens_alive(desk.tokens)
+    desk.wait_until_gone()
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -157,7 +160,9 @@ def test_a_look_is_one_moment_and_writes_nothing(desk: Desk) -> None:
     with desk.store.one_moment():
         before = desk.store.counts()
         code = (
-            "import sys; from gpu_scheduler.store.store import Store; from gpu_scheduler.store.home import Home\n"
+            "import sys\n"
+            "from gpu_scheduler.store.store import Store\n"
+            "from gpu_scheduler.store.home import Home\n"
             "Store(Home.of(sys.argv[1])).wish('stop')"
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -179,9 +184,10 @@ def test_on_a_terminal_rows_are_cut_to_its_width(desk: Desk) -> None:
     desk.record(act.Finish(job, Outcome.CANCELLED, "y" * 200))
     assert desk.state(job) == JobState.FINISHED
     ours, theirs = pty.openpty()
-    code = "import os, sys; os.system('stty cols 70'); from gpu_scheduler.cli import main; sys.exit(main(['status']))"
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 70, 0, 0))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=env, stdin=theirs, stdout=theirs)
+    command = [sys.executable, "-m", "gpu_scheduler", "status"]
+    process = subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs)
     os.close(theirs)
     read = b""
     while True:

@@ -61,7 +61,7 @@ def test_jobs_are_cancelled_with_it_and_known_as_cancelled(desk: Desk) -> None:
         code, out, err = desk.run("stop", "--jobs", "--grace", "2")
         assert (code, err) == (0, "")
         assert out == f"the scheduler (pid {pid}) has ended\njob {job}: cancelled\n"
-    assert not tokens_alive(desk.tokens)
+    desk.wait_until_gone()
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
         row = desk.store.job(job)
@@ -74,7 +74,7 @@ def test_jobs_are_cancelled_with_it_and_known_as_cancelled(desk: Desk) -> None:
 def test_jobs_are_cancelled_with_none_up(desk: Desk) -> None:
     job = desk.run_job(LONG)
     assert desk.run("stop", "--jobs") == (0, f"job {job}: cancelled\n", "")
-    assert not tokens_alive(desk.tokens)
+    desk.wait_until_gone()
     assert desk.wishes() == [("cancel", str(job))]
     assert desk.run("stop", "--jobs")[0] == 0
     assert desk.wishes() == [("cancel", str(job))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpu_scheduler.core import saves
 from gpu_scheduler.core.facts import JobFact
@@ -64,13 +65,15 @@ class World:
         self.save("".join(self.raws) + text, wait)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, looking exactly when the last look asked for it."""
+        """Let time pass, looking when the last look asked for it, and at the end."""
         end = self.now + seconds
         while self.next_look is not None and self.next_look <= end:
             assert self.next_look > self.now, "a look that is due at once would spin"
             self.now = self.next_look
             self.poll()
         self.now = end
+        # The watcher also looks without a reason, every --monitor-interval.
+        self.poll()
 
     def poll(self) -> None:
         """One look."""
@@ -120,7 +123,7 @@ class World:
             assert job.state in WAITING
             assert (getattr(job.spec, action.name) or None) == (action.old or None)
             default = False if action.name in ("hold", "cancel") else None
-            change = {action.name: default if action.new is None else action.new}
+            change: dict[str, Any] = {action.name: default if action.new is None else action.new}
             job.spec = replace(job.spec, **change)
             if action.name == "cancel":
                 self.end(action.job_id, Outcome.CANCELLED)

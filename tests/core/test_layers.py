@@ -44,7 +44,7 @@ FRONT_MAY = (
     "probes.asked",
     "probes.visible",
 )
-RUNNER_CALLS = ("observe", "request_stop")
+RUNNER_CALLS = ("observe", "request_stop", "sweep")
 
 #: The one command that becomes the scheduler.
 START = "cli.start"

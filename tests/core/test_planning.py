@@ -154,6 +154,14 @@ def test_a_second_wish_for_the_same_job_waits_for_the_first() -> None:
     assert [type(a).__name__ for a in actions] == ["Hold", "WishDone", "SetPaused", "WishDone"]
 
 
+def test_a_cancel_is_on_the_record_before_anything_is_decided_about_its_attempt() -> None:
+    late = running("U0", job_state=JobState.STARTING, sighting=Sighting(), launch_deadline=0.0)
+    assert plan(facts(1, attempts=(late,))) == [act.Relaunch(9)]
+    wish = (Wish(1, "cancel", "99"),)
+    actions = plan(facts(1, attempts=(late,), wishes=wish, jobs={99: JobFact(99, JobState.STARTING)}))
+    assert [type(action).__name__ for action in actions] == ["OpenCancel", "WishDone"]
+
+
 def test_taking_hold_away_releases_only_what_the_line_held() -> None:
     drop = (Wish(1, "set", "7", {"name": "hold", "value": False}),)
     by_line = plan(facts(1, wishes=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))

@@ -49,7 +49,7 @@ def test_a_csv_line_added_again(outcome: Outcome, after: str) -> None:
     w = world("0,a.py\n")
     w.end(1, outcome)
     w.save("", wait=11)
-    assert w.reading == ()
+    assert w.states() == {1: str(outcome)}
     w.save("0,a.py\n")
     assert w.states() == {1: after}
     assert w.reading[0].job_id == 1
@@ -133,6 +133,20 @@ def test_deleting_one_of_two_equal_lines_takes_the_finished_one_wherever_it_was(
     w.save("a\nb\n", wait=11)
     assert w.states() == {1: "completed", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [2, 3]
+
+
+def test_of_equal_lines_the_one_with_the_same_attributes_is_the_same() -> None:
+    w = world("[priority=1] a\n[priority=2] a\nb\n")
+    w.save("[priority=2] a\nb\n", wait=11)
+    assert w.states() == {1: "cancelled", 2: "queued", 3: "queued"}
+    assert w.jobs[2].spec.priority == 2
+
+
+def test_a_job_held_by_a_wish_loses_its_line_before_a_queued_one() -> None:
+    w = world("a\na\n")
+    w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
+    w.save("a\n", wait=11)
+    assert w.states() == {1: "cancelled", 2: "queued"}
 
 
 def test_a_line_that_does_not_touch_its_equal_is_the_one_that_went() -> None:

@@ -32,6 +32,15 @@ def test_a_last_line_without_a_newline_waits_five_seconds() -> None:
     assert w.states() == {1: "queued", 2: "queued"}
 
 
+def test_a_last_line_without_a_newline_that_is_known_is_not_gone() -> None:
+    w = world("a\nb")
+    w.wait(6)
+    w.save("n\na\nb")
+    assert w.gone == frozenset()
+    w.wait(2)
+    assert w.queue() == ["n", "a", "b"]
+
+
 def test_a_last_line_without_a_newline_waits_for_its_writer() -> None:
     w = world("")
     w.written = True

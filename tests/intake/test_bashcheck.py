@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.intake.bashcheck import completes, refusals
 
-PIECES = ["echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
-          "fi", "for i in 1", "do", "done", "case a in", "esac", "[[", "]]", "$((1", "))", "<<E", "E", "\\", "#"]  # fmt: skip
+PIECES = [
+    "echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
+    "fi", "for i in 1", "do", "done", "case a in", "esac", "[[", "]]", "$((1", "))", "<<E", "E", "\\", "#",
+]  # fmt: skip
 COMMAND = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join)
 
 

@@ -43,6 +43,13 @@ def test_process_without_an_environment_is_nobodys() -> None:
         process.wait()
 
 
+@pytest.mark.parametrize("equals", ["=", "\0"])
+@pytest.mark.parametrize("text", ["{0}abc\0A=1\0", "A=1\0{0}abc\0", "X{0}no\0{0}abc\0B=2\0", "A=1\0{0}abc"])
+def test_token_while_bash_takes_its_variables_apart(text: str, equals: str) -> None:
+    assert tree._token(text.format(TOKEN + equals).encode()) == b"abc"
+    assert tree._token(text.format(f"{TOKEN}S=").encode()) == b""
+
+
 @pytest.mark.parametrize("env", [{"A": "1"}, {}])
 def test_token_first_or_later(env: dict[str, str]) -> None:
     token = secrets.token_hex(16)
