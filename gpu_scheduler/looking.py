@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
 from gpu_scheduler.core.facts import (
     Attempt,
@@ -75,7 +76,7 @@ def _attempt(store: Store, row: sqlite3.Row) -> Attempt:
         share=row["share"],
         baseline_mib=json.loads(row["baseline"]),
         outcome=outcome,
-        sighting=Sighting() if outcome else sight(folder, row["token"]),
+        sighting=Sighting() if outcome else _sight(folder, row["token"]),
         made=outcome is not None or is_made(folder),
         launches=row["launches"],
         launch_deadline=row["deadline_boot"],
@@ -89,6 +90,13 @@ def _attempt(store: Store, row: sqlite3.Row) -> Attempt:
         launch_failures=row["launch_failures"],
         lineless=row["job_source"].startswith("file:") and not row["has_line"],
     )
+
+
+def _sight(folder: Path, token: str) -> Sighting:
+    try:
+        return sight(folder, token)
+    except OSError as error:
+        return Sighting(claim="unknown", strange=(f"{folder}: {error.strerror}",))
 
 
 def _lines(store: Store, now: Now) -> tuple[Line, ...]:

@@ -54,6 +54,7 @@ class Loop:
         self.told: Callable[[act.Action], None] = lambda action: None
         self.ending = False
         self.sample_wanted = False
+        self._strange: set[str] = set()
         self._launcher = launcher
         self._reached = reached
 
@@ -62,6 +63,7 @@ class Loop:
         on which there was nothing to do."""
         now = self.clock.now()
         facts = look(self.store, self.watch, self.config, self.settings, now)
+        self._report_strange(facts)
         actions = plan(facts)
         if not actions:
             return facts
@@ -73,6 +75,13 @@ class Loop:
             self._perform(action, opened, now)
             self._reached(f"performed {type(action).__name__}")
         return None
+
+    def _report_strange(self, facts: Facts) -> None:
+        for attempt in facts.attempts:
+            for text in attempt.sighting.strange:
+                if text not in self._strange:
+                    log.warning("job %d: %s", attempt.job_id, text)
+                    self._strange.add(text)
 
     def _perform(self, action: act.Action, opened: dict[int, int], now: Now) -> None:
         if isinstance(action, act.Start):

@@ -101,7 +101,7 @@ class JobSpec:
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal value."""
-        said = {k: v for k, v in asdict(self).items() if v not in (None, (), False)}
+        said = {k: v for k, v in asdict(self).items() if v is not None and v is not False and v != ()}
         return json.dumps(said, ensure_ascii=False)
 
     @classmethod

@@ -51,6 +51,8 @@ def needs_scan(attempt: Attempt) -> bool:
 def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """The actions that this round takes about an open attempt."""
     seen = attempt.sighting
+    if seen.claim == "unknown":
+        return []
     if seen.result is not None:
         return [_finished(attempt, seen.result, now, settings)]
     if seen.claim == "void":

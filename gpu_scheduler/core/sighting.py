@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ClaimState = Literal["none", "void", "live", "dead"]
+#: "unknown": the folder could not be looked at this time; nothing follows from that.
+ClaimState = Literal["none", "void", "live", "dead", "unknown"]
 
 
 @dataclass(frozen=True)

@@ -233,11 +233,12 @@ class Attempt:
         child = self._child
         message = child.message or self._log.problem
         duration_s = child.ended - child.spawned
+        ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
         text = describe(self._cause, child.began, child.exit_code, child.signal)
         lost = f", {self._log.lost} bytes of output lost" if self._log.lost else ""
         left = f", still there: {' '.join(map(str, self._survivors))}" if self._survivors else ""
-        if child.message:
-            self._log.line(child.message)
+        if child.message and child.exit_code is None and child.signal is None:
+            self._log.line(child.message)  # command.sh says what it has to say itself
         self._log.line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
         self._result.publish(
             {
@@ -248,7 +249,7 @@ class Attempt:
                 "began": child.began,
                 "survivors": self._survivors,
                 "started_at": child.started_at,
-                "ended_at": time.time(),
+                "ended_at": time.time() - ended_ago_s,
                 "lost_bytes": self._log.lost,
                 "message": message,
             }

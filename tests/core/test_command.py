@@ -248,7 +248,14 @@ def test_environment_golden() -> None:
             "LD_LIBRARY_PATH": "/l",
             "VIRTUAL_ENV": "/v",
         },
-        **{"STY": "1.x", "WINDOW": "0", "TERMCAP": "x", "PYTHONHOME": "/p", "SLURM_JOB_ID": "5", "COLUMNS": "80"},
+        **{
+            "STY": "1.x",
+            "WINDOW": "0",
+            "TERMCAP": "x",
+            "PYTHONHOME": "/p",
+            "SLURM_JOB_ID": "5",
+            "COLUMNS": "80",
+        },
         **{"GPU_SCHEDULER_TOKEN": "outer", "GPU_SCHEDULER_SIM": "/old", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
     }
     spec = replace(

@@ -57,6 +57,12 @@ def test_rule_1_a_result_is_the_truth(result: ResultNote, outcome: Outcome, stat
     assert (end.exit_code, end.signal) == (result.exit_code, result.signal)
 
 
+def test_nothing_follows_from_a_look_that_failed() -> None:
+    blind = replace(OPEN, sighting=seen(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
+    assert settle(blind, NOW, SETTINGS) == []
+    assert not needs_scan(blind)
+
+
 def test_rule_1_holds_with_an_open_cancel_a_command_that_ended_by_itself_has_its_true_result() -> None:
     end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead", result=RESULT), survivors=()))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)

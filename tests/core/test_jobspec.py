@@ -1,0 +1,93 @@
+"""A job as asked for: kept as JSON, told apart by what it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
+
+CSV = JobSpec("csv", "0,a.py,,--lr 1 --bs 2", "/w", "/w/a.py", ("--lr", "1", "--bs", "2"))
+COMMAND = JobSpec("command", "python a.py", "/w", command="python a.py")
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@given(
+    st.builds(
+        JobSpec,
+        st.sampled_from(["csv", "command"]),
+        WORDS,
+        WORDS,
+        script=st.none() | WORDS,
+        arguments=st.lists(WORDS, max_size=3).map(tuple),
+        env=st.lists(st.tuples(WORDS, WORDS), max_size=2).map(tuple),
+        priority=st.none() | st.integers(0, 300),
+        allowed=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
+        share=st.none() | st.integers(1, 1000),
+        hold=st.booleans(),
+    )
+)
+def test_a_job_reads_back_from_its_json(spec: JobSpec) -> None:
+    back = JobSpec.from_json(spec.to_json())
+    # An empty list of GPUs is what no line can say.
+    assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
+
+
+def test_priority_zero_is_a_priority() -> None:
+    assert JobSpec.from_json(replace(CSV, priority=0).to_json()).priority == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CSV, arguments=("--lr", "2", "--bs", "1")),
+        replace(CSV, arguments=("--bs", "2", "--lr", "1")),
+        replace(CSV, conda="torch"),
+        replace(CSV, venv="/v"),
+        replace(CSV, cwd="/elsewhere"),
+        replace(CSV, env=(("SEED", "1"),)),
+        replace(CSV, script="/w/b.py"),
+        COMMAND,
+    ],
+)
+def test_what_runs_tells_jobs_apart(other: JobSpec) -> None:
+    assert other.identity != CSV.identity
+
+
+def test_what_is_said_about_a_job_does_not() -> None:
+    said = replace(
+        CSV,
+        text="else",
+        name="n",
+        priority=3,
+        allowed=(1,),
+        share=5,
+        gpus=2,
+        cuda="off",
+        cuda_ids="visible",
+        hold=True,
+    )
+    assert said.identity == CSV.identity
+    assert set(said.attributes) == set(ATTRIBUTES)
+    one, two = replace(CSV, env=(("A", "1"), ("B", "2"))), replace(CSV, env=(("B", "2"), ("A", "1")))
+    assert one.identity == two.identity
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        (CSV, "a"),
+        (replace(CSV, arguments=("--mode", "train")), "train"),
+        (replace(CSV, arguments=("--mode=eval",)), "eval"),
+        (COMMAND, "a"),
+        (replace(COMMAND, command="SEED=1 ./run x"), "run"),
+        (replace(COMMAND, command="python3 'my dir/t.py' --mode m"), "m"),
+        (replace(COMMAND, command="echo 'unbalanced"), "echo"),
+    ],
+)
+def test_the_word_for_the_session(spec: JobSpec, mode: str) -> None:
+    assert spec.mode == mode

@@ -1,0 +1,223 @@
+"""The jobs file, its record and the rounds together: what is saved is what runs. Time is the test's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.intake.jobswatch import JobsWatch
+from tests.loop.rig import Rig
+
+
+class Desk:
+    """A jobs file on a rig."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rig = Rig(folder)
+        self.path = folder / "jobs.txt"
+        self.now = 1000.0
+        os.chdir(folder)
+        self.watch = self._watch()
+
+    def _watch(self) -> JobsWatch:
+        return JobsWatch(
+            self.rig.store, self.rig.loop.recorder, str(self.path), frozenset(range(self.rig.gpus))
+        )
+
+    def restart(self) -> None:
+        """Another scheduler comes up here."""
+        self.rig = Rig(self.rig.folder)
+        self.watch = self._watch()
+
+    def save(self, text: str | bytes, quiet_s: float = 30.0) -> None:
+        """Save the file, look at once, and again after it has been unchanged for so long."""
+        data = text.encode() if isinstance(text, str) else text
+        spare = self.path.with_suffix(".new")
+        spare.write_bytes(data)
+        os.replace(spare, self.path)
+        self.wait(quiet_s)
+
+    def wait(self, seconds: float) -> None:
+        """Look now, carry out, and look again later."""
+        for step in (0.0, seconds):
+            self.now += step
+            self.watch.look(self.now)
+            self.rig.tick()
+
+    def states(self) -> dict[int, str]:
+        """Job -> its state, or what became of it."""
+        rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
+        return {row["id"]: row["outcome"] or row["state"] for row in rows}
+
+    def queued(self) -> list[str]:
+        """The queued commands in the order in which they are tried."""
+        rows = self.rig.store.db.rows(
+            "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, place, id"
+        )
+        return [row["text"] for row in rows]
+
+    def problems(self) -> list[tuple[int, str]]:
+        """Malformed lines, as `status` shows them."""
+        rows = self.rig.store.db.rows("SELECT number, problem FROM line WHERE problem IS NOT NULL")
+        return [(row["number"], row["problem"]) for row in rows]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.chdir(tmp_path)
+    return Desk(tmp_path)
+
+
+WAIT = "[gpus=2 hold] "
+
+
+def test_every_line_runs_once_whatever_the_encoding_of_its_ends(desk: Desk) -> None:
+    desk.save(
+        b"\xef\xbb\xbf[share=0.2] echo a >> ran\r\n\r\n# c\r\n"
+        b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
+    )
+    for job in (1, 2, 3):
+        assert desk.rig.ends(job)["outcome"] == "completed"
+    desk.restart()
+    desk.wait(30)
+    assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "b", "c"]
+    assert desk.states() == {1: "completed", 2: "completed", 3: "completed"}
+
+
+def test_a_malformed_line_is_reported_and_the_others_run(desk: Desk) -> None:
+    desk.save(
+        "[share=0.2] echo a >> ran\n[shar=1] echo b >> ran\ntrain.py &\n"
+        "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
+    )
+    assert [number for number, _ in desk.problems()] == [2, 3, 4]
+    assert desk.rig.ends(1)["outcome"] == desk.rig.ends(2)["outcome"] == "completed"
+    assert (desk.rig.folder / "ran").read_text().split() == ["a", "c"]
+    desk.save("[share=0.2] echo a >> ran\n[share=0.2] echo c >> ran\n")
+    assert desk.problems() == []
+
+
+def test_a_deleted_line_ends_its_queued_job_after_ten_seconds_and_not_its_running_one(desk: Desk) -> None:
+    desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
+    desk.rig.runner(1)
+    desk.save("[gpus=2] echo c\n", quiet_s=0)
+    desk.wait(9)
+    assert desk.states() == {1: "running", 2: "queued", 3: "queued"}
+    assert [row["gone"] for row in desk.rig.store.db.rows("SELECT gone FROM job ORDER BY id")] == [0, 1, 0]
+    desk.wait(2)
+    assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
+    assert desk.rig.job(2)["reason"] == "line removed"
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.ends(1)["outcome"] == "completed"
+
+
+def test_a_file_emptied_and_rewritten_is_the_same_file(desk: Desk) -> None:
+    text = f"{WAIT}echo a\n{WAIT}echo b\n"
+    desk.save(text)
+    before = desk.states()
+    desk.save("", quiet_s=5)
+    desk.save(text, quiet_s=30)
+    assert desk.states() == before
+    desk.path.unlink()
+    desk.wait(60)
+    assert desk.states() == before
+    desk.save(text)
+    assert desk.states() == before
+
+
+def test_a_csv_line_that_completed_is_not_run_again_and_one_that_failed_is(desk: Desk) -> None:
+    (desk.rig.folder / "s.py").write_text(
+        "import sys; open('ran', 'a').write(sys.argv[1] + '\\n'); sys.exit(int(sys.argv[2]))"
+    )
+    text = "0,s.py,,good 0 --llm x,\n0,s.py,,bad 7 --llm x,\n"
+    desk.save(text)
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.ends(2)["exit_code"] == 7
+    desk.restart()
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file says nothing
+    desk.save("# nothing\n", quiet_s=60)
+    desk.save(text)
+    assert desk.rig.ends(2)["exit_code"] == 7
+    assert sorted((desk.rig.folder / "ran").read_text().split()) == ["bad", "bad", "good"]
+    assert len(desk.rig.store.attempts(2)) == 2
+
+
+def test_lines_in_another_order_are_tried_in_it_and_nobody_elses_place_moves(desk: Desk) -> None:
+    # The GPUs are taken, so that everything waits.
+    blocker = desk.rig.add("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
+    desk.rig.runner(blocker)
+    desk.save("[gpus=2] echo a\n[gpus=2] echo b\n[gpus=2] echo c\n", quiet_s=0)
+    desk.rig.add("echo other", gpus=2)
+    assert desk.queued() == ["echo a", "echo b", "echo c", "echo other"]
+    desk.save("[gpus=2] echo c\n[gpus=2] echo a\n[gpus=2] echo b\n")
+    assert desk.queued() == ["echo c", "echo a", "echo b", "echo other"]
+    desk.save("[gpus=2] echo c\n[gpus=2 priority=1] echo a\n[gpus=2] echo b\n")
+    assert desk.queued() == ["echo a", "echo c", "echo b", "echo other"]
+    desk.rig.store.wish("cancel", str(blocker), grace_s=0.1)
+    desk.rig.ends(blocker)
+
+
+def test_attributes_speak_one_by_one_and_a_wish_given_elsewhere_stays(desk: Desk) -> None:
+    desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
+    assert desk.states() == {1: "held", 2: "held"}
+    desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.job(2)["name"] == "y"
+    desk.rig.store.wish("release", "2")
+    assert desk.rig.ends(2)["outcome"] == "completed"
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "completed"}
+
+
+def test_a_running_job_hears_a_newly_written_cancel(desk: Desk) -> None:
+    desk.save("[gpus=2] sleep 60\n")
+    desk.rig.runner(1)
+    desk.save("[gpus=2 cancel] sleep 60\n")
+    assert desk.rig.ends(1)["outcome"] == "cancelled"
+
+
+def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
+    (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
+    desk.save("0,s.py,,--llm x,\n")
+    assert desk.rig.ends(1)["exit_code"] == 3
+    desk.save("# x\n", quiet_s=60)
+    desk.save("[hold] 0,s.py,,--llm x,\n")
+    assert desk.states() == {1: "held"}
+    assert desk.rig.job(1)["held_by"] == "line"
+    assert len(desk.rig.store.attempts(1)) == 1
+
+
+def test_the_working_folder_is_the_one_of_the_first_reading(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.save("[share=0.2] pwd >> ran\n")
+    desk.rig.ends(1)
+    elsewhere = desk.rig.folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    desk.restart()
+    desk.save("[share=0.2] pwd >> ran\n[share=0.2] pwd >> ran\n")
+    desk.rig.ends(2)
+    assert (desk.rig.folder / "ran").read_text().split() == [str(desk.rig.folder)] * 2
+
+
+def test_a_reading_is_whole_or_not_at_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.save(f"{WAIT}echo a\n")
+    real = type(desk.rig.store).insert_job
+    calls = []
+
+    def failing(*args: object, **values: object) -> int:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("disk full")
+        return real(*args, **values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(desk.rig.store), "insert_job", failing)
+    with pytest.raises(OSError, match="disk full"):
+        desk.save(f"{WAIT}echo a\n{WAIT}echo b\n{WAIT}echo c\n")
+    monkeypatch.undo()
+    desk.restart()
+    desk.wait(30)
+    assert desk.states() == {1: "held", 2: "held", 3: "held"}
