@@ -47,7 +47,7 @@ def measure(folder: Path, executor: Executor, rounds: int) -> tuple[list[float],
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     with (folder / "out").open("wb") as out:
         scheduler = subprocess.Popen(
-            [sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "4", *options, "--log-dir", "logs"],
+            [sys.executable, "-m", "gpu_scheduler", "start", "--simulate=4", "--log-dir=logs", *options],
             cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
         )  # fmt: skip
     try:

@@ -212,7 +212,8 @@ def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     assert scheduler_pid(path) is None
     holder = (
         "import sys, pathlib\nfrom gpu_scheduler.store.instance import InstanceLock\n"
-        "lock = InstanceLock(pathlib.Path(sys.argv[1]))\nprint(lock.acquire(), flush=True)\nsys.stdin.read()\n"
+        "lock = InstanceLock(pathlib.Path(sys.argv[1]))\n"
+        "print(lock.acquire(), flush=True)\nsys.stdin.read()\n"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", holder, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
