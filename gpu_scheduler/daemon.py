@@ -268,14 +268,12 @@ class Daemon:
         return max(0.0, min(at for at in times if at is not None) - now.boot)
 
     def _folders(self, facts: Facts) -> dict[Path, int | None]:
-        rows = {row["id"]: row for row in self._store.unsettled()}
-        folders: dict[Path, int | None] = {}
-        for attempt in facts.attempts:
-            if attempt.outcome is None:
-                row = rows[attempt.attempt_id]
-                folder = self._store.home.attempt(row["job_id"], row["number"], row["token"])
-                folders[folder] = attempt.sighting.pid if attempt.sighting.claim == "live" else None
-        return folders
+        home = self._store.home
+        return {
+            home.attempt(a.job_id, a.number, a.token): a.sighting.pid if a.sighting.claim == "live" else None
+            for a in facts.attempts
+            if a.outcome is None
+        }
 
     def _is_drained(self, facts: Facts) -> bool:
         if self._jobs is not None and self._jobs.pending:

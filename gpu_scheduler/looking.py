@@ -72,6 +72,7 @@ def _attempt(store: Store, row: sqlite3.Row) -> Attempt:
         token=row["token"],
         boot_id=row["boot_id"],
         job_state=JobState(row["job_state"]),
+        number=row["number"],
         gpus=tuple(json.loads(row["gpus"])),
         share=row["share"],
         baseline_mib=json.loads(row["baseline"]),

@@ -97,6 +97,7 @@ class Attempt:
     cancel: Cancel | None = None
     launch_failures: int = 0
     lineless: bool = False
+    number: int = 1
 
 
 @dataclass(frozen=True)
