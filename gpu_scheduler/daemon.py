@@ -243,7 +243,8 @@ class Daemon:
         now = self._clock.now().boot
         self._executor.reap()
         self._sampler.read(self._loop.recorder)
-        if "state" in woken or now >= self._state_at:
+        again_at = self._state.again_at
+        if "state" in woken or now >= self._state_at or (again_at is not None and now >= again_at):
             self._state_at = now + self._options.state_interval_s
             self._state.look(now)
         if "config" in woken or "jobs" in woken or now >= self._files_at:

@@ -73,7 +73,7 @@ class Reporter:
         why = f": {action.reason}" if action.reason else ""
         then = {
             JobState.QUEUED: "; queued again",
-            JobState.HELD: f"; held, `retry {action.job_id}` runs it again",
+            JobState.HELD: "; held",
         }
         where = f" (log: {row['log']})" if row["log"] and not good else ""
         log.log(

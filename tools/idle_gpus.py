@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         with AskedProbe("auto") as probe:
             gpus = probe.first_sample().gpus
     except GpuStateError as error:
-        problem = str(error).splitlines()[0]
+        problem = f"no GPU is used ({str(error).splitlines()[0]})"
     else:
         managed, _ = restrict(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         busy = [f"GPU {gpu.index} is in use or unwell" for gpu in gpus if not idle(gpu)]

@@ -38,6 +38,11 @@ def attach(options: Namespace) -> int:
             f"job {job_id} has no Screen session (the scheduler was started without --screen)\n"
             f"`logs {job_id} -f` follows its output"
         )
+    if not _is_screen(seen.session):
+        raise SchedulerError(
+            f"the Screen session of job {job_id} is gone; the job goes on\n"
+            f"`logs {job_id} -f` follows its output"
+        )
     program = shutil.which("screen")
     if program is None:
         raise SchedulerError("GNU Screen is not installed; install it (sudo apt-get install screen)")
@@ -45,6 +50,15 @@ def attach(options: Namespace) -> int:
         raise SchedulerError(f"attach needs a terminal; `logs {job_id} -f` follows the output without one")
     sys.stdout.flush()
     os.execv(program, [program, "-x", seen.session])
+
+
+def _is_screen(session: str) -> bool:
+    """Whether the process that the session's name begins with is a Screen."""
+    try:
+        with open(f"/proc/{session.partition('.')[0]}/comm", encoding="ascii") as file:
+            return file.read().strip().lower() == "screen"
+    except OSError:
+        return False
 
 
 def logs(options: Namespace) -> int:

@@ -82,5 +82,5 @@ def _context(store: Store, attempts: Iterable[sqlite3.Row]) -> jobs.Context:
 
 def _malformed(row: sqlite3.Row) -> MalformedShown:
     return MalformedShown(
-        row["path"], row["number"], row["raw"] or row["text"], row["problem"], row["accepted"]
+        row["path"], row["number"], row["raw"].strip() or row["text"], row["problem"], row["accepted"]
     )

@@ -9,28 +9,40 @@ from gpu_scheduler.cli import offline
 from gpu_scheduler.cli.record import LOOK_EVERY_S, opened, pid_of
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import outcome_words
 
 #: Seconds that the scheduler has to end.
 END_S = 15.0
 
 
 def stop(options: Namespace) -> int:
-    """Ask the scheduler to end; with --jobs the running jobs are cancelled too."""
+    """Ask the scheduler to end; with --jobs it cancels the running jobs first."""
     with opened(options) as store:
         pid = pid_of(store)
-        running = _running(store) if options.jobs else []
-        if pid is None and not running:
+        running = _running(store)
+        if pid is None and not (running and options.jobs):
             print(f"no scheduler is running on {store.home.state_file}")
             return 0
-        with store.db.transaction():
-            # In one transaction: no round sees the GPUs free and starts what is queued.
-            for job_id in running:
-                store.wish("cancel", str(job_id), grace_s=options.grace)
-            wish = None if pid is None else store.wish("stop")
-        if pid is not None and wish is not None:
-            _wait_for_end(store, pid, wish)
-            print(f"the scheduler (pid {pid}) has ended")
-        return _end_jobs(store, options.grace) if options.jobs else 0
+        if pid is not None:
+            _end_scheduler(store, pid, options)
+        if not options.jobs:
+            _tell_running(running)
+            return 0
+        return _end_jobs(store, running, options.grace)
+
+
+def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:
+    # One wish for both: no round sees the GPUs free and starts what is queued.
+    args = {"jobs": True, "grace_s": options.grace} if options.jobs else {}
+    wish = store.wish("stop", **args)
+    _wait_for_end(store, pid, wish, END_S + (options.grace + offline.LATE_S if options.jobs else 0.0))
+    print(f"the scheduler (pid {pid}) has ended")
+
+
+def _tell_running(running: list[int]) -> None:
+    if running:
+        which = "job " + str(running[0]) if len(running) == 1 else f"jobs {', '.join(map(str, running))}"
+        print(f"running jobs go on: {which}; `cancel JOB` ends one, `start` goes on where this one ended")
 
 
 def _running(store: Store) -> list[int]:
@@ -38,14 +50,14 @@ def _running(store: Store) -> list[int]:
     return sorted(row["job_id"] for row in offline.open_attempts(store))
 
 
-def _wait_for_end(store: Store, pid: int, wish: int) -> None:
+def _wait_for_end(store: Store, pid: int, wish: int, limit_s: float) -> None:
     store.home.ring()
-    end = time.monotonic() + END_S
+    end = time.monotonic() + limit_s
     try:
         while pid_of(store) == pid:
             if time.monotonic() >= end:
                 raise SchedulerError(
-                    f"the scheduler (pid {pid}) has not ended within {END_S:g} s\n"
+                    f"the scheduler (pid {pid}) has not ended within {limit_s:g} s\n"
                     f"`kill {pid}` ends it as well; running jobs go on"
                 )
             time.sleep(LOOK_EVERY_S)
@@ -54,16 +66,19 @@ def _wait_for_end(store: Store, pid: int, wish: int) -> None:
         store.withdraw(wish)
 
 
-def _end_jobs(store: Store, grace_s: float) -> int:
-    """Cancel what still runs, also what started in the scheduler's last round."""
+def _end_jobs(store: Store, asked: list[int], grace_s: float) -> int:
+    """Say what became of the jobs, and cancel what still runs: with no scheduler up, or where it died."""
     running = _running(store)
-    wished = {row["target"] for row in store.open_wishes() if row["verb"] == "cancel"}
     with store.db.transaction():
         for job_id in running:
             job = store.job(job_id)
-            if str(job_id) not in wished and job is not None and job["cancel_cause"] is None:
+            if job is not None and job["cancel_cause"] is None:
                 store.wish("cancel", str(job_id), grace_s=grace_s)
     results = offline.end_jobs(store, running, grace_s)
-    for job_id, text in results.items():
+    for job_id in asked:
+        job = store.job(job_id)
+        if job_id not in results and job is not None and job["outcome"] is not None:
+            results[job_id] = outcome_words(job["outcome"], job["exit_code"], job["signal"])
+    for job_id, text in sorted(results.items()):
         print(f"job {job_id}: {text}")
     return 1 if offline.LEFT in results.values() else 0

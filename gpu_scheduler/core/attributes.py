@@ -118,7 +118,8 @@ def _read_item(text: str, key: str, value: str | None, known_gpus: frozenset[int
 def parse_priority(text: str) -> int:
     """A priority: a whole number, lower first. Raises ValueError."""
     if not _INTEGER.fullmatch(text):
-        raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200")
+        commas = "; fields are separated by commas" if re.match(r"\s*-?[0-9]+\s*[;\t|]", text) else ""
+        raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200{commas}")
     return int(text)
 
 

@@ -35,7 +35,7 @@ def plan(facts: Facts) -> list[Action]:
         return actions
     cool = {action.attempt_id for action in actions if isinstance(action, Cooled)}
     rest = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in cool)
-    return actions + _place(replace(facts, attempts=rest))
+    return actions + ([] if wishes.is_ending(facts) else _place(replace(facts, attempts=rest)))
 
 
 def _place(facts: Facts) -> list[Action]:

@@ -150,6 +150,7 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
             return noted + _sweep(attempt, now, settings)
     cause = _wanted(attempt)
     outcome = _CAUSES[cause] if cause else Outcome.INTERRUPTED
+    gone = "its runner was killed" if attempt.boot_id == now.boot_id else "the machine was restarted"
     left = f"; processes {_pids(attempt.survivors)} are still there" if attempt.survivors else ""
     return [
         _close(
@@ -157,7 +158,7 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
             outcome,
             now,
             settings,
-            reason=f"its runner was killed{left}",
+            reason=f"{gone}{left}",
             survivors=attempt.survivors,
         )
     ]
@@ -209,6 +210,7 @@ def _close(
         job_outcome = Outcome.CANCELLED
     elif outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
         state = JobState.HELD
+        reason = f"{reason or outcome.value}; `retry {attempt.job_id}` runs it again"
     elif outcome is Outcome.NOT_STARTED:
         failures = attempt.launch_failures + 1
         if failures < settings.max_assign_attempts and not attempt.lineless:
@@ -227,8 +229,9 @@ def _close(
         state,
         job_outcome if state is JobState.FINISHED else None,
         reason=reason,
-        exit_code=result.exit_code if result else None,
-        signal=result.signal if result else None,
+        # Of a job that did not begin, the code is that of our own checks.
+        exit_code=result.exit_code if result and result.began else None,
+        signal=result.signal if result and result.began else None,
         survivors=survivors,
         launch_failures=failures,
         not_before=not_before,

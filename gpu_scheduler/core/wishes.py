@@ -17,7 +17,7 @@ from gpu_scheduler.core.actions import (
     SetPlaces,
     WishDone,
 )
-from gpu_scheduler.core.facts import Facts, JobFact, Settings, Wish
+from gpu_scheduler.core.facts import Attempt, Facts, JobFact, Settings, Wish
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
 Answer = tuple[list[Action], str]
@@ -31,6 +31,10 @@ def plan(facts: Facts) -> list[Action]:
     actions: list[Action] = []
     touched: set[str] = set()
     for wish in facts.wishes:
+        if wish.verb == "stop" and wish.args.get("jobs") and _live(facts):
+            # Kept open until no job is left: nothing is placed meanwhile (see `is_ending`).
+            actions += _cancel_all(facts, wish.args)
+            continue
         if wish.verb in JOB_VERBS:
             if wish.target in touched:
                 continue
@@ -38,6 +42,22 @@ def plan(facts: Facts) -> list[Action]:
         did, answer = _carry_out(wish, facts)
         actions += [*did, WishDone(wish.wish_id, answer)]
     return actions
+
+
+def is_ending(facts: Facts) -> bool:
+    """Whether the scheduler was asked to end, and starts nothing any more."""
+    return any(wish.verb == "stop" for wish in facts.wishes)
+
+
+def _live(facts: Facts) -> list[Attempt]:
+    return [attempt for attempt in facts.attempts if attempt.released_at is None]
+
+
+def _cancel_all(facts: Facts, args: Any) -> list[Action]:
+    grace = args.get("grace_s")
+    grace_s = facts.settings.grace_s if grace is None else float(grace)
+    waiting = [a for a in _live(facts) if a.outcome is None and a.cancel is None]
+    return [OpenCancel(attempt.job_id, "cancelled", grace_s) for attempt in waiting]
 
 
 def _carry_out(wish: Wish, facts: Facts) -> Answer:

@@ -38,14 +38,14 @@ class JobsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen: _Signature | None = None
-        self._look = FileLook("missing", problem=f"{path}: there is no such file yet")
+        self._look = FileLook("missing", problem="there is no such file")
 
     def look(self) -> FileLook:
         """The file as it stands. The very same value as the last time means that it has not changed."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
-            return self._unseen("missing", "there is no such file yet")
+            return self._unseen("missing", "there is no such file")
         except OSError as error:
             return self._unseen("unreadable", f"cannot be read: {error.strerror}")
         if self._seen is not None and self._seen == _signature(status):
@@ -53,7 +53,7 @@ class JobsFile:
         try:
             return self._read()
         except FileNotFoundError:
-            return self._unseen("missing", "there is no such file yet")
+            return self._unseen("missing", "there is no such file")
         except OSError as error:
             return self._unseen("unreadable", f"cannot be read: {error.strerror}")
 

@@ -123,9 +123,15 @@ class JobsWatch:
             if poll.problem is None:
                 log.info("%s is read again", self.path)
             else:
-                log.warning("%s: %s; its jobs go on", self.path, poll.problem)
+                self._tell_problem(poll)
             readings.set_problem(self._store, self._key, poll.problem)
             self._problem = poll.problem
+
+    def _tell_problem(self, poll: Poll) -> None:
+        if poll.missing and not self._reading:
+            log.info("%s: there is no such file yet; it is waited for", self.path)
+        else:
+            log.warning("%s; its jobs go on", poll.problem)
 
 
 def _appended(old: Reading, new: Reading) -> bool:

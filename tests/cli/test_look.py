@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -166,8 +167,22 @@ def fake_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_attach_becomes_screen_on_the_full_name_of_the_session(desk: Desk, fake_screen: Path) -> None:
-    job, held = claim(desk, "4711.gpujob_0_train_1")
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[str]:
+    """The name of a session whose SCREEN is alive."""
+    program = tmp_path / "SCREEN" / "screen"
+    program.parent.mkdir()
+    program.symlink_to("/bin/sleep")
+    process = subprocess.Popen([program, "60"])
+    yield f"{process.pid}.gpujob_0_train_1"
+    process.kill()
+    process.wait()
+
+
+def test_attach_becomes_screen_on_the_full_name_of_the_session(
+    desk: Desk, fake_screen: Path, session: str
+) -> None:
+    job, held = claim(desk, session)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
@@ -184,10 +199,22 @@ def test_attach_becomes_screen_on_the_full_name_of_the_session(desk: Desk, fake_
     os.close(ours)
     os.close(held)
     assert process.returncode == 5
-    assert said.decode().strip() == f"called: {fake_screen}/screen -x 4711.gpujob_0_train_1"
+    assert said.decode().strip() == f"called: {fake_screen}/screen -x {session}"
 
 
-def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: Path) -> None:
+def test_attach_says_so_when_screen_was_killed(desk: Desk, session: str) -> None:
+    job, held = claim(desk, "1.gpujob_0_train_1")
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
+        env=ENV, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    os.close(held)
+    assert done.returncode == 1
+    assert "is gone; the job goes on" in done.stderr
+    assert f"`logs {job} -f`" in done.stderr
+
+
+def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: Path, session: str) -> None:
     # The claim is this process's own, and a process sees no lock of its own: ask from another one.
     def attach(job: int) -> tuple[int, str]:
         done = subprocess.run(
@@ -197,7 +224,7 @@ def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: P
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
-    with_session, held = claim(desk, "4711.gpujob_0_train_1")
+    with_session, held = claim(desk, session)
     without, held_too = claim(desk, None)
     code, said = attach(with_session)
     assert (code, "attach needs a terminal" in said) == (1, True)

@@ -27,7 +27,9 @@ def test_with_none_up_it_says_so_and_leaves_nothing(desk: Desk) -> None:
 def test_the_scheduler_ends_and_running_jobs_go_on(desk: Desk) -> None:
     job = desk.run_job(LONG)
     with desk.scheduler() as pid:
-        assert desk.run("stop") == (0, f"the scheduler (pid {pid}) has ended\n", "")
+        code, out, err = desk.run("stop")
+        assert (code, err) == (0, "")
+        assert out.startswith(f"the scheduler (pid {pid}) has ended\nrunning jobs go on: job {job};")
         assert scheduler_pid(desk.home.lock) is None
     assert tokens_alive(desk.tokens)
     assert desk.state(job) == "running"

@@ -8,13 +8,24 @@ import pytest
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.draining import Ending, drained, exit_code
-from gpu_scheduler.core.facts import Attempt, Facts, Gpu, JobFact, Line, Now, QueuedJob, Settings, Wish
+from gpu_scheduler.core.facts import (
+    Attempt,
+    Cancel,
+    Facts,
+    Gpu,
+    JobFact,
+    Line,
+    Now,
+    QueuedJob,
+    Settings,
+    Wish,
+)
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.gpuview import foreign_memory, view
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.order import order
 from gpu_scheduler.core.planning import plan
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import Sighting, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -160,6 +171,17 @@ def test_a_cancel_is_on_the_record_before_anything_is_decided_about_its_attempt(
     wish = (Wish(1, "cancel", "99"),)
     actions = plan(facts(1, attempts=(late,), wishes=wish, jobs={99: JobFact(99, JobState.STARTING)}))
     assert [type(action).__name__ for action in actions] == ["OpenCancel", "WishDone"]
+
+
+def test_stopping_with_jobs_ends_them_first_and_starts_nothing_meanwhile() -> None:
+    stop = (Wish(1, "stop", args={"jobs": True, "grace_s": 2}),)
+    asked = facts(2, line(HALF, (1, 0)), attempts=(running("U0"),), wishes=stop)
+    assert plan(asked) == [act.OpenCancel(99, "cancelled", 2.0)]
+    dying = running("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, job_state=JobState.STOPPING)
+    told = replace(dying, sighting=Sighting(claim="live", stop=StopNote("cancelled", 2.0)))
+    assert plan(replace(asked, attempts=(told,))) == []
+    gone = running("U0", outcome=Outcome.CANCELLED, released_at=998.0)
+    assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == ["EndScheduler", "WishDone"]
 
 
 def test_taking_hold_away_releases_only_what_the_line_held() -> None:

@@ -54,7 +54,8 @@ def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
 def test_rule_1_a_result_is_the_truth(result: ResultNote, outcome: Outcome, state: JobState) -> None:
     end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=()))
     assert (end.outcome, end.state) == (outcome, state)
-    assert (end.exit_code, end.signal) == (result.exit_code, result.signal)
+    told = (result.exit_code, result.signal) if result.began else (None, None)
+    assert (end.exit_code, end.signal) == told
 
 
 def test_nothing_follows_from_a_look_that_failed() -> None:
@@ -126,6 +127,9 @@ def test_rule_5_a_dead_runner_is_swept_then_interrupted_never_success() -> None:
     assert "44" in (end.reason or "")
     gone = closed(replace(dead, survivors=()))
     assert (gone.outcome, gone.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert gone.reason == "its runner was killed; `retry 7` runs it again"
+    restarted = closed(replace(dead, survivors=(), boot_id="another"))
+    assert "the machine was restarted" in (restarted.reason or "")
 
 
 def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() -> None:

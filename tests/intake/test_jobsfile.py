@@ -97,7 +97,7 @@ def test_missing_then_there_then_missing(tmp_path: Path) -> None:
     w = Watcher(tmp_path / "jobs.txt")
     poll = w.poll()
     assert poll.missing
-    assert "no such file yet" in (poll.problem or "")
+    assert "no such file" in (poll.problem or "")
     w.path.write_text("a\nb\n")
     assert w.poll().problem is None
     w.path.unlink()

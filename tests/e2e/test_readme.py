@@ -1,0 +1,250 @@
+"""README.md as a new user follows it: its commands run, in order; its tables name what exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler import config
+from gpu_scheduler.cli import _MODULES
+from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.start import start_options
+from gpu_scheduler.core.attributes import KNOWN, LATER
+from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.needs import parse_llm_config
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text()
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCKS = [text for kind, text in FENCED.findall(TEXT) if kind == "bash"]
+PLAIN = [text for kind, text in FENCED.findall(TEXT) if kind == ""]
+
+#: First line of a block that cannot run here -> why.
+NOT_RUN = {
+    "make demo": "installs packages; the test suite would run itself",
+    "python scheduler.py attach 1": "needs a terminal: test_screen.py attaches",
+}
+#: What a foreground `start` prints first once it takes commands.
+UP = "scheduler up"
+RUN = "python scheduler.py "
+
+
+class Reader:
+    """Somebody who types each block into a shell, and the next one when this one has had its effect."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.folder = world.folder
+        for name in ("scheduler.py", "llm_config.json", "jobs.txt.example"):
+            shutil.copy2(ROOT / name, self.folder)
+        shutil.copytree(ROOT / "examples", self.folder / "examples")
+        (self.folder / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
+        tools = self.folder / "tools"
+        tools.mkdir()
+        (tools / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        (tools / "python").chmod(0o755)
+        world.env["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+        self.said: dict[str, str] = {}
+
+    def type(self, block: str) -> None:
+        """Run a block; a foreground `start` stays behind in the background, as in a terminal of its own."""
+        if block.startswith(f"{RUN}start") and "--drain" not in block:
+            self._start(block)
+            return
+        # Logs belong to the test's folder.
+        text = block.replace("--drain", "--drain --log-dir logs")
+        done = subprocess.run(
+            ["bash", "-e", "-c", text], cwd=self.folder, env=self.world.env, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block}\nexit code {done.returncode}: {done.stdout}{done.stderr}"
+        self.said[block.splitlines()[-1]] = done.stdout
+
+    def _start(self, block: str) -> None:
+        with open(self.world.out, "ab") as out:
+            self.world.process = subprocess.Popen(
+                ["bash", "-c", f"exec {block.strip()} --log-dir logs"],
+                cwd=self.folder, env=self.world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+        wait_for(lambda: UP in self.world.said(), f"{UP!r} after {block}")
+
+
+@pytest.fixture
+def reader(world: World) -> Reader:
+    if shutil.which("screen") is None and "CI" not in os.environ:
+        pytest.skip("screen is not installed")
+    return Reader(world)
+
+
+def expect(world: World, **wanted: str) -> dict[int, dict[str, Any]]:
+    """Wait until jobs are as the README says: j1="running", j3="completed". All jobs then."""
+
+    def met(jobs: dict[int, dict[str, Any]]) -> bool:
+        stands = {f"j{job}": about["outcome"] or about["state"] for job, about in jobs.items()}
+        return wanted.items() <= stands.items()
+
+    world.until(met, str(wanted))
+    return world.jobs()
+
+
+def after_append(reader: Reader) -> None:
+    jobs = expect(reader.world, j1="running", j2="running", j3="running", j4="running", j5="queued")
+    assert jobs[1]["gpus"] == [0]
+    assert jobs[2]["gpus"] == jobs[3]["gpus"]
+    assert jobs[4]["gpus"] == [3]
+    assert jobs[5]["reason"].startswith("needs 2 idle GPUs")
+
+
+def after_status(reader: Reader) -> None:
+    said = reader.said["python scheduler.py status"]
+    assert re.search(r"session [0-9]+\.gpujob_0_train_1\n +log \S+/job_1_", said)
+    assert expect(reader.world, j6="failed")[6]["exit_code"] == 7
+
+
+def after_retry(reader: Reader) -> None:
+    assert "accuracy on none" in reader.said["python scheduler.py retry 6"]
+    reader.world.until(
+        lambda jobs: jobs[6]["attempts"] == 2 and jobs[6]["state"] == "finished", "job 6 has run again"
+    )
+
+
+def after_pause(reader: Reader) -> None:
+    said = reader.said["python scheduler.py resume 3"]
+    assert re.search("GPU 3: paused.*needs 1 free GPU.*GPU 3 paused.*GPU 3: resumed", said, re.DOTALL)
+    jobs = expect(reader.world, j1="running", j2="completed", j3="completed", j4="completed", j7="completed")
+    assert len(expect(reader.world, j5="completed")[5]["gpus"]) == 2
+    assert jobs[7]["gpus"] == [3]
+
+
+def after_stop(reader: Reader) -> None:
+    said = reader.said["python scheduler.py cancel 1"]
+    assert re.search(
+        r"has ended.*not running.*session \S+gpujob_0_train_1.*job 1: cancelled", said, re.DOTALL
+    )
+    assert reader.world.process is not None
+    assert reader.world.process.wait(20) == 0
+
+
+def after_drain(reader: Reader) -> None:
+    (said,) = (said for command, said in reader.said.items() if "once.json" in command)
+    assert "[job 1] the answer is 42" in said
+    assert "1 of 1 jobs completed" in said
+
+
+def after_edit(reader: Reader) -> None:
+    world = reader.world
+    reader.type(f"{RUN}start --simulate 4 --screen\n")
+    wait_for(lambda: [gpu["index"] for gpu in world.status()["gpus"] if gpu["state"] == "paused"] == [1, 3])
+    # What was cancelled while no scheduler was up is known now.
+    expect(world, j1="cancelled")
+
+
+def after_reset(reader: Reader) -> None:
+    assert reader.world.process is not None
+    assert reader.world.process.wait(20) == 0
+    assert reader.world.cli("status").returncode == 1
+
+
+#: First line of a block -> what a reader sees before going on.
+THEN: dict[str, Callable[[Reader], None]] = {
+    "cat >> jobs.txt <<'END'": after_append,
+    "python scheduler.py status": after_status,
+    "python scheduler.py logs 6": after_retry,
+    "python scheduler.py pause 3": after_pause,
+    "python scheduler.py stop": after_stop,
+    """printf '[share=0.5] echo "the answer is 42"\\n' > once.txt""": after_drain,
+    "python3 - <<'END'": after_edit,
+    "python scheduler.py stop --jobs": after_reset,
+}
+
+
+def test_every_block_runs_in_order_and_does_what_is_said_of_it(reader: Reader) -> None:
+    for block in BLOCKS:
+        first = block.splitlines()[0]
+        if first not in NOT_RUN:
+            reader.type(block)
+            if first in THEN:
+                THEN[first](reader)
+
+
+def test_the_lists_above_name_blocks_that_exist_and_name_them_once() -> None:
+    firsts = [block.splitlines()[0] for block in BLOCKS]
+    assert [first for first in [*NOT_RUN, *THEN] if firsts.count(first) != 1] == []
+
+
+def commands() -> list[str]:
+    """Every `python scheduler.py …` in running text, in tables and in blocks."""
+    inline = re.findall(rf"`{re.escape(RUN)}([^`…]+)`", TEXT)
+    return inline + [
+        line.removeprefix(RUN) for block in BLOCKS for line in block.splitlines() if line.startswith(RUN)
+    ]
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_in_the_text_is_accepted(command: str) -> None:
+    parsed = parse(shlex.split(command))
+    assert isinstance(parsed, Namespace)
+    assert parsed.command in _MODULES
+
+
+def test_every_command_stands_in_the_table_with_an_example() -> None:
+    for command in _MODULES:
+        assert re.search(rf"^\| `{command}\b[^|]*\|[^|]+\| `{RUN}{command}\b", TEXT, re.MULTILINE), command
+
+
+def test_the_options_of_start_and_their_defaults() -> None:
+    rows = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| ([^|]+) \|", TEXT, re.MULTILINE))
+    defaults = start_options(parse(["start"]))
+    assert defaults == config.StartOptions()
+    by_option = {
+        f"--{name.removesuffix('_s').replace('_', '-')}": value for name, value in vars(defaults).items()
+    }
+    assert set(rows) == set(by_option)
+    for option, value in by_option.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            assert float(rows[option]) == value, option
+        elif isinstance(value, str):
+            assert rows[option] == f"`{value}`", option
+    assert rows["--log-dir"] == "`/tmp/gpu_scheduler_logs`"
+    assert rows["--llm-config"] == f"`{config.LLM_CONFIG}`"
+
+
+def test_the_attributes_are_those_that_are_carried_out() -> None:
+    table = TEXT.partition("| attribute | meaning |")[2].partition("\n\n")[0]
+    named = {re.split("[=:]", word)[0] for word in re.findall(r"`([^`]+)`", table)}
+    assert {re.split("[=:]", word)[0] for word in KNOWN.split()} <= named
+    limits = TEXT.partition("## Limits")[2]
+    assert [word for word in LATER if f"`{word}`" not in limits] == []
+
+
+def test_the_lines_that_are_shown_are_jobs() -> None:
+    kinds = []
+    for block in PLAIN:
+        if block.startswith("{"):
+            parse_llm_config(block)
+            continue
+        for line in block.splitlines():
+            read = parse_line(line, "/work", "/home/user", frozenset(range(8)))
+            assert isinstance(read, Parsed), f"{line}: {read}"
+            kinds.append(read.spec.kind)
+    assert kinds.count("csv") >= 4
+    assert kinds.count("command") >= 4
+
+
+def test_links_lead_to_files_and_the_text_stays_short() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", TEXT)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert len(TEXT.splitlines()) <= 400
