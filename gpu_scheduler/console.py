@@ -47,9 +47,9 @@ class Console:
             return
         with self._lock:
             self._tails[attempt_id] = _Tail(row["job_id"], Path(row["log"]))
-        if self._follower is None:
-            self._follower = threading.Thread(target=self._follow, name="job output", daemon=True)
-            self._follower.start()
+            if self._follower is None:
+                self._follower = threading.Thread(target=self._follow, name="job output", daemon=True)
+                self._follower.start()
 
     def finish(self, attempt_id: int) -> None:
         """The attempt has ended: print what its log still holds, and look there no more."""
@@ -61,8 +61,9 @@ class Console:
     def close(self) -> None:
         """Print what is left, for at most a second."""
         self._ended.set()
-        if self._follower is not None:
-            self._follower.join(1.0)
+        follower = self._follower
+        if follower is not None:
+            follower.join(1.0)
         try:
             self.lines.put_nowait(None)
         except queue.Full:
@@ -81,6 +82,10 @@ class Console:
     def _follow(self) -> None:
         while not self._ended.wait(0.1):
             self._read_tails()
+            with self._lock:
+                if not self._tails:
+                    self._follower = None  # nobody to wake up for
+                    return
         self._read_tails()
 
     def _read_tails(self) -> None:

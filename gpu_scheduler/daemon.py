@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console, begin_logging
-from gpu_scheduler.core.actions import Action, Close
+from gpu_scheduler.core.actions import Action, Close, WishDone
 from gpu_scheduler.core.command import find_conda_sh
 from gpu_scheduler.core.draining import drained
 from gpu_scheduler.core.facts import Facts, Settings
@@ -39,6 +39,8 @@ from gpu_scheduler.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
+#: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
+FAILURES = (OSError, sqlite3.OperationalError)
 #: Seconds after which a round that could not be written is tried again.
 RETRY_S = 1.0
 
@@ -72,6 +74,10 @@ def run(
             return daemon.serve()
         finally:
             daemon.close()
+    except sqlite3.OperationalError as error:
+        raise SchedulerError(
+            f"{home.database}: {error}; free disk space, or end what holds it locked"
+        ) from None
     finally:
         console.close()
         lock.release()
@@ -138,10 +144,14 @@ class Daemon:
             ),
             reached,
         )
-        self._outcomes = Outcomes(self._store)
+        self._outcomes = Outcomes(
+            self._store, os.path.abspath(options.jobs_file) if options.jobs_file else ""
+        )
         self._reporter = Reporter(self._store)
         self._console = console
         self._signal: int | None = None
+        self._woken: set[str] = set()
+        self._inode = 0
         self._wakeups = Wakeups()
         self._state_at = self._files_at = 0.0
         self._sampler.begin(options.gpus, self._store, self._loop.recorder)
@@ -163,61 +173,77 @@ class Daemon:
 
     def close(self) -> None:
         """Let go of everything; running jobs go on."""
-        if self._store.home.database.exists():
-            self._state.write(self._clock.now().boot, at_once=True)
+        try:
+            if self._store.home.database.exists():
+                self._state.write(self._clock.now().boot, at_once=True)
+        except FAILURES as error:
+            log.error("%s; the state file may be old", error)
         self._sampler.close()
         self._wakeups.close()
         self._store.close()
 
     def serve(self) -> int:
-        """Rounds and waits until the end; returns the exit code."""
-        self._loop.told = self._tell
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-        home, now = self._store.home, self._clock.now().boot
-        log.info("scheduler up, pid %d; state file %s, record %s", os.getpid(), home.state_file, home.folder)
-        self._watch_files()
-        self._state.begin(now)
-        self._config.look()
-        self._loop.config = self._config.current
-        if self._jobs is not None:
-            self._jobs.look(now)
-        inode = home.database.stat().st_ino
-        while True:
-            if not _is_there(home.database, inode):
-                log.error(
-                    "%s was removed or replaced: nothing more is started; running jobs go on", home.database
-                )
-                return 1
-            facts = self._rounds()
-            self._state.write(self._clock.now().boot)
-            if self._loop.ending or self._signal is not None:
-                return self._farewell(facts)
-            if self._options.drain and self._is_drained(facts):
-                return self._outcomes.finish(facts)
-            if self._wakeups.follow(self._folders(facts)):
-                continue
-            woken: set[str] = set()
-            while not woken and (left := self._timeout(facts)) > 0:
-                woken = self._wakeups.wait(left)
-            self._take_in(woken)
-
-    def _rounds(self) -> Facts:
-        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted.
+        """Rounds and waits until the end; returns the exit code.
 
         What cannot be written (a full disk) ends nothing: it is tried again every second.
         """
-        while True:
+        self._begin()
+        code: int | None = None
+        while code is None:
             try:
-                facts = self._loop.tick()
-                if self._sampler.ask(self._loop.sample_wanted):
-                    self._loop.sample_wanted = False
-            except (OSError, sqlite3.OperationalError) as error:
+                code = self._turn()
+            except FAILURES as error:
                 log.error("%s; tried again every second, running jobs go on", error)
-                self._wakeups.wait(RETRY_S)
-                if self._signal is not None:
-                    raise SchedulerError(f"ended while the record could not be written: {error}") from None
-                continue
+                self._woken |= self._wakeups.wait(RETRY_S)
+                code = self._farewell() if self._signal is not None else None
+        return code
+
+    def _begin(self) -> None:
+        self._loop.told = self._tell
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What the user chose to ignore, as `nohup` does, stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        home, recorder = self._store.home, self._loop.recorder
+        log.info("scheduler up, pid %d; state file %s, record %s", os.getpid(), home.state_file, home.folder)
+        self._inode = home.database.stat().st_ino
+        late = [wish for wish in self._store.open_wishes() if wish["verb"] == "stop"]
+        recorder.record([WishDone(wish["id"], "it had ended already") for wish in late], self._clock.now())
+        recorder.set_gone(())
+        self._watch_files()
+        self._state.begin(self._clock.now().boot)
+        self._woken = {"config", "jobs"}
+
+    def _turn(self) -> int | None:
+        """Take in what woke us, do what there is to do, and wait; the exit code at the end."""
+        home = self._store.home
+        if not _is_there(home.database, self._inode):
+            log.error(
+                "%s was removed or replaced: nothing more is started; running jobs go on", home.database
+            )
+            return 1
+        self._take_in(self._woken)
+        self._woken = set()
+        facts = self._rounds()
+        self._state.write(self._clock.now().boot)
+        if self._loop.ending or self._signal is not None:
+            return self._farewell()
+        if self._options.drain and self._is_drained(facts):
+            return self._outcomes.finish()
+        if self._wakeups.follow(self._folders(facts)):
+            return None
+        while not self._woken and (left := self._timeout(facts)) > 0:
+            self._woken = self._wakeups.wait(left)
+            if self._woken == {"state"} and self._state.is_as_seen():
+                self._woken = set()  # our own writing
+        return None
+
+    def _rounds(self) -> Facts:
+        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted."""
+        while True:
+            facts = self._loop.tick()
+            if self._sampler.ask(self._loop.sample_wanted):
+                self._loop.sample_wanted = False
             if facts is not None:
                 return facts
 
@@ -264,7 +290,7 @@ class Daemon:
             self._files_at,
             self._state.again_at,
             self._jobs.again_at if self._jobs else None,
-            due(facts, self._store.next_retry(now.boot_id)),
+            due(facts, self._store.next_retry(now)),
         ]
         return max(0.0, min(at for at in times if at is not None) - now.boot)
 
@@ -280,15 +306,16 @@ class Daemon:
         if self._jobs is not None and self._jobs.pending:
             return False
         asks = [Ask.from_key(key) for key in self._store.asks()]
-        return drained(facts, asks, self._store.next_retry(facts.now.boot_id) is not None)
+        return drained(facts, asks, self._store.next_retry(facts.now) is not None)
 
-    def _farewell(self, facts: Facts) -> int:
-        running = [a for a in facts.attempts if a.outcome is None]
+    def _farewell(self) -> int:
         log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "asked to")
-        for row in self._store.unsettled():
-            if row["outcome"] is None:
-                where = f"`attach {row['job_id']}`" if row["session"] else f"log {row['log']}"
-                log.info("job %d goes on: %s", row["job_id"], where)
+        running = [row for row in self._store.unsettled() if row["outcome"] is None]
+        for row in running:
+            where = f"`attach {row['job_id']}`" if row["session"] else f"log {row['log']}"
+            log.info("job %d goes on: %s", row["job_id"], where)
         if running:
             log.info("`status` shows them; `start` again goes on where this one ended")
-        return 0
+        if not self._options.drain:
+            return 0
+        return 128 + self._signal if self._signal else 1

@@ -45,14 +45,14 @@ class GpuWatch:
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
         self.failure: str | None = None
-        self.answers = 0
         self._loads: dict[str, deque[float]] = {}
         self._owners: dict[tuple[int, float], str | None] = {}
 
     def take(self, snapshot: Snapshot) -> None:
         """A complete sample has come."""
         self.snapshot, self.failure = snapshot, None
-        self.answers += 1
+        pids = {process.pid for gpu in snapshot.gpus for process in gpu.processes or ()}
+        self._owners = {key: token for key, token in self._owners.items() if key[0] in pids}
         for gpu in snapshot.gpus:
             loads = self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES))
             if gpu.load_percent is not None:
@@ -60,8 +60,7 @@ class GpuWatch:
 
     def fail(self, text: str) -> None:
         """The probe did not answer: nothing is placed until it does."""
-        self.snapshot, self.failure = None, text
-        self.answers += 1
+        self.snapshot, self.failure = None, f"the GPUs cannot be read: {text}"
 
     def gpus(self, paused: Mapping[str, tuple[int, bool]], tokens: Mapping[str, int]) -> tuple[Gpu, ...]:
         """The managed GPUs. paused: UUID -> (index, paused); tokens: token -> attempt of ours."""

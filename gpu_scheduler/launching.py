@@ -68,7 +68,9 @@ class Launcher:
             self._executor.launch(folder)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            raise LaunchError(f"job {row['job_id']} cannot be launched: {where}{error.strerror}") from None
+            raise LaunchError(
+                f"job {row['job_id']} cannot be launched: {where}{error.strerror or error}"
+            ) from None
 
     def _prepare(self, row: sqlite3.Row) -> None:
         options = self._options
@@ -83,6 +85,7 @@ class Launcher:
         session = session_name(gpus, spec.mode, job_id) if options.sessions else None
         when = datetime.now()
         log = str(new_log(log_folder(options.log_dir), job_id, when))
+        self._recorder.note_log(row["id"], log, session)
         header = "\n".join(
             [
                 f"# job {job_id}, attempt {number}: {row['text']}",
@@ -102,4 +105,3 @@ class Launcher:
             },
             command.command_sh,
         )  # fmt: skip
-        self._recorder.note_log(row["id"], log, session)

@@ -47,6 +47,7 @@ def look(store: Store, watch: GpuWatch, config: LlmConfig, settings: Settings, n
         config=config,
         gpus=watch.gpus(paused, tokens),
         complete=watch.snapshot is not None,
+        blind=watch.failure,
         attempts=attempts,
         lines=_lines(store, now),
         wishes=wishes,

@@ -6,7 +6,6 @@ import logging
 
 from gpu_scheduler.core.actions import Action, Close, Finish
 from gpu_scheduler.core.draining import Ending, exit_code
-from gpu_scheduler.core.facts import Facts
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
@@ -16,8 +15,9 @@ log = logging.getLogger(__name__)
 class Outcomes:
     """The jobs that this run finished; at the end also those of the lines in the file and all that wait."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, jobs_file: str) -> None:
         self._store = store
+        self._jobs_file = jobs_file
         self._finished: set[int] = set()
 
     def told(self, action: Action) -> None:
@@ -25,10 +25,12 @@ class Outcomes:
         if isinstance(action, (Close, Finish)):
             self._finished.add(action.job_id)
 
-    def finish(self, facts: Facts) -> int:
+    def finish(self) -> int:
         """List what is held or cannot run, and return the exit code."""
         rows = self._store.db.rows(
-            "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line) ORDER BY id"
+            "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)"
+            " ORDER BY id",
+            self._jobs_file,
         )
         known = {row["id"]: row for row in rows}
         for job_id in self._finished - known.keys():
@@ -40,7 +42,9 @@ class Outcomes:
             if row["state"] != "finished":
                 why = row["reason"] or reasons.get(row["ask"], "")
                 log.warning("job %d is left %s: %s: %s", row["id"], row["state"], why, row["text"])
-        malformed = self._store.db.row("SELECT count(*) AS n FROM line WHERE problem IS NOT NULL")
+        malformed = self._store.db.row(
+            "SELECT count(*) AS n FROM line WHERE problem IS NOT NULL AND path = ?", self._jobs_file
+        )
         bad = malformed["n"] if malformed else 0
         code = exit_code(
             [

@@ -16,9 +16,11 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two samples of the GPUs (DESIGN §4), and for the first answer.
+#: Seconds between two samples of the GPUs (DESIGN §4).
 SAMPLE_EVERY_S = 5.0
+#: Seconds for the first answer, and where the GPUs are on the record already and jobs may want to be settled.
 FIRST_SAMPLE_S = 20.0
+KNOWN_SAMPLE_S = 5.0
 
 
 class Sampler:
@@ -46,15 +48,17 @@ class Sampler:
         Raises GpuStateError if the GPUs cannot be read and none are on the record, UsageError for a bad
         option.
         """
+        known = bool(store.gpus())
         try:
-            snapshot = self._probe.first_sample(FIRST_SAMPLE_S)
+            snapshot = self._probe.first_sample(KNOWN_SAMPLE_S if known else FIRST_SAMPLE_S)
         except GpuStateError as error:
-            if not store.gpus():
+            if not known:
                 raise
             log.warning(
                 "%s; going on with the GPUs on the record, nothing is placed until they answer", error
             )
-            self._watch.fail(str(error))
+            self._watch.fail(str(error).splitlines()[0])
+            recorder.note_blind(str(error).splitlines()[0])
             return
         samples, note = restrict(snapshot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if note is not None:
@@ -88,6 +92,7 @@ class Sampler:
             elif isinstance(answer, ProbeFailure):
                 if self._watch.failure is None:
                     log.warning("the GPUs cannot be read: %s; jobs go on, nothing is placed", answer.text)
+                    recorder.note_blind(answer.text)
                 self._watch.fail(answer.text)
 
     def close(self) -> None:

@@ -26,9 +26,8 @@ def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
     asks: of all queued jobs; retries: a queued job waits for its next try. A paused GPU needs the user to
     come back; one that is lost, or busy with somebody else's work, does not.
     """
-    if retries or facts.wishes or not facts.complete:
-        return False
-    if facts.attempts:
+    asks = list(asks)
+    if retries or facts.wishes or facts.attempts or (asks and not facts.complete):
         return False
     return all(_needs_the_user(ask, facts) for ask in asks)
 

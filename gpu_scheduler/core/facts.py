@@ -141,13 +141,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that one round decides from."""
+    """Everything that one round decides from.
+
+    complete: a sample of every managed GPU has come; blind: why there is none now.
+    """
 
     now: Now
     settings: Settings
     config: LlmConfig
     gpus: tuple[Gpu, ...] = ()
     complete: bool = True
+    blind: str | None = None
     attempts: tuple[Attempt, ...] = ()
     lines: tuple[Line, ...] = ()
     wishes: tuple[Wish, ...] = ()

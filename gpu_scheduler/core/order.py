@@ -12,10 +12,7 @@ NORMAL = 200
 
 
 def order(lines: Sequence[Line]) -> Iterator[tuple[QueuedJob, Line]]:
-    """Every waiting job with its line: lower priority number first, then lower place.
-
-    Stops behind the last known job of a line that has more of them: what comes next is not known.
-    """
+    """Every waiting job with its line: lower priority number first, then lower place."""
 
     def with_line(line: Line) -> Iterator[tuple[int, int, int, QueuedJob, Line]]:
         for job in line.jobs:
@@ -24,5 +21,3 @@ def order(lines: Sequence[Line]) -> Iterator[tuple[QueuedJob, Line]]:
     streams: Iterable[Iterator[tuple[int, int, int, QueuedJob, Line]]] = [with_line(line) for line in lines]
     for *_, job, line in heapq.merge(*streams, key=lambda item: item[:3]):
         yield job, line
-        if line.more and job is line.jobs[-1]:
-            return

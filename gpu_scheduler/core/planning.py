@@ -39,6 +39,8 @@ def plan(facts: Facts) -> list[Action]:
 
 
 def _place(facts: Facts) -> list[Action]:
+    if facts.blind is not None:
+        return _reasons(facts.lines, {id(line): Reason(facts.blind) for line in facts.lines})
     if not facts.complete:
         return []
     views = {gpu.uuid: view(gpu, facts) for gpu in facts.gpus}
@@ -61,6 +63,8 @@ def _place(facts: Facts) -> list[Action]:
         starts.append(Start(job.job_id, answer, need.share, _baseline(answer, facts)))
         for uuid in answer:
             views[uuid] = _booked(views[uuid], need)
+        if line.more and job is line.jobs[-1]:
+            break  # its next job, not known in this round, may come before all others
     return starts + _reasons(facts.lines, reasons)
 
 
@@ -69,7 +73,10 @@ def _memory(attempt: Attempt, facts: Facts) -> list[tuple[float | None, int | No
     seen: list[tuple[float | None, int | None]] = []
     for uuid in attempt.gpus:
         gpu = gpus.get(uuid)
-        seen.append((gpu.sampled_at, unclaimed_memory(gpu, facts.attempts)) if gpu else (None, None))
+        # One that is not managed is not sampled, and nothing is placed on it: nobody waits for it.
+        seen.append(
+            (gpu.sampled_at, unclaimed_memory(gpu, facts.attempts)) if gpu else (facts.now.boot, None)
+        )
     return seen
 
 

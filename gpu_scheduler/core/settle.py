@@ -21,8 +21,8 @@ from gpu_scheduler.core.actions import (
     TakeClaim,
     WriteStop,
 )
-from gpu_scheduler.core.facts import Attempt, Now, Settings
-from gpu_scheduler.core.sighting import ResultNote
+from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
+from gpu_scheduler.core.sighting import ResultNote, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
 #: Seconds between two signals to processes that do not react.
@@ -45,7 +45,12 @@ def needs_scan(attempt: Attempt) -> bool:
     seen = attempt.sighting
     if attempt.outcome is not None:
         return attempt.released_at is None
-    return seen.result is not None or seen.claim == "dead"
+    return seen.result is None and (seen.claim == "dead" or _lost_folder(attempt))
+
+
+def _lost_folder(attempt: Attempt) -> bool:
+    """Whether the claim was seen once and is not there any more: somebody removed the folder."""
+    return attempt.sighting.claim == "none" and attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
 
 
 def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -62,7 +67,7 @@ def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         return [_close(attempt, outcome, now, settings, reason=None if cause else why)]
     if seen.claim == "live":
         return _live(attempt, now, settings)
-    if seen.claim == "dead":
+    if seen.claim == "dead" or _lost_folder(attempt):
         return _dead(attempt, now, settings)
     if _wanted(attempt):
         return [TakeClaim(attempt.attempt_id)]
@@ -128,7 +133,7 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     moves: list[Action] = []
     if attempt.job_state is not JobState.STOPPING:
         moves.append(Move(job, this, JobState.STOPPING))
-    if cancel is not None and (stop is None or stop.cause != cancel.cause):
+    if cancel is not None and (stop is None or (_is_stronger(cancel, stop) and _may_signal(attempt, now))):
         return [*moves, WriteStop(this, cancel.cause, cancel.grace_s)]
     if stop is None or moves:
         return moves
@@ -138,6 +143,10 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     if stop.follow == "kill" and since >= stop.grace_s + RUNNER_LATE_S:
         return [KillRunner(this)]
     return [Nudge(this)]
+
+
+def _is_stronger(cancel: Cancel, stop: StopNote) -> bool:
+    return cancel.cause != stop.cause or cancel.grace_s < stop.grace_s
 
 
 def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -150,7 +159,9 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
             return noted + _sweep(attempt, now, settings)
     cause = _wanted(attempt)
     outcome = _CAUSES[cause] if cause else Outcome.INTERRUPTED
-    gone = "its runner was killed" if attempt.boot_id == now.boot_id else "the machine was restarted"
+    gone = "its folder was removed" if attempt.sighting.claim == "none" else "its runner was killed"
+    if attempt.boot_id != now.boot_id:
+        gone = "the machine was restarted"
     left = f"; processes {_pids(attempt.survivors)} are still there" if attempt.survivors else ""
     return [
         _close(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpu_scheduler.core import reading as said
@@ -78,6 +79,7 @@ class JobsWatch:
                     self._wish(action, lines)
             reading = result.bound(new)
             readings.save(self._store, self._key, self._reading, reading)
+            told += self._infeasible(new.values())
             if len(new) < len(result.actions) or not _appended(self._reading, reading):
                 self._order(reading)
         self._reading = reading
@@ -107,6 +109,13 @@ class JobsWatch:
             self._store.wish("set", str(action.job_id), by, name=action.name, value=value)
         elif isinstance(action, said.CancelRunning):
             self._store.wish("cancel", str(action.job_id), by, reason="cancelled by its line")
+
+    def _infeasible(self, new: Iterable[int]) -> list[str]:
+        """Of new jobs, those of which it is known that they can never fit."""
+        known = self._store.infeasible()
+        reasons = self._store.waiting() if known else {}
+        rows = [row for job in new if known and (row := self._store.job(job)) is not None]
+        return [f"job {row['id']} waits, {reasons[row['ask']]}" for row in rows if row["ask"] in known]
 
     def _order(self, reading: Reading) -> None:
         order = said.job_order(reading)

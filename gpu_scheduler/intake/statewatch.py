@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 
+from gpu_scheduler.intake.filelook import being_written
 from gpu_scheduler.intake.pauses import resume_all, summary, take_in
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.store import Store
@@ -33,7 +34,7 @@ class StateWatch:
         """At the start: a version that was replaced but not examined, then the file, or its absence."""
         spare = statefile.displaced(self._path)
         if spare.exists():
-            self._take_in(spare.read_bytes())
+            self._take_in(spare.read_bytes(), self._path.with_name(f"{self._path.name}.bad"))
             statefile.forget(self._path)
         if self._path.exists():
             self.look(now)
@@ -66,14 +67,18 @@ class StateWatch:
         if self._broken_since is not None:
             return
         shown = summary(self._store)
-        if shown == self._shown and self._is_as_seen():
+        if shown == self._shown and self.is_as_seen():
             return
         if now < self._written_at + WRITE_EVERY_S and not at_once:
             self.again_at = self._written_at + WRITE_EVERY_S
             return
         try:
-            now_there = self._path.read_bytes() if self._path.exists() else b""
-            content = statefile.render(statefile.parse(now_there) if now_there else {}, *shown)
+            there = self._path.exists()
+            if there and being_written(self._path):
+                self.again_at = now + WRITE_EVERY_S
+                return
+            now_there = self._path.read_bytes() if there else b""
+            content = statefile.render(statefile.parse(now_there) if there else {}, *shown)
             if content != now_there:
                 self._exchange(content)
             self._shown = shown
@@ -83,7 +88,8 @@ class StateWatch:
             log.error("%s cannot be written: %s; jobs go on", self._path, error.strerror)
         self._written_at = now
 
-    def _is_as_seen(self) -> bool:
+    def is_as_seen(self) -> bool:
+        """Whether the file is the version that was examined or written last."""
         try:
             return self._seen is not None and _same(os.stat(self._path), self._seen)
         except OSError:
@@ -93,18 +99,19 @@ class StateWatch:
         before = statefile.exchange(self._path, content)
         self._seen = os.stat(self._path)
         if before is not None:
-            self._take_in(before)
+            self._take_in(before, self._path.with_name(f"{self._path.name}.bad"))
         with self._store.db.transaction():
             self._store.db.set_meta("statefile_examined", statefile.digest(content))
             self._store.db.set_meta("statefile_written", "1")
         statefile.forget(self._path)
 
-    def _take_in(self, content: bytes) -> None:
+    def _take_in(self, content: bytes, aside: Path) -> None:
         try:
             for text in take_in(self._store, content):
                 log.info("%s", text)
         except ValueError as error:
-            log.warning("a version of %s was replaced unread: %s", self._path, error)
+            aside.write_bytes(content)
+            log.warning("a version of %s that was %s lies in %s", self._path, error, aside)
 
     def _broken(self, content: bytes, why: str, now: float) -> None:
         version = statefile.digest(content)

@@ -76,6 +76,10 @@ class AskedProbe:
         self._killed = [child for child in self._killed if not child.gone()]
         if self._child is not None:
             return
+        if len(self._killed) >= _HANGING:
+            # A process in the kernel's hands does not go, and more of them would only pile up.
+            self._not_started = f"{_HANGING} earlier queries still hang in the driver"
+            return
         self._not_started = None
         try:
             self._child = Child(self._interpreter, self._arguments)
@@ -171,6 +175,8 @@ class AskedProbe:
             self._child = None
 
 
+#: How many killed processes may linger before no more are started.
+_HANGING = 3
 _HANGS = "see whether `nvidia-smi` answers; the probe is started anew"
 
 

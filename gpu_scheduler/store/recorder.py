@@ -65,6 +65,11 @@ class Recorder:
                 db.execute("UPDATE gpu SET managed = 0")
                 db.executemany("UPDATE gpu SET managed = 1 WHERE uuid = ?", [(uuid,) for uuid in managed])
 
+    def note_blind(self, why: str) -> None:
+        """The GPUs cannot be read: nothing is known of the managed ones."""
+        with self._store.db.transaction() as db:
+            db.execute("UPDATE gpu SET fault = ?, used_mib = NULL, load_percent = NULL WHERE managed", (why,))
+
     def set_gone(self, gone: Iterable[int]) -> None:
         """The waiting jobs whose lines are not in their file as it stands now; no other job's are."""
         with self._store.db.transaction() as db:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from gpu_scheduler.core.facts import Now
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.order import NORMAL
@@ -116,10 +117,13 @@ class Store:
             ask, boot, boot_id, limit,
         )  # fmt: skip
 
-    def next_retry(self, boot_id: str) -> float | None:
-        """The boot time at which the next failed launch is tried again."""
+    def next_retry(self, now: Now) -> float | None:
+        """The boot time, after now, at which the next failed launch may be tried again."""
         row = self.db.row(
-            "SELECT min(not_before_boot) AS at FROM job WHERE state = 'queued' AND boot_id = ?", boot_id
+            "SELECT min(not_before_boot) AS at FROM job WHERE state = 'queued' AND boot_id = ?"
+            " AND not_before_boot > ?",
+            now.boot_id,
+            now.boot,
         )
         return row["at"] if row else None
 

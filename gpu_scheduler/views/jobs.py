@@ -72,12 +72,19 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
     return values if sighting is None else _as_seen(values, job, attempt, sighting, context.now)
 
 
+def _retry_is_due(job: Row, context: Context) -> bool:
+    """Whether a failed launch has waited long enough: what the job waits for now is a GPU."""
+    at = job["not_before_boot"]
+    due = at is not None and (at <= context.now.boot or job["boot_id"] != context.now.boot_id)
+    return due and JobState(job["state"]) is JobState.QUEUED
+
+
 def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
     state = JobState(job["state"])
     wish = context.wished.get(job["id"])
     if wish is not None:
         return f"{wish} is asked for; waits for the scheduler"
-    if job["reason"] or state not in WAITING:
+    if (job["reason"] and not _retry_is_due(job, context)) or state not in WAITING:
         return str(job["reason"]) if job["reason"] else None
     if state is JobState.HELD:
         return "held"

@@ -77,7 +77,22 @@ def running(*uuids: str, **values: object) -> Attempt:
 def test_jobs_behind_an_unknown_next_one_wait_for_the_next_round() -> None:
     lines = (line(HALF, (1, 0), (2, 0), more=True), line(WHOLE, (3, 5)))
     assert starts(plan(facts(3, *lines))) == {1: ("U0",), 2: ("U0",)}
-    assert [job.job_id for job, _ in order(lines)] == [1, 2]
+    assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
+
+
+def test_jobs_behind_a_blocked_line_with_more_of_them_start() -> None:
+    lines = (line(TWO, (1, 0), (2, 0), more=True), line(WHOLE, (3, 5)))
+    assert starts(plan(facts(2, *lines, attempts=(running("U0"),)))) == {3: ("U1",)}
+
+
+def test_while_the_gpus_cannot_be_read_every_job_says_so() -> None:
+    blind = facts(2, line(WHOLE, (1, 0)), complete=False, blind="the GPUs cannot be read: gone")
+    assert [a.reason for a in plan(blind) if isinstance(a, act.Wait)] == ["the GPUs cannot be read: gone"]
+
+
+def test_the_memory_of_a_gpu_that_is_no_longer_managed_is_not_waited_for() -> None:
+    ended = running("gone", outcome=Outcome.COMPLETED, released_at=999.5)
+    assert plan(facts(1, attempts=(ended,))) == [act.Cooled(9)]
 
 
 def test_nothing_is_placed_before_the_first_complete_sample() -> None:
@@ -201,6 +216,8 @@ def test_a_drain_ends_when_only_the_user_can_make_a_job_run() -> None:
     assert not drained(replace(idle, attempts=(running("U0"),)), [], False)
     paused = replace(idle, gpus=tuple(replace(g, paused=True) for g in idle.gpus))
     assert drained(paused, [HALF], False)
+    assert drained(replace(idle, complete=False), [], False)
+    assert not drained(replace(idle, complete=False), [Ask(gpus=3)], False)
 
 
 @pytest.mark.parametrize(

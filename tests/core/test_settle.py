@@ -15,6 +15,7 @@ from gpu_scheduler.core.states import JobState, Outcome
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
 OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+STARTING = replace(OPEN, job_state=JobState.STARTING)
 RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
 CANCEL = Cancel("cancelled", 3.0)
 
@@ -78,9 +79,9 @@ def test_rule_2_a_void_claim_never_ran() -> None:
 
 def test_rule_3_a_stop_without_a_claim_is_answered_by_taking_the_claim() -> None:
     for attempt in (
-        replace(OPEN, cancel=CANCEL),
-        replace(OPEN, sighting=seen(stop=StopNote("cancelled", 3.0))),
-        replace(OPEN, cancel=CANCEL, boot_id="another"),
+        replace(STARTING, cancel=CANCEL),
+        replace(STARTING, sighting=seen(stop=StopNote("cancelled", 3.0))),
+        replace(STARTING, cancel=CANCEL, boot_id="another"),
     ):
         assert only(settle(attempt, NOW, SETTINGS)) == act.TakeClaim(1)
 
@@ -141,8 +142,30 @@ def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() 
         assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
+def test_a_folder_that_was_removed_is_never_launched_into_again(state: JobState) -> None:
+    lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0)
+    assert needs_scan(lost)
+    assert settle(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
+        act.NoteDead(1),
+        act.Sweep(1, kill=False),
+    ]
+    end = closed(replace(lost, survivors=()))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert "folder was removed" in (end.reason or "")
+
+
+def test_a_second_cancel_with_a_shorter_grace_is_told_to_the_runner() -> None:
+    slow = StopNote("cancelled", 60.0)
+    live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
+    told = replace(live, sighting=seen(claim="live", stop=slow), signalled_at=998.0)
+    assert settle(told, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
+    longer = replace(told, cancel=Cancel("cancelled", 90.0))
+    assert settle(longer, NOW, SETTINGS) == [act.Nudge(1)]
+
+
 def test_rule_6_an_attempt_of_another_boot_is_never_launched_again() -> None:
-    end = closed(replace(OPEN, boot_id="another", launch_deadline=0.0))
+    end = closed(replace(STARTING, boot_id="another", launch_deadline=0.0))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
 
 

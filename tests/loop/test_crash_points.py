@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.runner.protocol import tokens_alive
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
-from tests.torture.harness import environment
+from tests.torture.harness import environment, runner_pids
 from tests.torture.trace import JOB, judge
 from tests.waiting import wait_for
 
@@ -38,6 +39,10 @@ class Place:
         number = len(self.codes)
         command = f"sh {self.folder}/trace.sh {self.folder}/trace {number} {seconds} {code}"
         self.codes[number] = code
+        return self.insert(command)
+
+    def insert(self, command: str) -> int:
+        """A job that runs a shell command."""
         return self.store.insert_job(
             JobSpec("command", command, str(self.folder), command=command, share=500), "test"
         )
@@ -87,25 +92,95 @@ def test_a_crash_loses_nothing_and_runs_nothing_twice(place: Place, step: str, n
     assert verdict.clean, f"{verdict}; {verdict.wrong}; {(place.folder / 'out').read_text()[-3000:]}"
 
 
-@pytest.mark.parametrize(
-    "step", ["performed OpenCancel", "performed Move", "performed WriteStop", "performed Nudge"]
-)
+@pytest.mark.parametrize("step", ["performed OpenCancel", "performed Move", "performed WriteStop"])
 def test_a_cancel_survives_a_crash_on_its_way(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
-    assert place.run("performed Move") == -signal.SIGKILL
-    trace = place.folder / "trace"
-    wait_for(trace.exists, "the job's first line")
+    running(place)
     place.store.wish("cancel", str(job), grace_s=2)
-    code = place.run(step)
-    # A stop that is obeyed at once leaves nothing to signal again.
-    assert code == -signal.SIGKILL or step == "performed Nudge"
+    assert place.run(step) == -signal.SIGKILL
+    place.run()
+    ends_as_cancelled(place, job)
+
+
+def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
+    job = place.insert(
+        f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
+    )
+    running(place)
+    place.store.wish("cancel", str(job), grace_s=2)
+    assert place.run("performed Nudge") == -signal.SIGKILL
+    place.run()
+    ends_as_cancelled(place, job)
+
+
+@pytest.mark.parametrize("step", ["performed TakeClaim", "performed Close"])
+def test_an_attempt_that_is_given_up_never_runs(place: Place, step: str) -> None:
+    job = place.add(0)
+    assert place.run("folder made") == -signal.SIGKILL
+    place.store.wish("cancel", str(job), grace_s=2)
+    assert place.run(step) == -signal.SIGKILL
     place.run()
     row = place.store.job(job)
     assert row is not None
-    assert (row["state"], row["outcome"]) == ("finished", "cancelled")
-    assert len(trace.read_text().splitlines()) == 1
+    assert row["outcome"] == "cancelled"
+    assert not (place.folder / "trace").exists()
+
+
+def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
+    place.add(7)
+    assert place.run("recorded") == -signal.SIGKILL
+    assert place.run("performed Relaunch") == -signal.SIGKILL
+    assert place.run() == 7
+    assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
+
+
+@pytest.mark.parametrize("step", ["performed NoteDead", "performed Sweep"])
+def test_a_crash_while_a_killed_runner_is_settled_leaves_no_process(place: Place, step: str) -> None:
+    job = place.insert(f"echo 0 start 1 1 >> {place.folder}/trace; setsid sleep 60 & exec setsid -w sleep 60")
+    running(place)
+    [pid] = runner_pids(place.folder, "state.d")
+    os.kill(pid, signal.SIGKILL)
+    assert place.run(step) == -signal.SIGKILL
+    assert place.run() == 3
+    row = place.store.job(job)
+    assert row is not None
+    assert (row["state"], row["held_by"]) == ("held", "interrupted")
+    leaves_nothing(place, job)
+
+
+@pytest.mark.parametrize(("verb", "step"), [("cancel", "performed Finish"), ("retry", "performed Requeue")])
+def test_a_crash_after_a_change_of_the_record_alone(place: Place, verb: str, step: str) -> None:
+    job = place.add(0)
+    if verb == "retry":
+        assert place.run() == 0
+    place.store.wish(verb, str(job))
+    assert place.run(step) == -signal.SIGKILL
+    place.run()
+    row = place.store.job(job)
+    assert row is not None
+    assert row["outcome"] == ("cancelled" if verb == "cancel" else "completed")
+    assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
+
+
+def running(place: Place) -> None:
+    """A scheduler that dies when the job runs, and the job's first line."""
+    assert place.run("performed Move") == -signal.SIGKILL
+    wait_for((place.folder / "trace").exists, "the job's first line")
+
+
+def leaves_nothing(place: Place, job: int) -> None:
+    """No process of the job is left."""
     token = place.store.attempts(job)[0]["token"]
     assert tokens_alive([token]).get(token, ()) == ()
+
+
+def ends_as_cancelled(place: Place, job: int) -> None:
+    """It ran once, and is cancelled with every process of it."""
+    row = place.store.job(job)
+    assert row is not None
+    assert (row["state"], row["outcome"]) == ("finished", "cancelled")
+    assert len((place.folder / "trace").read_text().splitlines()) == 1
+    leaves_nothing(place, job)
 
 
 def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> None:

@@ -131,7 +131,8 @@ def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> No
     assert startable(1000.0) == [ready]
     assert startable(1005.0) == [ready, later]
     assert startable(0.0, "another boot") == [ready, later]
-    assert store.next_retry("boot") == 1005.0
+    assert store.next_retry(NOW) == 1005.0
+    assert store.next_retry(Now(0.0, 1005.0, "boot")) is None
     recorder.set_gone([])
     assert startable(1000.0) == [ready, gone]
 

@@ -45,7 +45,7 @@ def torture(plan: Plan, folder: Path) -> Verdict:
     for number in range(plan.kills):
         with jobs_file.open("a") as file:
             file.writelines(f"{line}\n" for line in lines[number * per_round : (number + 1) * per_round])
-        victim = _start(plan, folder)
+        victim = _start(plan, folder, ready=dice.random() < 0.75)
         time.sleep(dice.uniform(0.005, 0.25))  # the random moment itself, not a synchronisation
         if number in runner_kills:
             _kill_a_runner(folder, dice)
@@ -53,8 +53,11 @@ def torture(plan: Plan, folder: Path) -> Verdict:
         victim.wait()
     with jobs_file.open("a") as file:
         file.writelines(f"{line}\n" for line in lines[plan.kills * per_round :])
-    _drain(plan, folder)
-    return judge(trace, codes, _recorded(plan, folder), killed=plan.runner_kills > 0)
+    code = _drain(plan, folder)
+    verdict = judge(trace, codes, _recorded(plan, folder), killed=plan.runner_kills > 0)
+    if plan.variant != "naive" and not plan.runner_kills and code != max(codes.values()):
+        verdict.wrong.append(f"the drain exits {code}, the largest code of a job is {max(codes.values())}")
+    return verdict
 
 
 def scheduler(folder: Path, *options: str, screen: bool = False) -> list[str]:
@@ -78,7 +81,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": root}
 
 
-def _start(plan: Plan, folder: Path) -> subprocess.Popen[bytes]:
+def _start(plan: Plan, folder: Path, ready: bool) -> subprocess.Popen[bytes]:
+    """A scheduler; ready: once it says that it is up, so that not all kills hit its start."""
     out = (folder / "scheduler.out").open("ab")
     at = out.tell()
     process = subprocess.Popen(
@@ -92,22 +96,25 @@ def _start(plan: Plan, folder: Path) -> subprocess.Popen[bytes]:
     out.close()
     text = folder / "scheduler.out"
 
-    def ready() -> bool:
+    if not ready:
+        return process
+
+    def is_up() -> bool:
         assert process.poll() is None, f"the scheduler ended: {text.read_text()[-2000:]}"
         said = text.read_bytes()[at:]
         return b"scheduler up" in said or b"ready" in said
 
-    wait_for(ready, "scheduler up", every_s=0.002)
+    wait_for(is_up, "scheduler up", every_s=0.002)
     return process
 
 
-def _drain(plan: Plan, folder: Path) -> None:
+def _drain(plan: Plan, folder: Path) -> int:
     with (folder / "scheduler.out").open("ab") as out:
-        subprocess.run(
+        return subprocess.run(
             _command(plan, folder, "--drain"),
             cwd=folder, env=environment(), stdout=out, stderr=out, stdin=subprocess.DEVNULL,
             timeout=60 + plan.jobs, check=False,
-        )  # fmt: skip
+        ).returncode  # fmt: skip
 
 
 def _recorded(plan: Plan, folder: Path) -> dict[int, int | str | None]:
@@ -132,10 +139,10 @@ def status(folder: Path) -> dict[str, Any]:
     return found
 
 
-def runner_pids(folder: Path) -> list[int]:
+def runner_pids(folder: Path, data: str = "gpu_scheduler_state.d") -> list[int]:
     """The pids of the live runners of this folder's jobs."""
     pids = []
-    for claim in (folder / "gpu_scheduler_state.d" / "runs").glob("*/*/claim"):
+    for claim in (folder / data / "runs").glob("*/*/claim"):
         if not (claim.parent / "result").exists():
             try:
                 pid = int(json.loads(claim.read_text())["pid"])

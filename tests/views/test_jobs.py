@@ -18,7 +18,7 @@ def job(**values: Any) -> dict[str, Any]:
         "id": 3, "state": "queued", "outcome": None, "reason": None, "ask": "ASK", "name": None,
         "text": "echo hello", "exit_code": None, "signal": None, "created_at": 900.0, "finished_at": None,
         "priority": 200, "source": "file:/home/me/jobs.txt", "gone": 0, "cancel_cause": None,
-        "cancel_grace_s": None, "launch_failures": 0, **values,
+        "cancel_grace_s": None, "launch_failures": 0, "not_before_boot": None, "boot_id": None, **values,
     }  # fmt: skip
 
 
@@ -44,6 +44,18 @@ def context(**values: Any) -> Context:
         ({"gone": 1}, None, {"reasons": {"ASK": "needs"}}, "line gone from jobs.txt"),
         ({"gone": 1, "source": "cli"}, None, {}, "line gone from its jobs file"),
         ({"reason": "try 2 of 5 in 5 s", "gone": 1}, None, {}, "try 2 of 5 in 5 s"),
+        (
+            {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},
+            None,
+            {"reasons": {"ASK": "GPU 0 paused"}},
+            "try 2 of 5 in 5 s",
+        ),
+        (
+            {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot - 3, "boot_id": NOW.boot_id},
+            None,
+            {"reasons": {"ASK": "GPU 0 paused"}},
+            "GPU 0 paused",
+        ),
         ({"reason": "x"}, None, {"wished": {3: "hold"}}, "hold is asked for; waits for the scheduler"),
         ({"state": "held", "reason": "held by the user"}, None, {}, "held by the user"),
         ({"state": "held"}, None, {}, "held"),
