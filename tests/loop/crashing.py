@@ -1,16 +1,20 @@
-"""A scheduler that kills itself at a named step: python -m tests.loop.crashing STEP NTH [screen]."""
+"""A scheduler that kills itself at a named step: python -m tests.loop.crashing STEP NTH [screen] [full].
+
+With "full" it does not die: the first NTH times the step fails as a write to a full disk does.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.daemon import run
 
 
-def main(step: str, nth: int, screen: bool) -> int:
+def main(step: str, nth: int, screen: bool, full: bool) -> int:
     """Run a draining scheduler in the current folder; `nth` counts how often the step is reached."""
     left = nth
 
@@ -18,7 +22,9 @@ def main(step: str, nth: int, screen: bool) -> int:
         nonlocal left
         if name == step:
             left -= 1
-            if left == 0:
+            if full and left >= 0:
+                raise sqlite3.OperationalError("database or disk is full")
+            if not full and left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     options = StartOptions(
@@ -28,4 +34,4 @@ def main(step: str, nth: int, screen: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), "screen" in sys.argv[3:]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), "screen" in sys.argv[3:], "full" in sys.argv[3:]))

@@ -47,11 +47,11 @@ class Place:
             JobSpec("command", command, str(self.folder), command=command, share=500), "test"
         )
 
-    def run(self, step: str = "", nth: int = 1) -> int:
+    def run(self, step: str = "", nth: int = 1, *more: str) -> int:
         """A scheduler that dies at the nth time at this step, or drains; its exit code."""
         with open(self.folder / "out", "ab") as out:
             return subprocess.run(
-                [sys.executable, "-m", "tests.loop.crashing", step, str(nth), self.executor],
+                [sys.executable, "-m", "tests.loop.crashing", step, str(nth), self.executor, *more],
                 cwd=self.folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 timeout=60, check=False,
             ).returncode  # fmt: skip
@@ -160,6 +160,26 @@ def test_a_crash_after_a_change_of_the_record_alone(place: Place, verb: str, ste
     assert row is not None
     assert row["outcome"] == ("cancelled" if verb == "cancel" else "completed")
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
+
+
+def test_a_crash_after_a_runner_was_killed_for_being_late(tmp_path: Path) -> None:
+    place = Place(tmp_path, "direct")
+    job = place.add(0, seconds=60)
+    running(place)
+    [pid] = runner_pids(place.folder, "state.d")
+    os.kill(pid, signal.SIGSTOP)
+    place.store.wish("cancel", str(job), grace_s=0)
+    assert place.run("performed KillRunner") == -signal.SIGKILL
+    place.run()
+    ends_as_cancelled(place, job)
+
+
+@pytest.mark.parametrize("step", ["planned", "recorded", "folder made"])
+def test_a_full_disk_ends_nothing(place: Place, step: str) -> None:
+    place.add(7)
+    assert place.run(step, 2, "full") == 7
+    assert "disk is full; tried again every second" in (place.folder / "out").read_text()
+    assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
 
 
 def running(place: Place) -> None:

@@ -1,0 +1,119 @@
+"""How a scheduler ends: drained, asked to, or by a signal; with which code, and what goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+
+def drained(world: World, *options: str) -> int:
+    """The exit code of a scheduler that drains."""
+    world.start("--drain", *options)
+    assert world.process is not None
+    return world.process.wait(60)
+
+
+def test_a_drain_counts_the_lines_now_in_its_own_file(world: World) -> None:
+    (world.folder / "a.txt").write_text("[share=1] exit 9\n")
+    (world.folder / "b.txt").write_text("[share=1] true\n")
+    assert drained(world, "--jobs-file", "a.txt") == 9
+    assert drained(world, "--jobs-file", "a.txt") == 9  # it has failed, and its line is still there
+    assert drained(world, "--jobs-file", "b.txt") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("[share=1] kill -9 $$", 137),
+        ("[gpus=9] true", 3),
+        ("[hold] true", 3),
+        ("bad &", 1),
+        ("[cancel] true", 1),
+    ],
+)
+def test_the_code_of_a_drain(world: World, line: str, code: int) -> None:
+    world.append("[share=1] true", line)
+    assert drained(world) == code
+    if code == 3:
+        assert "job 2 is left" in world.said()
+
+
+def test_a_drain_ends_when_a_paused_gpu_is_all_that_is_left(world: World) -> None:
+    world.start()
+    world.ok("pause", "1")
+    world.end()
+    world.append("[share=1 allowed=1] true")
+    assert drained(world) == 3
+    assert "GPU 1 paused" in world.said()
+
+
+def test_a_drain_that_is_ended_is_not_a_success(world: World) -> None:
+    world.append("[share=1] sleep 60")
+    world.start("--drain")
+    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    assert world.end(signal.SIGINT) == 130
+    world.start("--drain")
+    world.ok("stop")
+    assert world.process is not None
+    assert world.process.wait(20) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_scheduler_and_no_job(world: World, number: int) -> None:
+    world.append("[share=1] while [ ! -e go ]; do sleep 0.02; done; echo done >> ran")
+    world.start()
+    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    assert world.end(number) == 0
+    assert "job 1 goes on" in world.said()
+    (world.folder / "go").touch()
+    world.wait_text("ran")
+    world.start()
+    assert world.finished()[1]["outcome"] == "completed"
+
+
+def test_nohup_is_obeyed(world: World) -> None:
+    with open(world.out, "ab") as out:
+        world.process = subprocess.Popen(
+            ["nohup", sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1"],
+            cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+    wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
+    world.process.send_signal(signal.SIGHUP)
+    world.append("[share=1] echo still here >> ran")
+    assert world.wait_text("ran") == ["still here"]
+    assert world.process.poll() is None
+
+
+def test_stop_with_jobs_leaves_nothing_and_starts_nothing(world: World) -> None:
+    world.append("[share=1 allowed=0] sleep 60", "[share=1 allowed=0] echo second >> ran")
+    world.start()
+    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    said = world.ok("stop", "--jobs", "--grace", "2")
+    assert "job 1: cancelled" in said
+    assert world.process is not None
+    assert world.process.wait(20) == 0
+    jobs = world.jobs()
+    assert (jobs[1]["outcome"], jobs[2]["state"]) == ("cancelled", "queued")
+    assert [gpu["state"] for gpu in world.status()["gpus"]] == ["available"] * 4
+    assert not (world.folder / "ran").exists()
+
+
+def test_a_stop_left_behind_does_not_end_the_next_scheduler(world: World) -> None:
+    world.start()
+    world.end()
+    store = Store(Home.of(str(world.folder / world.state)))
+    store.wish("stop", jobs=True)
+    store.close()
+    world.start()
+    world.append("[share=1] echo here >> ran")
+    assert world.wait_text("ran") == ["here"]
+    assert world.process is not None
+    assert world.process.poll() is None
