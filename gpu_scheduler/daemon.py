@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.checks import check_paths
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console, begin_logging
@@ -18,7 +19,7 @@ from gpu_scheduler.core.draining import drained
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
@@ -56,9 +57,8 @@ def run(
     Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
     """
     umask = os.umask(0o077)
-    if options.drain and options.jobs_file and not os.path.exists(options.jobs_file):
-        raise UsageError(f"--jobs-file {options.jobs_file}: no such file; with --drain it must exist")
     home = Home.of(options.state_file, options.data_dir)
+    check_paths(options)
     home.create()
     lock = InstanceLock(home.lock)
     if not lock.acquire():
@@ -232,11 +232,18 @@ class Daemon:
             return self._outcomes.finish()
         if self._wakeups.follow(self._folders(facts)):
             return None
-        while not self._woken and (left := self._timeout(facts)) > 0:
+        self._wait(self._due_at(facts))
+        return None
+
+    def _wait(self, due_at: float) -> None:
+        """Until something happens or falls due; events are looked for at least once, whatever is overdue."""
+        while True:
+            left = max(0.0, due_at - self._clock.now().boot)
             self._woken = self._wakeups.wait(left)
             if self._woken == {"state"} and self._state.is_as_seen():
                 self._woken = set()  # our own writing
-        return None
+            if self._woken or left == 0.0:
+                return
 
     def _rounds(self) -> Facts:
         """Rounds until there is nothing to do, asking for a sample as soon as one is wanted."""
@@ -282,17 +289,17 @@ class Daemon:
         elif self._jobs is not None and self._jobs.again_at is not None and now >= self._jobs.again_at:
             self._jobs.look(now)
 
-    def _timeout(self, facts: Facts) -> float:
-        now = self._clock.now()
+    def _due_at(self, facts: Facts) -> float:
+        """The boot time at which something falls due, as the round saw it."""
         times = [
             self._sampler.due_at,
             self._state_at,
             self._files_at,
             self._state.again_at,
             self._jobs.again_at if self._jobs else None,
-            due(facts, self._store.next_retry(now)),
+            due(facts, self._store.next_retry(facts.now)),
         ]
-        return max(0.0, min(at for at in times if at is not None) - now.boot)
+        return min(at for at in times if at is not None)
 
     def _folders(self, facts: Facts) -> dict[Path, int | None]:
         home = self._store.home

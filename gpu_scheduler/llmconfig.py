@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class LlmConfigFile:
     """The file named by `--llm-config`, or the default one, which may be absent.
 
-    Raises UsageError at once if a named file is absent or broken.
+    Raises UsageError at once if a named file is absent, or one that is there is broken.
     """
 
     def __init__(self, named: str | None) -> None:
@@ -24,13 +24,14 @@ class LlmConfigFile:
         self.current = LlmConfig()
         self._seen: tuple[int, int, int] | None = None
         self._first = True
-        if named is not None:
+        if named is not None or self.path.exists():
+            shown = f"--llm-config {named}" if named is not None else str(self.path)
             try:
                 parse_llm_config(self.path.read_text(encoding="utf-8-sig"))
             except OSError as error:
-                raise UsageError(f"--llm-config {named}: {error.strerror}") from None
+                raise UsageError(f"{shown}: {error.strerror}; name a file that you may read") from None
             except ValueError as error:
-                raise UsageError(f"--llm-config {named}: {error}") from None
+                raise UsageError(f"{shown}: {error}; mend it, no need of a job is guessed") from None
 
     def look(self) -> bool:
         """Read the file again if it has changed; True if `current` is new."""
@@ -44,6 +45,9 @@ class LlmConfigFile:
         except OSError:
             if first:
                 log.info("no %s: every job that names no share needs 1 GPU", self.path.name)
+            elif self._seen is not None:
+                log.warning("%s is gone; what it said last is kept", self.path)
+            self._seen = None
             return False
         self._seen = seen
         try:

@@ -80,7 +80,7 @@ class Reporter:
             level,
             "job %d %s%s%s%s%s",
             action.job_id,
-            action.outcome,
+            action.job_outcome or action.outcome,
             took,
             why,
             then.get(action.state, ""),

@@ -7,7 +7,7 @@ import os
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.gpu import GpuSample, Snapshot
-from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus import GpuWatch, choose
 from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure
 from gpu_scheduler.probes.visible import restrict
@@ -61,6 +61,8 @@ class Sampler:
             recorder.note_blind(str(error).splitlines()[0])
             return
         samples, note = restrict(snapshot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if note is not None and not samples:
+            raise UsageError(note)
         if note is not None:
             log.warning("%s", note)
         managed = choose(samples, option)

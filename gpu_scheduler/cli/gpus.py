@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from gpu_scheduler.cli.record import opened, ring_and_wait, unanswered
+from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered
 from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake import pauses
@@ -24,7 +24,15 @@ def resume(options: Namespace) -> int:
 def _wish(options: Namespace, *, paused: bool) -> int:
     with opened(options) as store:
         chosen = _chosen(store, options.ids)
-        wishes = dict(zip(pauses.pause(store, chosen.values(), paused, "cli"), chosen, strict=True))
+        wishes = dict(
+            zip(
+                pauses.pause(
+                    store, chosen.values(), paused, "cli", scheduler_is_up=pid_of(store) is not None
+                ),
+                chosen,
+                strict=True,
+            )
+        )
         for wish, answer in ring_and_wait(store, wishes).items():
             print(f"GPU {wishes[wish]}: {answer or unanswered(store)}")
     return 0

@@ -87,7 +87,7 @@ def _program() -> _Parser:
         )
     attach = _command(commands, "attach", "opens the Screen session of a running job (leave with Ctrl-A D)",
                       "attach 3")  # fmt: skip
-    attach.add_argument("job", metavar="JOB", type=values.job_id)
+    attach.add_argument("job", metavar="JOB", type=values.job_id, help="a job number that `status` shows")
     _logs(_command(commands, "logs", "prints the log of a job's newest attempt", "logs 3 -f"))
     _cancel(_command(commands, "cancel", "ends queued or running jobs; works with no scheduler up",
                      "cancel 3 4 --grace 30"))  # fmt: skip
@@ -97,7 +97,7 @@ def _program() -> _Parser:
         ("release", "queues held jobs again"),
     ):
         _command(commands, verb, does, f"{verb} 3").add_argument(
-            "jobs", metavar="JOB", nargs="+", type=values.job_id
+            "jobs", metavar="JOB", nargs="+", type=values.job_id, help="job numbers"
         )
     _stop(_command(commands, "stop", "asks the scheduler to end; running jobs go on", "stop"))
     return program
@@ -184,7 +184,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", type=values.job_id)
+    parser.add_argument("job", metavar="JOB", type=values.job_id, help="a job number that `status` shows")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument("-n", "--lines", metavar="LINES", type=values.whole(0, 10**9 - 1),
                         help="only the last ones (default: all)")  # fmt: skip
@@ -196,7 +196,7 @@ def _grace(parser: argparse.ArgumentParser) -> None:
 
 
 def _cancel(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jobs", metavar="JOB", nargs="*", type=values.job_id)
+    parser.add_argument("jobs", metavar="JOB", nargs="*", type=values.job_id, help="job numbers")
     parser.add_argument("--all", action="store_true", help="every job that is not finished")
     _grace(parser)
 

@@ -9,7 +9,7 @@ import posixpath
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core import attributes, csvline, shelltext
+from gpu_scheduler.core import attributes, csvline, cuda, shelltext
 from gpu_scheduler.core.attributes import Block
 from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.jobspec import JobSpec
@@ -151,6 +151,10 @@ def _command(block: Block, text: str, place: _Place) -> Parsed:
     shelltext.refuse_unfinished(text)
     note = shelltext.cuda_note(text)
     spec = JobSpec(kind="command", text=text, command=text, **_settled(block.values, place))
+    if spec.cuda == "add" and cuda.in_command(text, "0", "add") is None:
+        raise ValueError(
+            "cuda=add: no place for --cuda can be told in this command; write --cuda 0 where it belongs"
+        )
     return Parsed(spec, (note,) if note else (), shelltext.needs_bash(text))
 
 

@@ -18,7 +18,7 @@ def wished_pauses(store: Store) -> dict[str, bool]:
     return paused
 
 
-def pause(store: Store, uuids: Iterable[str], paused: bool, by: str) -> list[int]:
+def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
     """Wish these GPUs paused or resumed, after taking in what the state file says. Returns the wishes."""
     with store.db.transaction():
         path = store.home.state_file
@@ -27,6 +27,8 @@ def pause(store: Store, uuids: Iterable[str], paused: bool, by: str) -> list[int
                 take_in(store, path.read_bytes())
             except ValueError:
                 pass  # a broken file changes nothing; the scheduler reports it
+        elif not scheduler_is_up:
+            resume_all(store)  # its absence is a word too, and an earlier one
         return [store.wish("pause" if paused else "resume", uuid, by) for uuid in uuids]
 
 
@@ -56,8 +58,11 @@ def take_in(store: Store, content: bytes) -> list[str]:
 
 
 def resume_all(store: Store) -> None:
-    """The state file was removed while no scheduler was up: every GPU is resumed."""
+    """The state file was removed while no scheduler was up: every GPU is resumed, once for each removal."""
+    if store.db.meta("statefile_written") != "1":
+        return
     with store.db.transaction():
+        store.db.set_meta("statefile_written", "0")
         for uuid, paused in wished_pauses(store).items():
             if paused:
                 store.wish("resume", uuid, "state file removed")

@@ -38,7 +38,7 @@ class StateWatch:
             statefile.forget(self._path)
         if self._path.exists():
             self.look(now)
-        elif self._store.db.meta("statefile_written"):
+        elif self._store.db.meta("statefile_written") == "1":
             log.info("%s is gone: all GPUs resumed", self._path)
             resume_all(self._store)
 
@@ -50,7 +50,7 @@ class StateWatch:
                 return
             content = self._path.read_bytes()
         except OSError:
-            self._seen = None
+            self._seen = self._broken_since = None
             return
         self._seen, self._shown = status, None
         try:

@@ -13,8 +13,8 @@ def restrict(
     """The GPUs that the variable leaves, in PCI order, and a note for the user (None = nothing to say).
 
     Its items are indices in PCI order or beginnings of UUIDs. One that fits no GPU, or several, makes the
-    whole value worthless: then every GPU is managed, and the note says why. Empty or -1 hides every GPU, as
-    CUDA has it.
+    whole value worthless: then no GPU is managed, since none may be taken that the user kept out, and the
+    note says why. Empty or -1 hides every GPU, as CUDA has it.
     """
     everything = tuple(samples)
     if cuda_visible_devices is None:
@@ -28,7 +28,7 @@ def restrict(
         matches = [gpu.uuid for gpu in everything if _names(item, gpu)]
         if len(matches) != 1:
             why = "no GPU here" if not matches else f"{len(matches)} GPUs"
-            return everything, f"{told}: {item!r} is {why}; ignored, every GPU is managed"
+            return (), f"{told}: {item!r} is {why}; correct it, or unset it to manage every GPU"
         chosen.add(matches[0])
     kept = tuple(gpu for gpu in everything if gpu.uuid in chosen)
     if len(kept) == len(everything):

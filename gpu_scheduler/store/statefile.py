@@ -60,7 +60,9 @@ def render(
     new = {key: value for key, value in old.items() if key not in _OURS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
     new["_scheduler"] = {"paused_gpus": pauses}
-    return (json.dumps(new, indent=2, ensure_ascii=False) + "\n").encode()
+    # A line a key: short lists stay readable, and easy to edit.
+    lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in new.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def displaced(path: Path) -> Path:

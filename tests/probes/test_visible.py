@@ -26,11 +26,11 @@ GPUS = tuple(
         ("", [], "hides every GPU"),
         ("-1", [], "hides every GPU"),
         ("NoDevFiles", [], "hides every GPU"),
-        ("GPU-a", [0, 1, 2], "'GPU-a' is 2 GPUs; ignored"),
-        ("0,7", [0, 1, 2], "'7' is no GPU here; ignored"),
-        ("0,", [0, 1, 2], "'' is no GPU here; ignored"),
-        ("zero", [0, 1, 2], "'zero' is no GPU here; ignored"),
-        ("\u0661", [0, 1, 2], "is no GPU here; ignored"),
+        ("GPU-a", [], "'GPU-a' is 2 GPUs; correct it"),
+        ("0,7", [], "'7' is no GPU here; correct it"),
+        ("0,", [], "'' is no GPU here; correct it"),
+        ("zero", [], "'zero' is no GPU here; correct it"),
+        ("\u0661", [], "is no GPU here; correct it"),
     ],
 )
 def test_restrict(variable: str | None, kept: list[int], note: str | None) -> None:

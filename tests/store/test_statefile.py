@@ -85,7 +85,7 @@ def test_an_edit_takes_effect_and_unknown_keys_stay(machine: Machine) -> None:
 
 def test_an_edit_made_after_the_last_look_survives_the_next_writing(machine: Machine) -> None:
     machine.edit(3)
-    pause(machine.store, ["U1"], True, "cli")
+    pause(machine.store, ["U1"], True, "cli", scheduler_is_up=False)
     machine.edit(3, 2)  # after the command looked
     machine.round()
     assert machine.pauses() == ([1, 2, 3], [1, 2, 3])
@@ -96,7 +96,7 @@ def test_a_version_displaced_while_it_was_being_replaced_is_examined(machine: Ma
     state = json.loads(before)
     state["paused_gpus"] = [0]
     machine.path.write_text(json.dumps(state))  # nobody looked at this one
-    pause(machine.store, [], True, "nobody")
+    pause(machine.store, [], True, "nobody", scheduler_is_up=False)
     with machine.store.db.transaction():
         machine.store.db.set_meta("statefile_examined", statefile.digest(before))
         machine.store.db.connection.execute("DELETE FROM wish")
@@ -116,8 +116,8 @@ def test_a_replaced_version_that_a_crash_left_behind_is_examined_at_the_next_sta
 
 def test_a_pause_given_while_the_scheduler_is_down_counts_at_its_start(machine: Machine) -> None:
     machine.edit(2)
-    pause(machine.store, ["U0"], True, "cli")
-    pause(machine.store, ["U2"], False, "cli")  # the later word
+    pause(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
+    pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later word
     machine.begin()
     assert machine.pauses() == ([0], [0])
 
@@ -126,7 +126,7 @@ def test_no_version_is_examined_twice(machine: Machine) -> None:
     machine.edit(2)
     content = machine.path.read_bytes()
     assert take_in(machine.store, content) == ["GPU 2 paused by an edit of the state file"]
-    pause(machine.store, ["U2"], False, "cli")
+    pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)
     assert take_in(machine.store, content) == []
     assert not wished_pauses(machine.store)["U2"]
 
@@ -175,6 +175,39 @@ def test_removing_the_file_with_the_scheduler_down_resumes_every_gpu(machine: Ma
     assert machine.pauses() == ([], [])
 
 
+def test_a_pause_given_after_the_file_was_removed_is_the_later_word(machine: Machine) -> None:
+    machine.edit(0, 1)
+    machine.round()
+    machine.path.unlink()
+    pause(machine.store, ["U2"], True, "cli", scheduler_is_up=False)
+    machine.begin()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_a_broken_file_that_is_removed_is_written_anew(machine: Machine) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.write_text("{")
+    machine.watch.look(machine.now)
+    machine.path.unlink()
+    machine.round()
+    assert machine.pauses() == ([1], [1])
+    assert machine.watch.again_at is None
+
+
+def test_a_file_that_is_being_written_is_not_replaced(machine: Machine) -> None:
+    pause(machine.store, ["U0"], True, "cli", scheduler_is_up=True)
+    writer = machine.path.open("w")
+    machine.round()
+    assert machine.path.read_text() == ""
+    writer.write('{"paused_gpus": [3], "mine": 1}')
+    writer.close()
+    machine.round()
+    machine.round()
+    assert machine.pauses() == ([3], [3])  # without a base of ours it says all there is
+    assert json.loads(machine.path.read_text())["mine"] == 1
+
+
 def test_removing_it_while_the_scheduler_is_up_writes_it_anew(machine: Machine) -> None:
     machine.edit(0)
     machine.round()
@@ -195,7 +228,7 @@ def test_an_unchanged_state_is_not_written(machine: Machine) -> None:
 
 def test_it_is_written_at_most_once_a_second(machine: Machine) -> None:
     machine.round()
-    pause(machine.store, ["U0"], True, "cli")
+    pause(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
     machine.recorder.record(
         plan(look(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
         machine.clock.now(),
@@ -203,7 +236,7 @@ def test_it_is_written_at_most_once_a_second(machine: Machine) -> None:
     machine.watch.write(machine.now + 1.1)
     assert machine.pauses()[1] == [0]
     machine.recorder.record([], machine.clock.now())
-    pause(machine.store, ["U0"], False, "cli")
+    pause(machine.store, ["U0"], False, "cli", scheduler_is_up=False)
     machine.recorder.record(
         plan(look(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
         machine.clock.now(),

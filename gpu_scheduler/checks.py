@@ -1,0 +1,47 @@
+"""What of the options of `start` can be told to be wrong before anything is made: its files and folders."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.joblogs import log_folder
+
+
+def check_paths(options: StartOptions) -> None:
+    """Raises UsageError naming the option, the path and the remedy."""
+    _check_state_file(options.state_file)
+    if options.jobs_file:
+        _check_jobs_file(options.jobs_file, must_exist=options.drain)
+    try:
+        log_folder(options.log_dir)
+    except OSError as error:
+        named = f"--log-dir {options.log_dir}: " if options.log_dir is not None else ""
+        raise UsageError(f"{named}{error.strerror or error}; name a folder of yours with --log-dir") from None
+
+
+def _check_state_file(path: str) -> None:
+    if os.path.isdir(path) or path.endswith("/"):
+        raise UsageError(
+            f"--state-file {path}: is a folder; name a file in it, such as gpu_scheduler_state.json"
+        )
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise UsageError(f"--state-file {path}: there is no folder {folder}; make it first")
+
+
+def _check_jobs_file(path: str, must_exist: bool) -> None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        if must_exist:
+            raise UsageError(f"--jobs-file {path}: no such file; with --drain it must exist") from None
+        return
+    except OSError as error:
+        raise UsageError(f"--jobs-file {path}: {error.strerror}; name a file that you may read") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"--jobs-file {path}: is not a file; name a text file of jobs")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"--jobs-file {path}: may not be read; see its permissions")

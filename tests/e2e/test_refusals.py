@@ -1,0 +1,94 @@
+"""What `start` refuses, before it makes anything: exit 2, the option, the path and the remedy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.e2e.world import World
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--drain"], "jobs.txt: no such file; with --drain it must exist"),
+        (["--jobs-file", "folder"], "--jobs-file folder: is not a file"),
+        (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a file"),
+        (["--log-dir", "file"], "--log-dir file: "),
+        (["--llm-config", "none.json"], "--llm-config none.json: No such file"),
+        (["--gpus", "9"], "4 GPUs found"),
+        (["--gpus", "0,7"], "--gpus 0,7"),
+        (["--simulate", "none"], "--simulate"),
+    ],
+)
+def test_bad_options(world: World, options: list[str], words: str) -> None:
+    (world.folder / "folder").mkdir()
+    (world.folder / "file").touch()
+    os.mkfifo(world.folder / "fifo")
+    done = world.cli("start", *([] if "--simulate" in options else ["--simulate", "4"]), *options)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("state", ["folder", "folder/", "none/s.json"])
+def test_a_state_file_that_cannot_be_one(tmp_path: Path, state: str) -> None:
+    (tmp_path / "folder").mkdir()
+    done = World(tmp_path, state).cli("start", "--simulate", "1")
+    assert done.returncode == 2
+    assert f"--state-file {state}: " in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_a_broken_llm_config_is_not_guessed_around(world: World) -> None:
+    (world.folder / "llm_config.json").write_text('{"models": {"a": {"vram": "9G"}}}')
+    done = world.cli("start", "--simulate", "1")
+    assert done.returncode == 2
+    assert "models.a" in done.stderr
+
+
+def test_an_edit_of_llm_config_counts_and_a_broken_one_does_not(world: World) -> None:
+    config = world.folder / "llm_config.json"
+    config.write_text('{"models": {"m": 2}}')
+    world.start()
+    world.append("[allowed=0] echo --llm m >> ran")
+    world.until(lambda jobs: 1 in jobs and "infeasible" in (jobs[1]["reason"] or ""), "infeasible")
+    config.write_text("{")
+    world.append("[share=1] echo other")
+    world.finished(2)
+    assert "infeasible" in world.jobs()[1]["reason"]
+    config.write_text('{"models": {"m": 0.5}}')
+    world.finished(1)
+    assert "the last good one is kept" in world.said()
+
+
+def test_a_hidden_gpu_is_not_taken(world: World) -> None:
+    world.env["CUDA_VISIBLE_DEVICES"] = "1,2"
+    world.start()
+    assert [gpu["index"] for gpu in world.status()["gpus"]] == [1, 2]
+    assert "manages GPU 1, 2 of 4 only" in world.said()
+    world.end()
+    world.env["CUDA_VISIBLE_DEVICES"] = "9"
+    done = world.cli("start", "--simulate", "4")
+    assert done.returncode == 2
+    assert "CUDA_VISIBLE_DEVICES=9" in done.stderr
+
+
+def test_a_failed_launch_is_tried_again_in_its_time_and_ends_as_failed(world: World) -> None:
+    world.append("0,none.py,,,", "[share=1] echo behind >> ran")
+    world.start("--assign-retry-wait", "1", "--max-assign-attempts", "3")
+    world.wait_text("ran")
+    job = world.finished(1)[1]
+    assert (job["outcome"], job["exit_code"], job["attempts"]) == ("failed", None, 3)
+    assert "none.py does not exist (tried 3 times)" in job["reason"]
+    assert "job 1 failed" in world.said()
+    store = Store(Home.of(str(world.folder / world.state)))
+    begun = [row["created_at"] for row in store.attempts(1)]
+    store.close()
+    # Not with the next sample of the GPUs, which comes every 5 s.
+    assert 1 <= begun[1] - begun[0] < 4
+    assert 2 <= begun[2] - begun[1] < 4.9
