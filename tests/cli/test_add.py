@@ -123,11 +123,11 @@ def test_an_equal_line_that_failed_runs_again(desk: Desk, script: Path) -> None:
 def test_the_folder_of_the_jobs_file_counts_not_ours(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = parse_line(f"0,{script},,,", "/work/there", "/")
+    read = parse_line(f"0,{script},,,", "/data/there", "/")
     assert isinstance(read, Parsed)
     job_id = desk.store.insert_job(read.spec, "cli")
     with desk.store.db.transaction() as db:
-        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, '/work/there')", (f"{desk.path}/jobs.txt",))
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, '/data/there')", (f"{desk.path}/jobs.txt",))
     assert f"job {job_id}" in desk.run("add", "train.py")[2]
     assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""
 

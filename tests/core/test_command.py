@@ -23,7 +23,7 @@ from gpu_scheduler.core.jobspec import CudaMode, JobSpec
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
 TOKEN = "0123456789abcdef0123456789abcdef"
-CSV = JobSpec("csv", "0,t.py", "/work", script="/work/t.py", arguments=("--lr", "0.1", "--name", "it's; x"))
+CSV = JobSpec("csv", "0,t.py", "/work", script="/data/t.py", arguments=("--lr", "0.1", "--name", "it's; x"))
 SHELL = JobSpec("command", "…", "/my work", command="cd 'a b' && python t.py --cuda 0 | tee $HOME/log")
 
 
@@ -138,8 +138,8 @@ def run_bare(command: Command) -> tuple[int, str, str, str]:
 
 def test_missing_script() -> None:
     code, out, errors, said = run(built(replace(CSV, cwd="/")))
-    assert (code, out, said) == (1, "", "!script /work/t.py does not exist")
-    assert errors == "script /work/t.py does not exist\n"
+    assert (code, out, said) == (1, "", "!script /data/t.py does not exist")
+    assert errors == "script /data/t.py does not exist\n"
 
 
 def test_missing_working_folder() -> None:

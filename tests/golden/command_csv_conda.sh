@@ -21,8 +21,8 @@ if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
     [ -z "$known" ] || fail 'conda environment ml-3.11 could not be activated; its log says more'
     fail 'conda environment ml-3.11 does not exist; environments: '"${names#, }"
 fi
-[ -e /work/t.py ] || fail 'script /work/t.py does not exist'
+[ -e /data/t.py ] || fail 'script /data/t.py does not exist'
 if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 { printf . >&3; } 2>/dev/null; exec 3>&-
-exec "$python" -u /work/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2
+exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

@@ -4,8 +4,8 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
 cd -- /work || fail 'working folder /work cannot be entered'
 fail 'conda environment ml: no conda was found; name its profile.d/conda.sh by --conda-sh'
-[ -e /work/t.py ] || fail 'script /work/t.py does not exist'
+[ -e /data/t.py ] || fail 'script /data/t.py does not exist'
 if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 { printf . >&3; } 2>/dev/null; exec 3>&-
-exec "$python" -u /work/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2
+exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2
