@@ -50,7 +50,7 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
             rows += store.open_jobs((state,), queued)
         rows += store.finished_jobs(finished)
         attempts = store.newest_attempts(row["id"] for row in rows)
-        context = _context(store, attempts.values())
+        context = _context(store, attempts.values(), is_up=pid is not None)
         return Report(
             now=time.time(),
             pid=pid,
@@ -64,16 +64,21 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
         )
 
 
-def _context(store: Store, attempts: Iterable[sqlite3.Row]) -> jobs.Context:
+def _context(store: Store, attempts: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.Context:
     folders = {
         row["id"]: (store.home.attempt(row["job_id"], row["number"], row["token"]), row["token"])
         for row in attempts
         if row["outcome"] is None
     }
+    infeasible, reasons = store.infeasible(), store.waiting()
+    if not is_up:
+        # What the last scheduler found may not hold any more, but for what can never fit.
+        reasons = {ask: reason for ask, reason in reasons.items() if ask in infeasible}
     return jobs.Context(
         now=Clock().now(),
-        reasons=store.waiting(),
-        infeasible=store.infeasible(),
+        reasons=reasons,
+        otherwise="not tried yet" if is_up else "no scheduler is running",
+        infeasible=infeasible,
         indices=store.indices(),
         wished={job_id: verbs[-1] for job_id, verbs in wished_verbs(store).items()},
         sightings={attempt_id: sight(folder, token) for attempt_id, (folder, token) in folders.items()},

@@ -28,12 +28,14 @@ class Row(Protocol):
 class Context:
     """What the words about a job depend on besides its own rows.
 
-    reasons: ask -> why its jobs wait; infeasible: asks that can never fit; indices: UUID -> GPU index;
-    wished: job id -> what an open wish asks for; sightings: attempt id -> its folder.
+    reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; infeasible: asks that can never
+    fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for; sightings: attempt id -> its
+    folder.
     """
 
     now: Now
     reasons: Mapping[str, str] = field(default_factory=dict)
+    otherwise: str = "not tried yet"
     infeasible: Collection[str] = ()
     indices: Mapping[str, int] = field(default_factory=dict)
     wished: Mapping[int, str] = field(default_factory=dict)
@@ -92,7 +94,7 @@ def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
         return f"line gone from {posixpath.basename(job['source'].partition(':')[2]) or 'its jobs file'}"
     if attempt is not None and attempt["outcome"] is not None and not _released(attempt):
         return RELEASING
-    return context.reasons.get(job["ask"], "not tried yet")
+    return context.reasons.get(job["ask"], context.otherwise)
 
 
 def _released(attempt: Row) -> bool:

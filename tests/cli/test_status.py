@@ -74,7 +74,7 @@ def test_every_waiting_job_says_why(desk: Desk) -> None:
     desk.record(act.Wait(big_ask, "infeasible: needs 9 idle GPUs, 2 managed", True))
     desk.recorder.set_gone([gone])
     seen = jobs(desk)
-    assert seen[plain]["reason"] == "not tried yet"
+    assert seen[plain]["reason"] == "no scheduler is running"
     assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, 2 managed"
     assert [job["infeasible"] for job in (seen[plain], seen[big])] == [False, True]
     assert (seen[held]["state"], seen[held]["reason"]) == ("held", "held by its line")
