@@ -29,8 +29,8 @@ class Context:
     """What the words about a job depend on besides its own rows.
 
     reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; infeasible: asks that can never
-    fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for; sightings: attempt id -> its
-    folder.
+    fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for;
+    sightings: attempt id -> the look at its folder.
     """
 
     now: Now
