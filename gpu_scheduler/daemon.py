@@ -116,6 +116,7 @@ class Daemon:
         self._executor = executor or _executor(options.screen)
         self._config = LlmConfigFile(options.llm_config)
         self._store = Store(home, create=True)
+        self._inode = home.database.stat().st_ino
         self._watch = GpuWatch()
         settings = Settings(
             limits=Limits(options.mem_threshold, options.load_threshold),
@@ -151,7 +152,6 @@ class Daemon:
         self._console = console
         self._signal: int | None = None
         self._woken: set[str] = set()
-        self._inode = 0
         self._wakeups = Wakeups()
         self._state_at = self._files_at = 0.0
         self._sampler.begin(options.gpus, self._store, self._loop.recorder)
@@ -163,7 +163,7 @@ class Daemon:
             return None
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
-        return JobsWatch(self._store, self._loop.recorder, path, known)
+        return JobsWatch(self._store, path, known)
 
     def launch(self, attempt_id: int) -> None:
         """What the loop calls; see Launcher.launch."""
@@ -206,10 +206,9 @@ class Daemon:
                 signal.signal(number, self._on_signal)
         home, recorder = self._store.home, self._loop.recorder
         log.info("scheduler up, pid %d; state file %s, record %s", os.getpid(), home.state_file, home.folder)
-        self._inode = home.database.stat().st_ino
         late = [wish for wish in self._store.open_wishes() if wish["verb"] == "stop"]
         recorder.record([WishDone(wish["id"], "it had ended already") for wish in late], self._clock.now())
-        recorder.set_gone(())
+        self._loop.hold_back(frozenset())
         self._watch_files()
         self._state.begin(self._clock.now().boot)
         self._woken = {"config", "jobs"}
@@ -284,10 +283,14 @@ class Daemon:
             self._files_at = now + self._options.monitor_interval_s
             if self._config.look():
                 self._loop.config = self._config.current
-            if self._jobs is not None:
-                self._jobs.look(now)
+            self._look_at_jobs(now)
         elif self._jobs is not None and self._jobs.again_at is not None and now >= self._jobs.again_at:
+            self._look_at_jobs(now)
+
+    def _look_at_jobs(self, now: float) -> None:
+        if self._jobs is not None:
             self._jobs.look(now)
+            self._loop.hold_back(self._jobs.gone)
 
     def _due_at(self, facts: Facts) -> float:
         """The boot time at which something falls due, as the round saw it."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Facts, Now, Settings
+from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.planning import plan
 from gpu_scheduler.executors import LaunchError
@@ -55,6 +55,7 @@ class Loop:
         self.ending = False
         self.sample_wanted = False
         self._strange: set[str] = set()
+        self._gone: frozenset[int] | None = None
         self._launcher = launcher
         self._reached = reached
 
@@ -72,9 +73,15 @@ class Loop:
         self._reached("recorded")
         for action in actions:
             self.told(action)
-            self._perform(action, opened, now)
+            self._perform(action, opened)
             self._reached(f"performed {type(action).__name__}")
         return None
+
+    def hold_back(self, gone: frozenset[int]) -> None:
+        """Start none of these waiting jobs: their lines are not in the jobs file as it stands."""
+        if gone != self._gone:
+            self.recorder.set_gone(gone)
+            self._gone = gone
 
     def _report_strange(self, facts: Facts) -> None:
         for attempt in facts.attempts:
@@ -83,7 +90,7 @@ class Loop:
                     log.warning("job %d: %s", attempt.job_id, text)
                     self._strange.add(text)
 
-    def _perform(self, action: act.Action, opened: dict[int, int], now: Now) -> None:
+    def _perform(self, action: act.Action, opened: dict[int, int]) -> None:
         if isinstance(action, act.Start):
             self._launch(opened[action.job_id])
         elif isinstance(action, act.Relaunch):

@@ -182,6 +182,9 @@ def format_csv_line(
     number = "" if priority is None else str(priority)
     line = ",".join((number, csvline.quote_field(script), conda or "", arguments, gpus))
     read = parse_line(line, "/", "/", None)
-    if not isinstance(read, Parsed):
-        raise ValueError(read.reason if isinstance(read, Malformed) else f"script {script!r} is no script")
+    if isinstance(read, Malformed):
+        raise ValueError(read.reason)
+    if read is None or read.spec.kind != "csv" or read.spec.script != posixpath.normpath(script):
+        # A quote behind a backslash, then a # behind a blank: the comment would begin inside the name.
+        raise ValueError(f"script {script!r} cannot be written on a line; rename it")
     return line

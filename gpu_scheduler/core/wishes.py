@@ -22,9 +22,6 @@ from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
 Answer = tuple[list[Action], str]
 
-#: Wishes about one job; a second one for the same job waits until the first is on the record.
-JOB_VERBS = ("cancel", "retry", "requeue", "hold", "release", "line_removed", "set")
-
 
 def plan(facts: Facts) -> list[Action]:
     """The actions for every open wish, in the order in which they were made; each ends with its WishDone."""
@@ -35,7 +32,8 @@ def plan(facts: Facts) -> list[Action]:
             # Kept open until no job is left: nothing is placed meanwhile (see `is_ending`).
             actions += _cancel_all(facts, wish.args)
             continue
-        if wish.verb in JOB_VERBS:
+        if wish.verb in _ABOUT_A_JOB:
+            # A second wish for the same job waits until the first is on the record.
             if wish.target in touched:
                 continue
             touched.add(wish.target)

@@ -13,7 +13,6 @@ from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
 from gpu_scheduler.core.lines import ParsedLine, Reading
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
 from gpu_scheduler.store import readings
-from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -27,16 +26,15 @@ class JobsWatch:
 
     again_at   when to look again without an event; None = nothing waits.
     pending    something in the file waits to count.
+    gone       waiting jobs whose line is not in the file as it stands; they must not be started.
     """
 
-    def __init__(
-        self, store: Store, recorder: Recorder, path: str, known_gpus: frozenset[int] | None
-    ) -> None:
+    def __init__(self, store: Store, path: str, known_gpus: frozenset[int] | None) -> None:
         self.path = Path(os.path.abspath(path))
         self.again_at: float | None = None
         self.pending = False
+        self.gone: frozenset[int] = frozenset()
         self._store = store
-        self._recorder = recorder
         self._key = str(self.path)
         here = os.getcwd()
         cwd = readings.working_folder(store, self._key, here)
@@ -46,7 +44,6 @@ class JobsWatch:
         self._reading = readings.load(store, self._key)
         self._reported: frozenset[MalformedLine] = frozenset()
         self._problem: str | None = None
-        self._gone: frozenset[int] | None = None
 
     def look(self, now: float) -> None:
         """Take in what the file says now."""
@@ -59,9 +56,7 @@ class JobsWatch:
             result = said.diff(self._reading, poll.accepted, jobs, newest)
             self._take(result, poll.accepted.lines)
         self._tell(poll)
-        if poll.gone != self._gone:
-            self._recorder.set_gone(poll.gone)
-            self._gone = poll.gone
+        self.gone = poll.gone
         self.again_at = poll.next_look
         self.pending = poll.next_look is not None
 

@@ -88,7 +88,7 @@ class Store:
         """Attempts that are open, hold GPUs, or whose memory is not back, with their job's columns."""
         return self.db.rows(
             "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
-            " job.launch_failures, job.source AS job_source, job.spec AS job_spec, job.text AS job_text,"
+            " job.launch_failures, job.source AS job_source,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0 ORDER BY attempt.id"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
@@ -16,6 +16,7 @@ COMMAND = JobSpec("command", "python a.py", "/w", command="python a.py")
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         JobSpec,

@@ -13,6 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = "gpu_scheduler"
 
+#: The record, less the loop's pen: jobs and attempts are changed by the loop alone.
+RECORD = tuple(f"store.{name}" for name in ("store", "home", "readings", "statefile", "instance", "database"))
+
 #: What each room, or module at the top, may import of ours: "room" or "room.module". Within itself a room is
 #: free. A module that is not named here belongs to the shell around the loop (see SHELL_NEVER).
 MAY = {
@@ -26,7 +29,7 @@ MAY = {
     # The folder protocol has two halves: what the runner itself needs, and what prepares it.
     "executors": ("core", "runner.folder", "runner.prepare"),
     "views": ("core", "errors"),
-    "intake": ("core", "errors", "store"),
+    "intake": ("core", "errors", *RECORD),
     "simjob": ("probes.usage",),
 }
 
@@ -37,7 +40,7 @@ FRONT_MAY = (
     "errors",
     "config",
     "clock",
-    "store",
+    *RECORD,
     "views",
     "intake",
     "sight",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobspec import JobSpec
@@ -22,6 +22,7 @@ CONFIG = parse_llm_config(
 )
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64_000))
 def test_a_share_reads_back_as_it_is_written(thousandths: int) -> None:
     assert parse_share(format_share(thousandths)) == thousandths

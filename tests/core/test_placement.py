@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.needs import Need
@@ -92,6 +92,7 @@ VIEWS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     VIEWS,
     st.integers(1, 4),
@@ -125,3 +126,35 @@ def test_nothing_is_over_booked_and_nothing_closed_is_used(
         assert limited is None or view.index in limited
         assert view.foreign_mib is not None
         assert view.foreign_mib < 0.8 * 24576
+
+
+def test_a_threshold_is_reached_at_equality() -> None:
+    full = GpuView("U0", 0, 1000, foreign_mib=800, foreign="process 8")
+    assert "holds 800 MiB" in why(place(Need(1, 500), None, [full], LIMITS))
+    assert place(
+        Need(1, 500), None, [GpuView("U0", 0, 1000, foreign_mib=799, foreign="process 8")], LIMITS
+    ) == ("U0",)
+    busy = gpu(0, foreign_mib=10, foreign="process 8", load=80.0)
+    assert "load 80 %" in why(place(Need(1, 500), None, [busy], LIMITS))
+    assert place(Need(1, 500), None, [gpu(0, foreign_mib=10, foreign="process 8", load=79.9)], LIMITS) == (
+        "U0",
+    )
+
+
+def test_an_unknown_load_is_tried_last_and_keeps_nobody_out() -> None:
+    assert place(Need(1, 1000), None, [gpu(0, load=None), gpu(1, load=99.0)], LIMITS) == ("U1",)
+    assert place(Need(1, 1000), None, [gpu(0, load=None, foreign="process 8")], LIMITS) == ("U0",)
+
+
+def test_equal_gpus_are_taken_from_the_lowest_index() -> None:
+    assert place(Need(1, 1000), None, [gpu(2), gpu(1), gpu(0)], LIMITS) == ("U0",)
+
+
+def test_memory_that_no_process_owns_is_named_so() -> None:
+    held = gpu(0, foreign_mib=24_000, foreign=None)
+    assert "memory not ours holds 23.4 GiB" in why(place(Need(1, 500), None, [held], LIMITS))
+
+
+def test_many_closed_gpus_are_counted_not_all_named() -> None:
+    text = why(place(Need(1, 500), None, [gpu(i, closed="paused") for i in range(7)], LIMITS))
+    assert text.endswith("GPU 3 paused and 3 more")

@@ -237,3 +237,68 @@ def test_exit_codes(ending: Ending, code: int) -> None:
     good = Ending(JobState.FINISHED, Outcome.COMPLETED, 0)
     assert exit_code([good, ending], malformed=False) == code
     assert exit_code([good, ending], malformed=True) == max(code, 1)
+
+
+def test_nothing_is_placed_in_a_round_that_settles() -> None:
+    starting = running("U0", job_state=JobState.STARTING)
+    actions = plan(facts(2, line(HALF, (1, 0)), attempts=(starting,)))
+    assert actions == [act.Move(99, 9, JobState.RUNNING)]
+
+
+def test_an_infeasible_job_is_not_passed_over_and_a_passed_one_is_told_once() -> None:
+    far = Ask(gpus=9)
+    assert act.PassedOver(1) not in plan(facts(1, line(far, (1, 0)), line(HALF, (2, 1))))
+    waiting = Line(TWO, (QueuedJob(1, 0, 1, passed_over=True),))
+    found = plan(facts(2, waiting, line(HALF, (2, 1), (3, 1)), attempts=(running("U0"),)))
+    assert not any(isinstance(a, act.PassedOver) for a in found)
+    found = plan(facts(2, line(TWO, (1, 0)), line(HALF, (2, 1), (3, 1)), attempts=(running("U0"),)))
+    assert [a for a in found if isinstance(a, act.PassedOver)] == [act.PassedOver(1)]
+
+
+def test_a_start_notes_what_nobody_accounts_for_on_its_gpus() -> None:
+    left = gpu(0, 900, (GpuProcess(1, 300),), owners={1: None})
+    [start] = plan(replace(facts(0, line(HALF, (1, 0))), gpus=(left,)))
+    assert start == act.Start(1, ("U0",), 500, (("U0", 600),))
+
+
+def test_a_gpu_that_was_not_seen_or_is_faulty_takes_nothing() -> None:
+    unseen = Gpu("U0", 0)
+    assert "GPU 0 not seen by the probe" in reason_on(unseen)
+    lost = replace(gpu(0), sample=GpuSample("U0", 0, "card", 24576, None, None, None, "lost"))
+    assert "GPU 0 lost" in reason_on(lost)
+    assert "GPU 0 paused" in reason_on(gpu(0, paused=True))
+
+
+def reason_on(one: Gpu) -> str:
+    [wait] = plan(replace(facts(0, line(HALF, (1, 0))), gpus=(one,)))
+    assert isinstance(wait, act.Wait)
+    return wait.reason
+
+
+def test_a_released_attempt_books_nothing() -> None:
+    shown = view(gpu(0), facts(1, attempts=(running("U0", outcome=Outcome.COMPLETED, released_at=990.0),)))
+    assert shown.booked == 0
+
+
+def test_unknown_memory_of_a_process_falls_back_to_the_totals_and_the_largest_foreigner_is_named() -> None:
+    vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
+    assert foreign_memory(vague, ()) == 7000
+    crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
+    assert view(crowd, facts(1)).foreign == "process 2"
+
+
+def test_a_drain_looks_at_the_gpus_that_a_line_allows() -> None:
+    paused = tuple(replace(g, paused=g.index == 0) for g in facts(2).gpus)
+    assert drained(replace(facts(2), gpus=paused), [Ask(share=500, allowed=(0,))], False)
+    assert not drained(replace(facts(2), gpus=paused), [Ask(share=500, allowed=(0, 1))], False)
+
+
+def test_a_resume_and_a_requeue_say_what_they_are() -> None:
+    assert wished(("resume", "U0"))[0] == act.SetPaused("U0", False)
+    wish = (Wish(1, "requeue", "7", {"reason": "in jobs.txt once more"}),)
+    done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}
+    assert plan(facts(1, wishes=wish, jobs=done))[0] == act.Requeue(7, "in jobs.txt once more")
+    cancel = (Wish(1, "set", "7", {"name": "cancel", "value": True}),)
+    assert act.Finish(7, Outcome.CANCELLED, "cancelled by its line") in plan(
+        facts(1, wishes=cancel, jobs=QUEUED)
+    )

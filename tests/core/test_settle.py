@@ -229,3 +229,64 @@ def test_a_gpu_cools_until_its_memory_is_back(sampled_at: float | None, mib: int
     assert bool(cooled(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_at=930.0)
     assert cooled(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.Cooled(1)]
+
+
+def test_a_runner_that_may_withdraw_is_not_killed_for_being_late() -> None:
+    stop = StopNote("preempted", 1.0, "withdraw")
+    late = replace(
+        OPEN, job_state=JobState.STOPPING, stopping_at=900.0, sighting=seen(claim="live", stop=stop)
+    )
+    assert settle(late, NOW, SETTINGS) == [act.Nudge(1)]
+
+
+def test_a_sweep_gives_the_grace_of_the_cancel_before_it_kills() -> None:
+    left = replace(OPEN, outcome=Outcome.CANCELLED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
+    assert release(left, NOW, SETTINGS) == []  # 10 s are not over
+    assert release(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]  # 3 s are
+    assert release(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, cause="machine", exit_code=1))),
+        replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, began=False, exit_code=1))),
+        replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, cause="preempted", exit_code=1))),
+    ],
+)
+def test_a_cancelled_job_is_cancelled_whatever_kept_its_attempt_from_its_end(attempt: Attempt) -> None:
+    end = closed(attempt)
+    assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
+
+
+def test_a_preempted_job_is_held_and_a_preempt_never_makes_it_cancelled() -> None:
+    end = closed(replace(OPEN, cancel=Cancel("preempted", 3.0), sighting=seen(claim="dead"), survivors=()))
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
+
+
+def test_a_cause_of_a_later_version_is_never_read_as_success() -> None:
+    end = closed(replace(OPEN, sighting=seen(result=replace(RESULT, cause="something new"))))
+    assert end.outcome is Outcome.INTERRUPTED
+
+
+def test_a_result_passes_on_its_survivors_and_the_words_for_a_machine_that_ends() -> None:
+    machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
+    end = closed(replace(OPEN, sighting=seen(result=machine)))
+    assert end.survivors == (7, 8)
+    assert end.reason == "the machine or its session was ended; `retry 7` runs it again"
+    assert (end.started_at, end.ended_at) == (1.0, 2.0)
+
+
+def test_nobody_waits_for_the_memory_of_another_boot() -> None:
+    ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=999.0, boot_id="another")
+    assert cooled(ended, [(None, None)], NOW, SETTINGS) == [act.Cooled(1)]
+
+
+def test_a_little_more_memory_than_before_is_what_a_driver_keeps() -> None:
+    ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
+    assert cooled(ended, [(991.0, 612)], NOW, SETTINGS) == [act.Cooled(1)]
+    assert cooled(ended, [(991.0, 613)], NOW, SETTINGS) == []
+
+
+def test_a_result_is_settled_without_a_scan() -> None:
+    assert not needs_scan(replace(OPEN, sighting=seen(claim="dead", result=RESULT)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -165,8 +166,9 @@ def test_a_shutdown_interrupts_in_both_orders(world: World) -> None:
     world.append(*(f"[share=0.5] echo $PPID $$ >> pids{n}; exec sleep 60" for n in (1, 2)))
     for n, order in ((1, (0, 1)), (2, (1, 0))):
         pids = [int(pid) for pid in world.wait_text(f"pids{n}")[0].split()]
-        for index in order:
-            os.kill(pids[index], signal.SIGTERM)
+        os.kill(pids[order[0]], signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # the runner passes it on, and may be the quicker one
+            os.kill(pids[order[1]], signal.SIGTERM)
     world.until(lambda jobs: all(jobs[i]["state"] == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
     assert all(jobs[i]["reason"].startswith("the machine or its session was ended") for i in (1, 2))

@@ -22,9 +22,7 @@ class Desk:
         self.watch = self._watch()
 
     def _watch(self) -> JobsWatch:
-        return JobsWatch(
-            self.rig.store, self.rig.loop.recorder, str(self.path), frozenset(range(self.rig.gpus))
-        )
+        return JobsWatch(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
 
     def restart(self) -> None:
         """Another scheduler comes up here."""
@@ -44,6 +42,7 @@ class Desk:
         for step in (0.0, seconds):
             self.now += step
             self.watch.look(self.now)
+            self.rig.loop.hold_back(self.watch.gone)
             self.rig.tick()
 
     def states(self) -> dict[int, str]:

@@ -104,7 +104,6 @@ CREATE TABLE gpu (
 CREATE TABLE jobs_file (
     path     TEXT PRIMARY KEY,
     cwd      TEXT NOT NULL,                     -- working folder of its lines, recorded when first read
-    seen_at  REAL,
     problem  TEXT                               -- why it cannot be read now
 ) WITHOUT ROWID;
 

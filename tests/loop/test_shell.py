@@ -1,0 +1,172 @@
+"""The parts around the loop: where logs go, what is printed, what wakes, which GPUs are managed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler import joblogs
+from gpu_scheduler.console import Console, begin_logging
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.gpus import GpuWatch, choose
+from gpu_scheduler.wakeups import Wakeups
+from tests.loop.rig import Rig
+from tests.waiting import wait_for
+
+CARDS = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("option", "chosen"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2", [0, 1]),
+        ("4", [0, 1, 2, 3]),
+        ("3,", [3]),
+        ("0,2-3", [0, 2, 3]),
+        ("all", [0, 1, 2, 3]),
+    ],
+)
+def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
+    assert [gpu.index for gpu in choose(CARDS, option)] == chosen
+
+
+@pytest.mark.parametrize("option", ["0", "5", "7,", "1,1", "3-1", "x", "-1"])
+def test_more_than_there_are_is_an_error_with_the_number_found(option: str) -> None:
+    with pytest.raises(UsageError, match="4 GPUs found"):
+        choose(CARDS, option)
+
+
+def test_the_load_is_the_mean_of_the_last_three_samples() -> None:
+    watch = GpuWatch()
+    for load in (100.0, 10.0, 20.0, 60.0):
+        watch.take(Snapshot(1.0, (GpuSample("U0", 0, "card", 24576, 0, load),)))
+    [gpu] = watch.gpus({"U0": (0, False)}, {})
+    assert gpu.load == 30.0
+
+
+def test_a_failed_sample_leaves_nothing_to_place_by() -> None:
+    watch = GpuWatch()
+    watch.take(Snapshot(1.0, (CARDS[0],)))
+    watch.fail("hangs")
+    [gpu] = watch.gpus({"U0": (0, False)}, {})
+    assert (gpu.sample, watch.snapshot) == (None, None)
+    assert watch.failure == "the GPUs cannot be read: hangs"
+
+
+def test_a_process_is_ours_by_its_token_or_that_of_a_parent() -> None:
+    env = {**os.environ, "GPU_SCHEDULER_TOKEN": "abc"}
+    ours = subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env)
+    theirs = subprocess.Popen(["sleep", "60"])
+
+    def children() -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{ours.pid}/task/{ours.pid}/children").read_text().split()]
+
+    [child] = wait_for(children, "the child without a token")
+    pids = (ours.pid, child, theirs.pid)
+    sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in pids))
+    watch = GpuWatch()
+    watch.take(Snapshot(1.0, (sample,)))
+    [gpu] = watch.gpus({"U0": (0, False)}, {"abc": 5})
+    for pid in (child, ours.pid, theirs.pid):
+        os.kill(pid, 9)
+    ours.wait()
+    theirs.wait()
+    assert gpu.owners == {ours.pid: 5, child: 5, theirs.pid: None}
+
+
+def test_the_default_log_folder_is_ours_private_and_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = tmp_path / "logs"
+    monkeypatch.setattr(joblogs, "DEFAULT", default)
+    monkeypatch.setenv("LOGNAME", "ada")
+    assert joblogs.log_folder(None) == default
+    default.chmod(0o755)
+    assert joblogs.log_folder(None).stat().st_mode & 0o777 == 0o700
+    default.rmdir()
+    default.symlink_to(tmp_path)
+    assert joblogs.log_folder(None) == tmp_path / "logs_ada"
+    if os.geteuid() == 0:
+        default.unlink()
+        default.mkdir()
+        os.chown(default, 12345, 12345)
+        assert joblogs.log_folder(None) == tmp_path / "logs_ada"
+    (tmp_path / "logs_ada").rmdir()
+    (tmp_path / "logs_ada").symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="--log-dir"):
+        joblogs.log_folder(None)
+
+
+def test_a_log_is_a_new_private_file_and_never_what_lies_there(tmp_path: Path) -> None:
+    when = datetime(2026, 1, 2, 3, 4, 5, 678)
+    first = joblogs.new_log(tmp_path, 3, when)
+    assert first.name == "job_3_20260102_030405_000678.log"
+    assert first.stat().st_mode & 0o777 == 0o600
+    victim = tmp_path / "victim"
+    (tmp_path / f"{first.name}.1").symlink_to(victim)
+    assert joblogs.new_log(tmp_path, 3, when).name == f"{first.name}.2"
+    assert not victim.exists()
+
+
+def test_the_output_of_a_direct_job_is_printed_with_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = Rig(tmp_path)
+    console = Console()
+    begin_logging(tmp_path / "main.log", console)
+    job = rig.add("echo one; echo two; exit 3")
+    rig.tick()
+    attempt = rig.store.attempts(job)[0]["id"]
+    console.follow(attempt, rig.store)
+    rig.ends(job)
+    console.finish(attempt)
+    logging.getLogger("gpu_scheduler").info("a line of ours")
+    wait_for(lambda: console._follower is None, "the end of the log")
+    console.close()
+    out = capsys.readouterr().out
+    assert "[job 1] one\n[job 1] two\n" in out
+    assert "# job" not in out
+    assert "a line of ours" in out
+    assert "a line of ours" in (tmp_path / "main.log").read_text()
+
+
+def test_only_names_that_are_asked_for_wake(tmp_path: Path) -> None:
+    wakeups = Wakeups()
+    assert wakeups.watch(tmp_path / "jobs.txt", "jobs")
+    assert not wakeups.watch(tmp_path / "none" / "x", "x")
+    (tmp_path / "other").write_text("x")
+    assert wakeups.wait(0.05) == set()
+    (tmp_path / "spare").write_text("x")
+    os.replace(tmp_path / "spare", tmp_path / "jobs.txt")
+    assert wakeups.wait(5) == {"jobs"}
+    wakeups.close()
+
+
+def test_attempts_are_followed_by_folder_and_runner_and_let_go(tmp_path: Path) -> None:
+    wakeups = Wakeups()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    runner = subprocess.Popen(["sleep", "60"])
+    open_before = len(os.listdir("/proc/self/fd"))
+    assert wakeups.follow({folder: runner.pid})
+    assert not wakeups.follow({folder: runner.pid})
+    (folder / ".result.1").write_text("x")
+    assert wakeups.wait(0.05) == set()
+    os.replace(folder / ".result.1", folder / "result")
+    assert wakeups.wait(5) == {"attempt"}
+    runner.kill()
+    assert wakeups.wait(5) == {"runner"}
+    assert wakeups.wait(0.05) == set()  # told once
+    runner.wait()
+    wakeups.follow({})
+    (folder / "claim").write_text("x")
+    assert wakeups.wait(0.05) == set()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    wakeups.close()
