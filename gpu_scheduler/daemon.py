@@ -49,11 +49,11 @@ RETRY_S = 1.0
 def run(
     options: StartOptions,
     reached: Callable[[str], None] = lambda step: None,
-    executor: Executor | None = None,
+    settings: Settings | None = None,
 ) -> int:
     """Schedule until asked to end; returns the exit code.
 
-    reached and executor are for tests: the named steps of a round, and runners that are killed on purpose.
+    reached and settings are for tests: the named steps of a round, and times that are waited for.
     Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
     """
     umask = os.umask(0o077)
@@ -69,7 +69,7 @@ def run(
     console = Console()
     try:
         begin_logging(home.log, console)
-        daemon = Daemon(options, home, umask, console, reached, executor)
+        daemon = Daemon(options, home, umask, console, reached, settings or _settings(options))
         try:
             return daemon.serve()
         finally:
@@ -88,6 +88,14 @@ def _is_there(path: Path, inode: int) -> bool:
         return path.stat().st_ino == inode
     except OSError:
         return False
+
+
+def _settings(options: StartOptions) -> Settings:
+    return Settings(
+        limits=Limits(options.mem_threshold, options.load_threshold),
+        max_assign_attempts=options.max_assign_attempts,
+        assign_retry_wait_s=options.assign_retry_wait_s,
+    )
 
 
 def _executor(screen: bool) -> Executor:
@@ -109,20 +117,15 @@ class Daemon:
         umask: int,
         console: Console,
         reached: Callable[[str], None],
-        executor: Executor | None,
+        settings: Settings,
     ) -> None:
         self._options = options
         self._clock = Clock()
-        self._executor = executor or _executor(options.screen)
+        self._executor = _executor(options.screen)
         self._config = LlmConfigFile(options.llm_config)
         self._store = Store(home, create=True)
         self._inode = home.database.stat().st_ino
         self._watch = GpuWatch()
-        settings = Settings(
-            limits=Limits(options.mem_threshold, options.load_threshold),
-            max_assign_attempts=options.max_assign_attempts,
-            assign_retry_wait_s=options.assign_retry_wait_s,
-        )
         sim_dir = str(home.simulation)
         simulated = options.simulate is not None or options.gpu_probe == "simulated"
         self._sampler = Sampler(

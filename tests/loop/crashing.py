@@ -11,6 +11,7 @@ import sqlite3
 import sys
 
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.daemon import run
 
 
@@ -30,7 +31,8 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
     options = StartOptions(
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
     )
-    return run(options, reached)
+    # Shorter than in real life, so that what is waited for comes soon.
+    return run(options, reached, Settings(launch_deadline_s=3.0, grace_s=2.0))
 
 
 if __name__ == "__main__":
