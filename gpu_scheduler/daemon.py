@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -59,6 +60,7 @@ def run(
     umask = os.umask(0o077)
     home = Home.of(options.state_file, options.data_dir)
     check_paths(options)
+    is_new = not home.folder.exists()
     home.create()
     lock = InstanceLock(home.lock)
     if not lock.acquire():
@@ -69,7 +71,12 @@ def run(
     console = Console()
     try:
         begin_logging(home.log, console)
-        daemon = Daemon(options, home, umask, console, reached, settings or _settings(options))
+        try:
+            daemon = Daemon(options, home, umask, console, reached, settings or _settings(options))
+        except SchedulerError:
+            if is_new:
+                shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
+            raise
         try:
             return daemon.serve()
         finally:

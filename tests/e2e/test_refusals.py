@@ -33,6 +33,7 @@ def test_bad_options(world: World, options: list[str], words: str) -> None:
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (world.folder / "gpu_scheduler_state.d").exists()
 
 
 @pytest.mark.parametrize("state", ["folder", "folder/", "none/s.json"])
