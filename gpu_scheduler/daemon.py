@@ -199,11 +199,17 @@ class Daemon:
         """
         self._begin()
         code: int | None = None
+        failing: str | None = None
         while code is None:
             try:
                 code = self._turn()
+                if failing is not None:
+                    log.info("the record can be written again")
+                failing = None
             except FAILURES as error:
-                log.error("%s; tried again every second, running jobs go on", error)
+                if str(error) != failing:
+                    log.error("%s; tried again every second, running jobs go on", error)
+                failing = str(error)
                 self._woken |= self._wakeups.wait(RETRY_S)
                 code = self._farewell() if self._signal is not None else None
         return code
