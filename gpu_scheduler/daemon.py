@@ -1,29 +1,23 @@
-"""One scheduler process: assembled from the options of `start`, woken by events, ended by signals."""
+"""The scheduler's wait: its parts, what wakes it, what falls due, and how it ends."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.checks import check_paths
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.console import Console, begin_logging
+from gpu_scheduler.console import Console
 from gpu_scheduler.core.actions import Action, Close, WishDone
 from gpu_scheduler.core.command import find_conda_sh
 from gpu_scheduler.core.draining import drained
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import Ask
-from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import Executor
-from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.intake.statewatch import StateWatch
@@ -35,7 +29,6 @@ from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.reporting import Reporter
 from gpu_scheduler.sampling import Sampler
 from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.instance import InstanceLock
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.wakeups import Wakeups
 
@@ -47,71 +40,11 @@ FAILURES = (OSError, sqlite3.OperationalError)
 RETRY_S = 1.0
 
 
-def run(
-    options: StartOptions,
-    reached: Callable[[str], None] = lambda step: None,
-    settings: Settings | None = None,
-) -> int:
-    """Schedule until asked to end; returns the exit code.
-
-    reached and settings are for tests: the named steps of a round, and times that are waited for.
-    Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
-    """
-    umask = os.umask(0o077)
-    home = Home.of(options.state_file, options.data_dir)
-    check_paths(options)
-    is_new = not home.folder.exists()
-    home.create()
-    lock = InstanceLock(home.lock)
-    if not lock.acquire():
-        raise SchedulerError(
-            f"a scheduler is running on {home.state_file} already (pid {lock.holder()}); "
-            "`stop` ends it, or name another --state-file"
-        )
-    console = Console()
-    try:
-        begin_logging(home.log, console)
-        try:
-            daemon = Daemon(options, home, umask, console, reached, settings or _settings(options))
-        except SchedulerError:
-            if is_new:
-                shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
-            raise
-        try:
-            return daemon.serve()
-        finally:
-            daemon.close()
-    except sqlite3.OperationalError as error:
-        raise SchedulerError(
-            f"{home.database}: {error}; free disk space, or end what holds it locked"
-        ) from None
-    finally:
-        console.close()
-        lock.release()
-
-
 def _is_there(path: Path, inode: int) -> bool:
     try:
         return path.stat().st_ino == inode
     except OSError:
         return False
-
-
-def _settings(options: StartOptions) -> Settings:
-    return Settings(
-        limits=Limits(options.mem_threshold, options.load_threshold),
-        max_assign_attempts=options.max_assign_attempts,
-        assign_retry_wait_s=options.assign_retry_wait_s,
-    )
-
-
-def _executor(screen: bool) -> Executor:
-    if not screen:
-        return DirectExecutor()
-    problem = screen_problem()
-    if problem is not None:
-        raise SchedulerError(f"--screen: {problem}")
-    return ScreenExecutor()
 
 
 class Daemon:
@@ -125,10 +58,11 @@ class Daemon:
         console: Console,
         reached: Callable[[str], None],
         settings: Settings,
+        executor: Executor,
     ) -> None:
         self._options = options
         self._clock = Clock()
-        self._executor = _executor(options.screen)
+        self._executor = executor
         self._config = LlmConfigFile(options.llm_config)
         self._store = Store(home, create=True)
         self._inode = home.database.stat().st_ino

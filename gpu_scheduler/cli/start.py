@@ -13,7 +13,7 @@ def start(options: Namespace) -> int:
     """Schedule until asked to end; the exit code is the scheduler's."""
     chosen = start_options(options)
     _check(chosen)
-    from gpu_scheduler.daemon import run
+    from gpu_scheduler.service import run
 
     return run(chosen)
 

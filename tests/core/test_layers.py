@@ -51,7 +51,7 @@ RUNNER_CALLS = ("observe", "request_stop", "sweep")
 
 #: The one command that becomes the scheduler.
 START = "cli.start"
-START_MAY = (*FRONT_MAY, "daemon", "loop", "executors", "probes")
+START_MAY = (*FRONT_MAY, "service", "probes.simulated")
 
 SHELL_NEVER = FRONT_ENDS
 
@@ -161,8 +161,10 @@ def test_the_runner_needs_the_standard_library_only() -> None:
         ("cli/a.py", "from gpu_scheduler.runner.protocol import void", True),
         ("cli/a.py", "from gpu_scheduler.loop import Loop", True),
         ("cli/a.py", "from gpu_scheduler.executors.direct import Direct", True),
-        ("cli/start.py", "from gpu_scheduler.daemon import run", False),
-        ("cli/other.py", "from gpu_scheduler.daemon import run", True),
+        ("cli/start.py", "from gpu_scheduler.service import run", False),
+        ("cli/other.py", "from gpu_scheduler.service import run", True),
+        ("cli/other.py", "from gpu_scheduler.store.recorder import Recorder", True),
+        ("intake/x.py", "from gpu_scheduler.store.recorder import Recorder", True),
         ("loop.py", "from gpu_scheduler.store.store import Store", False),
         ("loop.py", "from gpu_scheduler.cli import main", True),
         ("views/a.py", "from gpu_scheduler.store.store import Store", True),
@@ -170,9 +172,16 @@ def test_the_runner_needs_the_standard_library_only() -> None:
     ],
 )
 def test_the_table_tells_good_from_bad(tmp_path: Path, path: str, source: str, bad: bool) -> None:
-    for room in ("core", "store", "probes", "runner", "executors", "cli", "views"):
+    for room in ("core", "store", "probes", "runner", "executors", "cli", "views", "intake"):
         (tmp_path / room).mkdir()
-    for module in ("store/store.py", "probes/nvml.py", "core/b.py", "runner/supervise.py", "errors.py"):
+    for module in (
+        "store/store.py",
+        "store/recorder.py",
+        "probes/nvml.py",
+        "core/b.py",
+        "runner/supervise.py",
+        "errors.py",
+    ):
         (tmp_path / module).write_text("")
     (tmp_path / path).write_text(source)
     assert bool(violations(tmp_path)) is bad

@@ -12,7 +12,7 @@ import sys
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.daemon import run
+from gpu_scheduler.service import run
 
 
 def main(step: str, nth: int, screen: bool, full: bool) -> int:
