@@ -116,12 +116,14 @@ def test_killing_screen_touches_no_job(world: World) -> None:
     world.append("0,bar.py,,,")
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
     goes_on(world)
-    os.kill(int(world.jobs()[1]["session"].split(".")[0]), signal.SIGKILL)
+    session = world.jobs()[1]["session"]
+    os.kill(int(session.split(".")[0]), signal.SIGKILL)
     goes_on(world)
     (world.folder / "go").touch()
     job = world.finished(1)[1]
     assert (job["outcome"], job["exit_code"]) == ("completed", 0)
     assert "last line" in Path(job["log"]).read_text()
+    subprocess.run(["screen", "-wipe", session], stdout=subprocess.DEVNULL, check=False)
 
 
 def test_screen_missing_is_an_error_at_start_with_the_remedy(world: World, tmp_path: Path) -> None:

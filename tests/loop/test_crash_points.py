@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.runner.protocol import tokens_alive
+from gpu_scheduler.runner.protocol import sweep, tokens_alive
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 from tests.torture.harness import environment, runner_pids
@@ -66,8 +67,11 @@ class Place:
 
 
 @pytest.fixture(params=EXECUTORS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(tmp_path, request.param)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path, request.param)
+    yield made
+    for row in made.store.unsettled():
+        sweep(row["token"], term_s=0.0)  # what a test that failed has left
 
 
 @pytest.mark.parametrize(
