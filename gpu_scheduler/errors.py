@@ -2,7 +2,6 @@
 
     SchedulerError            1  the request failed
     ├── UsageError            2  bad invocation: a value, a file or an option is wrong
-    ├── ImpossibleError       3  understood, and it can never be done here
     └── GpuStateError         4  the state of the GPUs cannot be read
 
 A text names the file, line and value, and the remedy, in one or two lines; the command line prints it without
@@ -22,12 +21,6 @@ class UsageError(SchedulerError):
     """A value, a file or an option given by the user is wrong."""
 
     exit_code = 2
-
-
-class ImpossibleError(SchedulerError):
-    """The request is well formed and can never be carried out here."""
-
-    exit_code = 3
 
 
 class GpuStateError(SchedulerError):

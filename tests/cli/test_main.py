@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler import __version__, cli
 from gpu_scheduler.cli import status
-from gpu_scheduler.errors import GpuStateError, ImpossibleError, SchedulerError, UsageError
+from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +31,7 @@ def program(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "error", [SchedulerError("a"), UsageError("b"), ImpossibleError("c"), GpuStateError("d")]
-)
+@pytest.mark.parametrize("error", [SchedulerError("a"), UsageError("b"), GpuStateError("d")])
 def test_errors_become_exit_codes_and_one_line(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: SchedulerError
 ) -> None:

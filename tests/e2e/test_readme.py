@@ -171,12 +171,16 @@ THEN: dict[str, Callable[[Reader], None]] = {
 
 
 def test_every_block_runs_in_order_and_does_what_is_said_of_it(reader: Reader) -> None:
+    ran = []
     for block in BLOCKS:
         first = block.splitlines()[0]
         if first not in NOT_RUN:
-            reader.type(block)
+            reader.type(block)  # fails unless it exits 0
+            ran.append(first)
             if first in THEN:
                 THEN[first](reader)
+    assert len(ran) == len(BLOCKS) - len(NOT_RUN)
+    assert set(THEN) <= set(ran)
 
 
 def test_the_lists_above_name_blocks_that_exist_and_name_them_once() -> None:
