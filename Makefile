@@ -2,12 +2,13 @@
 # make demo      the main job, whole, in demo/ (SIMULATE=4 simulates in any case)
 # make test      the whole suite                (PYTEST="-k word" for more options)
 # make check     lint, format, types, layers
+# make docs      docs/commands.md and docs/states.md anew, from the code
 # make torture   kills at random for a long time (KILLS, JOBS, SEED)
 # make clean     removes what these made; make distclean also .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test check torture clean distclean
+.PHONY: install demo test check torture clean distclean docs
 
 PYTHON := .venv/bin/python
 KILLS ?= 60
@@ -25,6 +26,10 @@ demo: install
 test:
 	@bash tools/setup.sh screen --optional tmux
 	$(PYTHON) -m pytest -n 2 --dist worksteal -q $(PYTEST)
+
+docs:
+	@bash tools/setup.sh
+	$(PYTHON) tools/docs.py
 
 check:
 	@bash tools/setup.sh

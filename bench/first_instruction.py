@@ -1,120 +1,57 @@
-"""From the append of a line to the first instruction of its job, beside the bare chain on the same job.
+"""From the append of a line to the first instruction of its job, a shell's, on a scheduler at rest.
 
-`python -m bench.first_instruction [--rounds 20]` prints medians in milliseconds. The bare chain is the same
-runner on the same folder, started by hand (direct, and with `screen -dmS`), without a scheduler. Rounds of
-both alternate, so that other work on the machine meets both alike.
+`python -m bench.first_instruction [--tree PATH ...] [--rounds 20]`. Rounds of several checkouts alternate, so
+that other work on the machine meets all alike. The last line is what a bare interpreter and two shells, one
+after the other, cost on this machine at the same time: no runner can be quicker.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import secrets
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from gpu_scheduler.core.command import build
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.session import session_name
-from gpu_scheduler.executors import Executor
-from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.executors.screen import ScreenExecutor
-from gpu_scheduler.runner.protocol import prepare
+from bench.scheduler import Scheduler, arguments, stamp
+from bench.table import Row, table
+
+GOALS = {"direct": "<= 30", "screen": "<= 40"}
+#: Both kinds of round begin on a scheduler that has nothing more to do.
+REST_S = 0.15
 
 
 def main() -> None:
     """Measure both executors and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.first_instruction", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
-    print(f"append to first instruction, medians of {rounds}, milliseconds")
-    print(f"{'':8} {'scheduler':>10} {'bare chain':>11} {'difference':>11}")
-    for name, executor in (("direct", DirectExecutor()), ("screen", ScreenExecutor())):
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            ours, bare = measure(Path(folder), executor, rounds)
-        one, other = statistics.median(ours), statistics.median(bare)
-        print(f"{name:8} {one:10.1f} {other:11.1f} {one - other:11.1f}", flush=True)
+    args = arguments("first_instruction", __doc__, 20)
+    rows = [measure(kind, args.trees, args.rounds) for kind in GOALS]
+    bare = [bare_chain() for _ in range(args.rounds)]
+    rows.append(Row("bare interpreter, shells", "ms", "", [bare] + [[] for _ in args.trees[1:]]))
+    print(table([str(tree) for tree in args.trees], rows), flush=True)
 
 
-def measure(folder: Path, executor: Executor, rounds: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each round, with the scheduler and without."""
-    (folder / "jobs.txt").touch()
-    options = ["--screen"] if isinstance(executor, ScreenExecutor) else []
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    with (folder / "out").open("wb") as out:
-        scheduler = subprocess.Popen(
-            [sys.executable, "-m", "gpu_scheduler", "start", "--simulate=4", "--log-dir=logs", *options],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-        )  # fmt: skip
-    try:
-        _seen(folder / "out", "scheduler up")
-        ours: list[float] = []
-        bare: list[float] = []
-        for n in range(rounds):
-            ours.append(_appended(folder, n))
-            bare.append(_by_hand(folder, executor, n))
-    finally:
-        scheduler.terminate()
-        scheduler.wait()
-    return ours, bare
+def measure(kind: str, trees: list[Path], rounds: int) -> Row:
+    """Milliseconds of each round in each checkout."""
+    options = ["--simulate=4", *(["--screen"] if kind == "screen" else [])]
+    values: list[list[float]] = [[] for _ in trees]
+    with ExitStack() as stack:
+        schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
+        for number in range(rounds):
+            for scheduler, found in zip(schedulers, values, strict=True):
+                time.sleep(REST_S)
+                path = scheduler.folder / f"first{number}"
+                began = scheduler.append([f"[share=0.25] echo $EPOCHREALTIME > {path}"])
+                scheduler.until("completed after", number + 1)
+                found.append((stamp(path) - began) * 1000)
+    return Row(f"append to first instruction, {kind}", "ms", GOALS[kind], values)
 
 
-def _appended(folder: Path, n: int) -> float:
-    line = f"[share=0.25] {_command(folder / f'ours{n}')}\n"
-    with (folder / "jobs.txt").open("a") as file:
-        began = time.time()
-        file.write(line)
-    return _first(folder / f"ours{n}", began)
-
-
-def _by_hand(folder: Path, executor: Executor, n: int) -> float:
-    token = secrets.token_hex(16)
-    command = _command(folder / f"bare{n}")
-    spec = JobSpec("command", command, str(folder), command=command)
-    built = build(spec, [0], os.environ, token, 10_000 + n, 1, None, "physical")
-    log = folder / f"bare{n}.log"
-    log.touch(mode=0o600)
-    terminal = isinstance(executor, ScreenExecutor)
-    run = folder / "bare" / str(n)
-    prepare(
-        run,
-        {
-            "job": 10_000 + n, "attempt": 1, "token": token,
-            "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            "cwd": str(folder), "umask": 0o022, "env": built.env, "terminal": terminal,
-            "session": session_name([0], spec.mode, 10_000 + n) if terminal else None,
-            "log": str(log), "header": "", "timeout_s": None, "term_grace_s": 10.0,
-        },
-        built.command_sh,
-    )  # fmt: skip
-    began = time.time()
-    executor.launch(run)
-    first = _first(folder / f"bare{n}", began)
-    executor.reap()
-    return first
-
-
-def _command(path: Path) -> str:
-    return f"echo $EPOCHREALTIME > {path}.tmp; mv {path}.tmp {path}"
-
-
-def _first(path: Path, began: float) -> float:
-    text = _seen(path, "\n")
-    time.sleep(0.1)  # both kinds of round begin on a machine at rest
-    return (float(text.replace(",", ".")) - began) * 1000
-
-
-def _seen(path: Path, text: str) -> str:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        if path.exists() and text in (found := path.read_text()):
-            return found
-        time.sleep(0.002)
-    raise SystemExit(f"{path} did not come")
+def bare_chain() -> float:
+    """Milliseconds of an interpreter that does nothing, then of a shell that becomes another."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
+    subprocess.run(["bash", "-c", "exec bash -c :"], check=True)
+    return (time.monotonic() - began) * 1000
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import stat
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.joblogs import log_folder
+from gpu_scheduler.joblogs import LogFolder
 
 
 def check_paths(options: StartOptions) -> None:
@@ -16,10 +16,10 @@ def check_paths(options: StartOptions) -> None:
     if options.jobs_file:
         _check_jobs_file(options.jobs_file, must_exist=options.drain)
     try:
-        log_folder(options.log_dir)
+        LogFolder.of(options.log_dir).make()
     except OSError as error:
-        named = f"--log-dir {options.log_dir}: " if options.log_dir is not None else ""
-        raise UsageError(f"{named}{error.strerror or error}; name a folder of yours with --log-dir") from None
+        named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
+        raise UsageError(f"{named}: {error.strerror}; name a folder of yours with --log-dir") from None
 
 
 def _check_state_file(path: str) -> None:

@@ -36,3 +36,4 @@ class StartOptions:
     cuda_ids: Literal["physical", "visible"] = "physical"
     conda_sh: str | None = None
     drain: bool = False
+    take_over: bool = False

@@ -10,13 +10,12 @@ import os
 import queue
 import sys
 import threading
-from logging.handlers import QueueHandler, RotatingFileHandler
+from logging.handlers import QueueHandler
 from pathlib import Path
 
+from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
 
-#: Size at which the main log is put aside, in bytes, and how many old ones are kept.
-LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
 #: Lines that may wait for the terminal.
 _WAITING = 10_000
 
@@ -43,7 +42,7 @@ class Console:
     def follow(self, attempt_id: int, store: Store) -> None:
         """Print what a direct attempt writes to its log, with the job's number before each line."""
         row = store.db.row("SELECT job_id, number, log FROM attempt WHERE id = ?", attempt_id)
-        if row is None or row["log"] is None:
+        if row is None or row["log"] is None or _is_thrown_away():
             return
         with self._lock:
             self._tails[attempt_id] = _Tail(row["job_id"], Path(row["log"]))
@@ -57,6 +56,11 @@ class Console:
             tail = self._tails.get(attempt_id)
         if tail is not None:
             tail.ended = True
+
+    def flush(self) -> None:
+        """Wait until all that was put is printed, for at most a second."""
+        with self.lines.all_tasks_done:
+            self.lines.all_tasks_done.wait_for(lambda: not self.lines.unfinished_tasks, 1.0)
 
     def close(self) -> None:
         """Print what is left, for at most a second."""
@@ -78,6 +82,7 @@ class Console:
                     sys.stdout.flush()
             except (OSError, ValueError):
                 return
+            self.lines.task_done()
 
     def _follow(self) -> None:
         while not self._ended.wait(0.1):
@@ -97,6 +102,14 @@ class Console:
             if tail.over:
                 with self._lock:
                     self._tails.pop(attempt_id, None)
+
+
+def _is_thrown_away() -> bool:
+    """Whether nothing is printed anywhere, as in the background."""
+    try:
+        return os.fstat(sys.stdout.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+    except (OSError, ValueError):
+        return False
 
 
 class _Tail:
@@ -143,20 +156,18 @@ class _Lines(QueueHandler):
         self._console.put(self.format(record))
 
 
-def begin_logging(path: Path, console: Console) -> None:
-    """Send the package's log lines of level info and above to the console and to a rotating file."""
+def begin_logging(path: Path, console: Console, mark: str = "") -> None:
+    """Send the package's log lines of level info and above to the console and to the main log.
+
+    mark: opens each line in the file, where schedulers share one.
+    """
     root = logging.getLogger("gpu_scheduler")
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
     root.setLevel(logging.INFO)
     root.propagate = False
-    form = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
-    handlers: list[logging.Handler] = [_Lines(console)]
-    try:
-        handlers.append(RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_KEPT, encoding="utf-8"))
-    except OSError as error:
-        console.put(f"the main log {path} cannot be written: {os.strerror(error.errno or 0)}")
-    for handler in handlers:
-        handler.setFormatter(form)
+    handlers: list[tuple[logging.Handler, str]] = [(_Lines(console), ""), (MainLog(path, console.put), mark)]
+    for handler, start in handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {start}%(message)s"))
         root.addHandler(handler)

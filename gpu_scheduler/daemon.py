@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from gpu_scheduler.executors import Executor
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.launching import Launcher, LaunchOptions
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.loop import Loop, due
@@ -28,14 +28,16 @@ from gpu_scheduler.outcome import Outcomes
 from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.reporting import Reporter
 from gpu_scheduler.sampling import Sampler
+from gpu_scheduler.storage import FAILURES, LOG_FOLDER
+from gpu_scheduler.storagewatch import StorageWatch
+from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
-#: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
-FAILURES = (OSError, sqlite3.OperationalError)
 #: Seconds after which a round that could not be written is tried again.
 RETRY_S = 1.0
 
@@ -73,6 +75,17 @@ class Daemon:
             AskedProbe(options.gpu_probe, options.simulate, sim_dir), self._watch, self._clock
         )
         self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
+        logs = LogFolder.of(options.log_dir)
+        self._storage = self._loop.storage = StorageWatch(home, logs, self._clock)
+        self._store.db.set_meta(LOG_FOLDER, logs.to_json())
+        conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
+        note(
+            self._store,
+            Started(
+                options.mem_threshold, options.load_threshold, options.cuda_ids, str(self._config.path),
+                conda_sh and os.path.abspath(conda_sh),
+            ),
+        )  # fmt: skip
         self._launcher = Launcher(
             self._store,
             self._loop.recorder,
@@ -81,13 +94,14 @@ class Daemon:
                 environment=dict(os.environ),
                 umask=umask,
                 log_dir=options.log_dir,
-                conda_sh=options.conda_sh or find_conda_sh(os.environ, os.path.exists),
+                conda_sh=conda_sh,
                 cuda_ids=options.cuda_ids,
                 sessions=options.screen,
                 grace_s=settings.grace_s,
                 extra={"GPU_SCHEDULER_SIM": sim_dir} if simulated else {},
             ),
             reached,
+            logs,
         )
         self._outcomes = Outcomes(
             self._store, os.path.abspath(options.jobs_file) if options.jobs_file else ""
@@ -126,26 +140,29 @@ class Daemon:
         self._wakeups.close()
         self._store.close()
 
-    def serve(self) -> int:
-        """Rounds and waits until the end; returns the exit code.
+    def serve(self, up: Callable[[], None] = lambda: None) -> int:
+        """Rounds and waits until the end; returns the exit code. up: called before the first round.
 
         What cannot be written (a full disk) ends nothing: it is tried again every second.
         """
         self._begin()
+        up()
         code: int | None = None
         failing: str | None = None
         while code is None:
             try:
                 code = self._turn()
                 if failing is not None:
-                    log.info("the record can be written again")
+                    log.info("what could not be written can be written again")
                 failing = None
             except FAILURES as error:
+                self._storage.trouble()
+                self._store.db.shrink()
                 if str(error) != failing:
                     log.error("%s; tried again every second, running jobs go on", error)
                 failing = str(error)
                 self._woken |= self._wakeups.wait(RETRY_S)
-                code = self._farewell() if self._signal is not None else None
+                code = self._farewell() if self._signal is not None or self._loop.ending else None
         return code
 
     def _begin(self) -> None:
@@ -156,8 +173,12 @@ class Daemon:
                 signal.signal(number, self._on_signal)
         home, recorder = self._store.home, self._loop.recorder
         log.info("scheduler up, pid %d; state file %s, record %s", os.getpid(), home.state_file, home.folder)
+        kind = kind_of(home.folder)
+        if is_shared(kind):
+            log.warning("%s is on %s, where no database is safe; name another --data-dir", home.folder, kind)
         late = [wish for wish in self._store.open_wishes() if wish["verb"] == "stop"]
         recorder.record([WishDone(wish["id"], "it had ended already") for wish in late], self._clock.now())
+        recorder.forget_waits()
         self._loop.hold_back(frozenset())
         self._watch_files()
         self._state.begin(self._clock.now().boot)
@@ -174,6 +195,8 @@ class Daemon:
         self._take_in(self._woken)
         self._woken = set()
         facts = self._rounds()
+        if facts.trouble is not None:
+            self._store.db.shrink()
         self._state.write(self._clock.now().boot)
         if self._loop.ending or self._signal is not None:
             return self._farewell()
@@ -241,6 +264,7 @@ class Daemon:
         if self._jobs is not None:
             self._jobs.look(now)
             self._loop.hold_back(self._jobs.gone)
+            self._loop.placing = not self._jobs.loading
 
     def _due_at(self, facts: Facts) -> float:
         """The boot time at which something falls due, as the round saw it."""

@@ -11,6 +11,7 @@ import psutil
 from gpu_scheduler.core.facts import Gpu
 from gpu_scheduler.core.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.gpulist import parse_gpu_list
+from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.errors import UsageError
 
 #: Samples over which the load is averaged (DESIGN §6).
@@ -45,7 +46,7 @@ class GpuWatch:
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
         self.failure: str | None = None
-        self._loads: dict[str, deque[float]] = {}
+        self._loads: dict[str, deque[float | None]] = {}
         self._owners: dict[tuple[int, float], str | None] = {}
 
     def take(self, snapshot: Snapshot) -> None:
@@ -54,13 +55,11 @@ class GpuWatch:
         pids = {process.pid for gpu in snapshot.gpus for process in gpu.processes or ()}
         self._owners = {key: token for key, token in self._owners.items() if key[0] in pids}
         for gpu in snapshot.gpus:
-            loads = self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES))
-            if gpu.load_percent is not None:
-                loads.append(gpu.load_percent)
+            self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES)).append(gpu.load_percent)
 
     def fail(self, text: str) -> None:
         """The probe did not answer: nothing is placed until it does."""
-        self.snapshot, self.failure = None, f"the GPUs cannot be read: {text}"
+        self.snapshot, self.failure = None, f"{UNREADABLE}{text}"
 
     def gpus(self, paused: Mapping[str, tuple[int, bool]], tokens: Mapping[str, int]) -> tuple[Gpu, ...]:
         """The managed GPUs. paused: UUID -> (index, paused); tokens: token -> attempt of ours."""
@@ -69,7 +68,7 @@ class GpuWatch:
         gpus = []
         for uuid, (index, is_paused) in paused.items():
             sample = samples.get(uuid)
-            loads = self._loads.get(uuid)
+            loads = [load for load in self._loads.get(uuid, ()) if load is not None]
             load = sum(loads) / len(loads) if loads else None
             owners = self._whose(sample, tokens) if sample else {}
             gpus.append(Gpu(uuid, sample.index if sample else index, is_paused, sample, at, load, owners))

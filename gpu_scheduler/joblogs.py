@@ -1,10 +1,12 @@
-"""Where job logs go: a folder that is ours and private, and one new file per attempt."""
+"""Where job logs go: a folder that is ours, never reached through a link, and one new file per attempt."""
 
 from __future__ import annotations
 
-import getpass
+import errno
+import json
 import os
 import stat
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -14,26 +16,70 @@ from gpu_scheduler.core.session import log_name
 DEFAULT = Path("/tmp/gpu_scheduler_logs")
 
 
-def log_folder(chosen: str | None) -> Path:
-    """The folder for job logs: `--log-dir`, else the default, else one named for the user where the default
-    is a link or another user's. Raises OSError if it cannot be made or is not ours."""
-    if chosen is not None:
-        folder = Path(os.path.abspath(chosen))
+@dataclass(frozen=True)
+class LogFolder:
+    """The places that may be used, the better one first, and the user they belong to.
+
+    One path: the folder of `--log-dir`. Two: the default and the one named for the user. maker: who makes a
+    folder that is missing, where that may be another than its first owner.
+    """
+
+    paths: tuple[Path, ...]
+    owner: int
+    maker: int | None = None
+
+    @classmethod
+    def of(cls, chosen: str | None) -> LogFolder:
+        """What `--log-dir` names, made if missing; it may be a link, or another's, by the user's own word at
+        the start, and becomes neither afterwards. Raises OSError."""
+        if chosen is None:
+            default = Path(os.path.realpath(DEFAULT.parent)) / DEFAULT.name
+            return cls((default, default.with_name(f"{default.name}_{_user()}")), os.geteuid())
+        folder = Path(os.path.realpath(chosen))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return folder
-    for folder in (DEFAULT, DEFAULT.with_name(f"{DEFAULT.name}_{_user()}")):
+        return cls((folder,), folder.stat().st_uid, os.geteuid())
+
+    @classmethod
+    def from_json(cls, text: str) -> LogFolder:
+        """What `to_json` wrote."""
+        paths, owner, maker = json.loads(text)
+        return cls(tuple(Path(path) for path in paths), owner, maker)
+
+    def to_json(self) -> str:
+        """For the record, so that readers look at the same folders."""
+        return json.dumps([[str(path) for path in self.paths], self.owner, self.maker])
+
+    def usable(self) -> Path | None:
+        """The first place that is ours or free; it may be missing. None: there is none."""
+        return next((path for path in self.paths if self.foreign(path) is None), None)
+
+    def foreign(self, path: Path) -> str | None:
+        """Why this place must not be used, as a predicate; None if it is ours, or missing."""
+        if os.path.realpath(path.parent) != str(path.parent):
+            return "is reached through a link"
         try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
-        status = os.lstat(folder)
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-            if status.st_mode & 0o077:
-                folder.chmod(0o700)
-            return folder
-    raise PermissionError(
-        f"{DEFAULT} and {folder} belong to somebody else; name another folder with --log-dir"
-    )
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return f"cannot be looked at ({error.strerror})"
+        if stat.S_ISLNK(status.st_mode):
+            return "is a link"
+        if not stat.S_ISDIR(status.st_mode):
+            return "is not a folder"
+        ours = status.st_uid in (self.owner, self.maker)
+        return None if ours else f"belongs to another user (uid {status.st_uid})"
+
+    def make(self) -> Path:
+        """The folder to use now, made if missing. Raises OSError."""
+        folder = self.usable()
+        if folder is None:
+            last = self.paths[-1]
+            raise PermissionError(errno.EPERM, self.foreign(last) or "is ours again", str(last))
+        folder.mkdir(parents=len(self.paths) == 1, exist_ok=True, mode=0o700)
+        if len(self.paths) > 1 and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+        return folder
 
 
 def new_log(folder: Path, job_id: int, when: datetime) -> Path:
@@ -51,6 +97,8 @@ def new_log(folder: Path, job_id: int, when: datetime) -> Path:
 
 
 def _user() -> str:
+    import getpass  # readers never come here
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

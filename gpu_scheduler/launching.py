@@ -12,7 +12,7 @@ from gpu_scheduler.core.command import build
 from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 from gpu_scheduler.core.session import session_name
 from gpu_scheduler.executors import Executor, LaunchError
-from gpu_scheduler.joblogs import log_folder, new_log
+from gpu_scheduler.joblogs import LogFolder, new_log
 from gpu_scheduler.runner.protocol import is_made, prepare
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
@@ -36,7 +36,7 @@ class LaunchOptions:
 
 
 class Launcher:
-    """Completes the folder of an attempt and starts a runner for it."""
+    """Completes the folder of an attempt and starts a runner for it. logs: None = by `options.log_dir`."""
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class Launcher:
         executor: Executor,
         options: LaunchOptions,
         reached: Callable[[str], None] = lambda step: None,
+        logs: LogFolder | None = None,
     ) -> None:
         self._reached = reached
+        self._logs = logs or LogFolder.of(options.log_dir)
         self._store = store
         self._recorder = recorder
         self._executor = executor
@@ -70,9 +72,18 @@ class Launcher:
             where = f"{error.filename}: " if error.filename else ""
             raise LaunchError(
                 f"job {row['job_id']} cannot be launched: {where}{error.strerror or error}"
-            ) from None
+            ) from error
 
     def _prepare(self, row: sqlite3.Row) -> None:
+        when = datetime.now()
+        log = new_log(self._logs.make(), row["job_id"], when)
+        try:
+            self._make(row, str(log), when)
+        except BaseException:
+            log.unlink(missing_ok=True)  # of a launch that never was
+            raise
+
+    def _make(self, row: sqlite3.Row, log: str, when: datetime) -> None:
         options = self._options
         spec = JobSpec.from_json(row["spec"])
         index = {gpu["uuid"]: gpu["idx"] for gpu in self._store.db.rows("SELECT uuid, idx FROM gpu")}
@@ -83,8 +94,6 @@ class Launcher:
             options.conda_sh, options.cuda_ids, options.extra,
         )  # fmt: skip
         session = session_name(gpus, spec.mode, job_id) if options.sessions else None
-        when = datetime.now()
-        log = str(new_log(log_folder(options.log_dir), job_id, when))
         self._recorder.note_log(row["id"], log, session)
         header = "\n".join(
             [

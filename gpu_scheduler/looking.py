@@ -6,11 +6,9 @@ import json
 import sqlite3
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 from gpu_scheduler.core.facts import (
     Attempt,
-    Cancel,
     Facts,
     JobFact,
     Line,
@@ -21,11 +19,9 @@ from gpu_scheduler.core.facts import (
 )
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.settle import needs_scan
-from gpu_scheduler.core.sighting import Sighting
-from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.runner.protocol import is_made, tokens_alive
-from gpu_scheduler.sight import sight
+from gpu_scheduler.sight import look_at
 from gpu_scheduler.store.readings import job_fact
 from gpu_scheduler.store.store import Store
 
@@ -33,11 +29,22 @@ from gpu_scheduler.store.store import Store
 HEADS = 64
 
 
-def look(store: Store, watch: GpuWatch, config: LlmConfig, settings: Settings, now: Now) -> Facts:
-    """Everything that one round decides from."""
+def look(
+    store: Store,
+    watch: GpuWatch,
+    config: LlmConfig,
+    settings: Settings,
+    now: Now,
+    trouble: str | None = None,
+    *,
+    placing: bool = True,
+) -> Facts:
+    """Everything that one round decides from. placing: whether jobs may be started."""
     attempts = _attempts(store)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in store.gpus()}
+    seen = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
+    others = {gpu.uuid: (gpu.index, False) for gpu in seen if gpu.uuid not in paused}
     wishes = tuple(
         Wish(row["id"], row["verb"], row["target"], json.loads(row["args"])) for row in store.open_wishes()
     )
@@ -46,10 +53,12 @@ def look(store: Store, watch: GpuWatch, config: LlmConfig, settings: Settings, n
         settings=settings,
         config=config,
         gpus=watch.gpus(paused, tokens),
+        others=watch.gpus(others, tokens),
         complete=watch.snapshot is not None,
         blind=watch.failure,
+        trouble=trouble,
         attempts=attempts,
-        lines=_lines(store, now),
+        lines=_lines(store, now) if placing else (),
         wishes=wishes,
         jobs=_jobs(store, {wish.target for wish in wishes}),
     )
@@ -65,52 +74,21 @@ def _attempts(store: Store) -> tuple[Attempt, ...]:
 
 
 def _attempt(store: Store, row: sqlite3.Row) -> Attempt:
-    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
-    outcome = Outcome(row["outcome"]) if row["outcome"] else None
-    return Attempt(
-        attempt_id=row["id"],
-        job_id=row["job_id"],
-        token=row["token"],
-        boot_id=row["boot_id"],
-        job_state=JobState(row["job_state"]),
-        number=row["number"],
-        gpus=tuple(json.loads(row["gpus"])),
-        share=row["share"],
-        baseline_mib=json.loads(row["baseline"]),
-        outcome=outcome,
-        sighting=Sighting() if outcome else _sight(folder, row["token"]),
-        made=outcome is not None or is_made(folder),
-        launches=row["launches"],
-        launch_deadline=row["deadline_boot"],
-        launch_error=row["launch_error"],
-        stopping_at=row["stopping_boot"],
-        signalled_at=row["signalled_boot"],
-        dead_at=row["dead_boot"],
-        swept_at=row["swept_boot"],
-        released_at=row["released_boot"],
-        cancel=Cancel(row["cancel_cause"], row["cancel_grace_s"]) if row["cancel_cause"] else None,
-        launch_failures=row["launch_failures"],
-        lineless=row["job_source"].startswith("file:") and not row["has_line"],
-    )
-
-
-def _sight(folder: Path, token: str) -> Sighting:
-    try:
-        return sight(folder, token)
-    except OSError as error:
-        return Sighting(claim="unknown", strange=(f"{folder}: {error.strerror}",))
+    attempt = look_at(store, row)
+    if attempt.outcome is not None or attempt.sighting.claim != "none":
+        return attempt
+    return replace(attempt, made=is_made(store.home.attempt(row["job_id"], row["number"], row["token"])))
 
 
 def _lines(store: Store, now: Now) -> tuple[Line, ...]:
-    reasons = store.waiting()
     lines = []
-    for ask in store.asks():
+    for ask, reason in store.asks().items():
         rows = store.startable(ask, now.boot, now.boot_id, HEADS + 1)
         jobs = tuple(
             QueuedJob(row["id"], row["priority"], row["place"], row["passed_at"] is not None) for row in rows
         )
         if jobs:
-            lines.append(Line(Ask.from_key(ask), jobs[:HEADS], len(jobs) > HEADS, reasons.get(ask)))
+            lines.append(Line(Ask.from_key(ask), jobs[:HEADS], len(jobs) > HEADS, reason))
     return tuple(lines)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from gpu_scheduler.clock import Clock
@@ -30,6 +32,16 @@ class Launching(Protocol):
         """Complete the folder and start a runner. Raises LaunchError."""
 
 
+class Storage(Protocol):
+    """What knows whether our own files can be written (`storagewatch.StorageWatch`)."""
+
+    def trouble(self, *, at_once: bool = False) -> str | None:
+        """Why nothing new can be started now; at_once: by a fresh look."""
+
+    def is_to_blame(self, error: BaseException | None) -> bool:
+        """Whether a launch failed with this error for the storage's sake."""
+
+
 class Loop:
     """One scheduler's rounds.
 
@@ -52,6 +64,8 @@ class Loop:
         self.config = LlmConfig()
         self.recorder = Recorder(store, settings)
         self.told: Callable[[act.Action], None] = lambda action: None
+        self.storage: Storage | None = None
+        self.placing = True
         self.ending = False
         self.sample_wanted = False
         self._strange: set[str] = set()
@@ -61,21 +75,43 @@ class Loop:
 
     def tick(self) -> Facts | None:
         """One round. Returns None if it did something, so that another should follow at once; else the facts
-        on which there was nothing to do."""
+        on which there was nothing to do but to say so.
+
+        An action that cannot be performed keeps no other from it; its error is raised in the end.
+        """
         now = self.clock.now()
-        facts = look(self.store, self.watch, self.config, self.settings, now)
+        trouble = self.storage.trouble() if self.storage is not None else None
+        facts = look(self.store, self.watch, self.config, self.settings, now, trouble, placing=self.placing)
         self._report_strange(facts)
-        actions = plan(facts)
+        facts, actions = self._plan(facts)
         if not actions:
             return facts
         self._reached("planned")
         opened = self.recorder.record(actions, now)
         self._reached("recorded")
+        failed: OSError | sqlite3.OperationalError | None = None
         for action in actions:
             self.told(action)
-            self._perform(action, opened)
+            try:
+                self._perform(action, opened)
+            except (OSError, sqlite3.OperationalError) as error:
+                failed = failed or error
             self._reached(f"performed {type(action).__name__}")
-        return None
+        if failed is not None:
+            raise failed
+        # Why jobs wait is shown; nothing is decided from it.
+        return facts if all(isinstance(action, act.Wait) for action in actions) else None
+
+    def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
+        """What to do, and the facts behind it: a launch is planned on a fresh look at the storage alone."""
+        actions = plan(facts)
+        launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
+        if launches and self.storage is not None:
+            trouble = self.storage.trouble(at_once=True)
+            if trouble != facts.trouble:
+                facts = replace(facts, trouble=trouble)
+                actions = plan(facts)
+        return facts, actions
 
     def hold_back(self, gone: frozenset[int]) -> None:
         """Start none of these waiting jobs: their lines are not in the jobs file as it stands."""
@@ -107,6 +143,8 @@ class Loop:
             self._launcher.launch(attempt_id)
         except LaunchError as error:
             log.warning("%s", error)
+            if self.storage is not None and self.storage.is_to_blame(error.__cause__):
+                return  # the job has not failed: the attempt is launched once there is room
             self.recorder.note_launch_error(attempt_id, str(error))
 
     def _act_on(self, action: act.TakeClaim | act.WriteStop | act.Nudge | act.KillRunner | act.Sweep) -> None:
@@ -130,13 +168,15 @@ def due(facts: Facts, next_retry: float | None) -> float | None:
     """The boot time at which something falls due without an event: a deadline, a retry, a second signal."""
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
+    if facts.trouble is not None:
+        times.append(now + 1.0)
     for attempt in facts.attempts:
         if attempt.released_at is not None:
             times.append(attempt.released_at + settings.cooling_s)
         elif attempt.outcome is not None or attempt.sighting.claim == "dead":
             times.append(now + _soon(attempt.dead_at or attempt.swept_at, now))
         elif attempt.sighting.claim == "none":
-            times.append(attempt.launch_deadline)
+            times.append(attempt.launch_deadline if facts.trouble is None else now + 1.0)
         elif attempt.sighting.stop is not None or attempt.cancel is not None:
             times.append(now + 1.0)
     return min(times, default=None)

@@ -28,8 +28,8 @@ class Outcomes:
     def finish(self) -> int:
         """List what is held or cannot run, and return the exit code."""
         rows = self._store.db.rows(
-            "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)"
-            " ORDER BY id",
+            "SELECT id, state, outcome, exit_code, signal, reason, ask, text FROM job"
+            " WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?) ORDER BY id",
             self._jobs_file,
         )
         known = {row["id"]: row for row in rows}

@@ -7,6 +7,7 @@ import logging
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.core.strays import stray_words
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class Reporter:
             log.warning("attempt %s was claimed by no runner in time; launched again", self._attempt(action))
         elif isinstance(action, act.NoteDead):
             log.warning("the runner of attempt %s is gone without a result", self._attempt(action))
+        elif isinstance(action, act.NoteStray):
+            self._strayed(action)
         elif isinstance(action, act.KillRunner):
             log.warning("the runner of attempt %s did not end in time and is killed", self._attempt(action))
         elif isinstance(action, act.Finish):
@@ -59,6 +62,13 @@ class Reporter:
         by_uuid = {gpu["uuid"]: gpu["idx"] for gpu in self._store.gpus()}
         gpus = ",".join(str(by_uuid.get(uuid, uuid)) for uuid in action.gpus)
         log.info("job %d started on GPU %s: %s", action.job_id, gpus, row["text"])
+
+    def _strayed(self, action: act.NoteStray) -> None:
+        row = self._store.db.row("SELECT gpus FROM attempt WHERE id = ?", action.attempt_id)
+        assert row is not None
+        index = self._store.indices()
+        given = [index.get(uuid, -1) for uuid in json.loads(row["gpus"])]
+        log.warning("%s", stray_words(action.job_id, given, index.get(action.uuid, -1), action.pid))
 
     def _closed(self, action: act.Close) -> None:
         row = self._store.db.row(

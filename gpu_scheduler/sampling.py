@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.gpu import NAMELESS, GpuSample, Snapshot
+from gpu_scheduler.core.recovery import GOOD_SAMPLES, UNLISTED, UNREADABLE, Change, Known, settle
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus import GpuWatch, choose
-from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure
+from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure, UnreadableError
 from gpu_scheduler.probes.visible import restrict
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two samples of the GPUs (DESIGN §4).
+#: Seconds between two samples of the GPUs (DESIGN §4), and after one that failed.
 SAMPLE_EVERY_S = 5.0
+RETRY_S = 2.0
 #: Seconds for the first answer, and where the GPUs are on the record already and jobs may want to be settled.
 FIRST_SAMPLE_S = 20.0
 KNOWN_SAMPLE_S = 5.0
@@ -30,7 +35,10 @@ class Sampler:
         self._probe = probe
         self._watch = watch
         self._clock = clock
+        self._store: Store | None = None
         self._ask_at = 0.0
+        #: Indices of managed GPUs that have not told their UUID yet; without one they are on no record.
+        self._nameless: set[int] = set()
 
     @property
     def fd(self) -> int:
@@ -48,19 +56,21 @@ class Sampler:
         Raises GpuStateError if the GPUs cannot be read and none are on the record, UsageError for a bad
         option.
         """
-        known = bool(store.gpus())
+        self._store = store
+        known = _on_record(store)
         try:
             snapshot = self._probe.first_sample(KNOWN_SAMPLE_S if known else FIRST_SAMPLE_S)
-        except GpuStateError as error:
+        except UnreadableError as error:
             if not known:
                 raise
             log.warning(
                 "%s; going on with the GPUs on the record, nothing is placed until they answer", error
             )
-            self._watch.fail(str(error).splitlines()[0])
-            recorder.note_blind(str(error).splitlines()[0])
+            self._watch.fail(error.why)
+            recorder.note_blind(error.why)
             return
-        samples, note = restrict(snapshot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        settled, _ = settle(snapshot.gpus, _still_there(known, snapshot.gpus))
+        samples, note = restrict(settled, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if note is not None and not samples:
             raise UsageError(note)
         if note is not None:
@@ -68,10 +78,14 @@ class Sampler:
         managed = choose(samples, option)
         if not managed:
             raise GpuStateError("no GPU found; install the NVIDIA driver, or try --simulate 4")
-        self._watch.take(snapshot)
-        recorder.note_gpus(_named(snapshot), [gpu.uuid for gpu in managed], self._clock.now())
+        self._nameless = {gpu.index for gpu in managed if gpu.uuid.startswith(NAMELESS)}
+        self._watch.take(replace(snapshot, gpus=settled))
+        recorder.note_gpus(_named(settled), [gpu.uuid for gpu in managed], self._clock.now())
         names = ", ".join(f"{gpu.index} {gpu.name}" for gpu in managed)
         log.info("%d GPU%s: %s", len(managed), "" if len(managed) == 1 else "s", names)
+        for gpu in managed:
+            if gpu.fault is not None:
+                self._tell(Change(gpu, back=False))
 
     def ask(self, at_once: bool) -> bool:
         """Ask if it is time, or at once; False while an earlier question is open."""
@@ -87,13 +101,12 @@ class Sampler:
         now = self._clock.now()
         for answer in (self._probe.read(), self._probe.expire(now.boot)):
             if isinstance(answer, Snapshot):
-                if self._watch.failure is not None:
-                    log.info("the GPUs answer again")
-                self._watch.take(answer)
-                recorder.note_gpus(_named(answer), None, now)
+                self._take(answer, recorder)
             elif isinstance(answer, ProbeFailure):
+                # A query that hung has used up the time until the next one; one that failed was quick.
+                self._ask_at = min(self._ask_at, now.boot + RETRY_S)
                 if self._watch.failure is None:
-                    log.warning("the GPUs cannot be read: %s; jobs go on, nothing is placed", answer.text)
+                    log.warning("%s%s; jobs go on, nothing is placed", UNREADABLE, answer.text)
                     recorder.note_blind(answer.text)
                 self._watch.fail(answer.text)
 
@@ -101,7 +114,57 @@ class Sampler:
         """End the probe's process."""
         self._probe.close()
 
+    def _take(self, snapshot: Snapshot, recorder: Recorder) -> None:
+        assert self._store is not None
+        known = _on_record(self._store)
+        managed = {gpu.uuid for gpu in known}
+        # A GPU that was lost before it ever told its UUID, and now does, comes back like any other.
+        found = [
+            gpu for gpu in _named(snapshot.gpus) if gpu.uuid not in managed and gpu.index in self._nameless
+        ]
+        known += [Known(gpu.uuid, gpu.index, gpu.name, UNLISTED) for gpu in found]
+        settled, changes = settle(snapshot.gpus, known)
+        if self._watch.failure is not None:
+            log.info("the GPUs answer again")
+        self._watch.take(replace(snapshot, gpus=settled))
+        now = self._clock.now()
+        recorder.note_gpus(_named(settled), [gpu.uuid for gpu in known] if found else None, now)
+        self._nameless -= {gpu.index for gpu in found}
+        for change in changes:
+            self._tell(change)
 
-def _named(snapshot: Snapshot) -> list[GpuSample]:
-    # A GPU that was lost before it ever told its UUID is shown, and never recorded under a made-up one.
-    return [gpu for gpu in snapshot.gpus if not gpu.uuid.startswith("unknown-")]
+    def _tell(self, change: Change) -> None:
+        gpu = change.gpu
+        name = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid})"
+        if change.back:
+            log.info("%s is back: %d good samples in a row; it gets new jobs again", name, GOOD_SAMPLES)
+            return
+        jobs = self._jobs_on(gpu.uuid)
+        rest = f"; what runs on it goes on and keeps its share (job {', '.join(jobs)})" if jobs else ""
+        log.warning("%s: %s; it gets no new jobs%s", name, gpu.fault, rest)
+
+    def _jobs_on(self, uuid: str) -> list[str]:
+        assert self._store is not None
+        held = [row for row in self._store.unsettled() if row["released_boot"] is None]
+        return [str(row["job_id"]) for row in held if uuid in json.loads(row["gpus"])]
+
+
+def _on_record(store: Store) -> list[Known]:
+    return [Known(row["uuid"], row["idx"], row["name"], row["fault"]) for row in store.gpus()]
+
+
+def _still_there(known: Sequence[Known], samples: Sequence[GpuSample]) -> list[Known]:
+    """Those that a start counts as its own: a card that the driver does not list is lost and comes back, but
+    simulated GPUs are what the option says this time."""
+    seen = {gpu.uuid for gpu in samples}
+    real = any(_is_card(gpu.uuid) for gpu in samples)
+    return [gpu for gpu in known if gpu.uuid in seen or (real and _is_card(gpu.uuid))]
+
+
+def _is_card(uuid: str) -> bool:
+    return uuid.startswith("GPU-")
+
+
+def _named(samples: Sequence[GpuSample]) -> list[GpuSample]:
+    # A GPU that was lost before it ever told its UUID is never recorded under a made-up one.
+    return [gpu for gpu in samples if not gpu.uuid.startswith(NAMELESS)]

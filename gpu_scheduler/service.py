@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable
 
 from gpu_scheduler.checks import check_paths
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.placement import Limits
@@ -16,18 +16,25 @@ from gpu_scheduler.daemon import Daemon
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.storage import refusal
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock
+
+#: A variable that, set to "exec", has every runner started anew instead of forked from a loaded one.
+RUNNERS = "GPU_SCHEDULER_RUNNERS"
 
 
 def run(
     options: StartOptions,
     reached: Callable[[str], None] = lambda step: None,
     settings: Settings | None = None,
+    up: Callable[[], None] = lambda: None,
 ) -> int:
     """Schedule until asked to end; returns the exit code.
 
+    up: called once everything is checked and `stop` reaches us; what was told until then is printed.
     reached and settings are for tests: the named steps of a round, and times that are waited for.
     Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
     """
@@ -36,16 +43,14 @@ def run(
     home = Home.of(options.state_file, options.data_dir)
     check_paths(options)
     is_new = not home.folder.exists()
+    home.check_owner(take_over=options.take_over)
     home.create()
-    lock = InstanceLock(home.lock)
-    if not lock.acquire():
-        raise SchedulerError(
-            f"a scheduler is running on {home.state_file} already (pid {lock.holder()}); "
-            "`stop` ends it, or name another --state-file"
-        )
+    lock = _locked(home, options.take_over)
     console = Console()
     try:
-        begin_logging(home.log, console)
+        # Document 004 names the main log: all state files of a folder share it.
+        name = home.state_file.name
+        begin_logging(home.log, console, "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%"))
         try:
             daemon = Daemon(
                 options,
@@ -56,21 +61,41 @@ def run(
                 settings or _settings(options),
                 _executor(options.screen),
             )
-        except SchedulerError:
+        except (SchedulerError, sqlite3.OperationalError):
             if is_new:
                 shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
             raise
+
+        def is_up() -> None:
+            console.flush()
+            up()
+
         try:
-            return daemon.serve()
+            return daemon.serve(is_up)
         finally:
             daemon.close()
     except sqlite3.OperationalError as error:
-        raise SchedulerError(
-            f"{home.database}: {error}; free disk space, or end what holds it locked"
-        ) from None
+        raise SchedulerError(refusal(home, error)) from None
     finally:
         console.close()
         lock.release()
+
+
+def _locked(home: Home, take_over: bool) -> InstanceLock:
+    """The lock of the one scheduler, taken, and the record noted as this host's. Raises SchedulerError."""
+    try:
+        lock = InstanceLock(home.lock)
+        taken = lock.acquire()
+        if taken:
+            home.own(take_over=take_over)
+    except OSError as error:
+        raise SchedulerError(refusal(home, error)) from None
+    if not taken:
+        raise SchedulerError(
+            f"a scheduler is running on {home.state_file} already (pid {lock.holder()}); "
+            "`stop` ends it, or name another --state-file"
+        )
+    return lock
 
 
 def _settings(options: StartOptions) -> Settings:
@@ -83,7 +108,7 @@ def _settings(options: StartOptions) -> Settings:
 
 def _executor(screen: bool) -> Executor:
     if not screen:
-        return DirectExecutor()
+        return DirectExecutor() if os.environ.get(RUNNERS) == "exec" else ForkingExecutor()
     problem = screen_problem()
     if problem is not None:
         raise SchedulerError(f"--screen: {problem}")

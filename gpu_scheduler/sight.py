@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
+from gpu_scheduler.core.explain import is_failure
+from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
 from gpu_scheduler.runner.protocol import observe
+from gpu_scheduler.store.attempts import attempt_fact
+from gpu_scheduler.store.store import Store
+
+
+def look_at(store: Store, row: sqlite3.Row) -> Attempt:
+    """A row of `Store.unsettled` with what the attempt's folder says now; an ended one needs no look."""
+    if row["outcome"]:
+        return attempt_fact(row, Sighting())
+    if store.foreign is not None:
+        return attempt_fact(row, Sighting(claim="unknown"))  # its processes are those of another host
+    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
+    try:
+        seen = sight(folder, row["token"])
+    except OSError as error:
+        seen = Sighting(claim="unknown", strange=(f"{folder}: {error.strerror}",))
+    evidence = None
+    if seen.result is not None and is_failure(seen.result):
+        # No other log is touched, and no reader pays for what it takes to read one.
+        from gpu_scheduler.evidence import evidence_of
+
+        evidence = evidence_of(store, row, seen)
+    return attempt_fact(row, seen, evidence)
 
 
 def sight(folder: Path, token: str) -> Sighting:
@@ -16,7 +41,7 @@ def sight(folder: Path, token: str) -> Sighting:
     result = (
         ResultNote(
             told.cause, told.exit_code, told.signal, told.began, told.message, told.survivors,
-            told.started_at, told.ended_at,
+            told.started_at, told.ended_at, told.oom_kills,
         )
         if told
         else None

@@ -2,8 +2,9 @@
 
     python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5 [--oom] [--exit 3] [--load 90]
 
-GPUs come from CUDA_VISIBLE_DEVICES, as for a real job; the simulation's folder from GPU_SCHEDULER_SIM, and
-without one it only prints. Killed outright it leaves its file behind, which then counts for nothing.
+GPUs come from CUDA_VISIBLE_DEVICES, as for a real job, or from --gpus, as in a script that sets the variable
+itself; the simulation's folder from GPU_SCHEDULER_SIM, and without one it only prints. Killed outright it
+leaves its file behind, which then counts for nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the job; the exit code is --exit, 1 for out of memory, 130 for Ctrl-C."""
     said = _parser().parse_args(argv)
     folder = os.environ.get(usage.VARIABLE)
-    gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = visible_gpus(said.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
     print(f"simjob {os.getpid()}: {said.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
     try:
         _ramp(folder, gpus, said.vram, said.ramp, said.load)
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--oom", action="store_true", help="after the ramp, ask for more than the card has left"
     )
+    parser.add_argument("--gpus", metavar="LIST", help="use these GPUs, whatever CUDA_VISIBLE_DEVICES says")
     parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="the exit code at its end (0)")
     return parser
 

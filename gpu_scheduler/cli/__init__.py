@@ -14,16 +14,23 @@ from gpu_scheduler.errors import SchedulerError
 _MODULES = {
     "start": "start",
     "add": "add",
+    "lint": "lint",
     "status": "status",
+    "show": "show",
+    "why": "why",
     "pause": "gpus",
     "resume": "gpus",
+    "screens": "screens",
     "attach": "look",
     "logs": "look",
     "cancel": "control",
     "retry": "control",
     "hold": "control",
     "release": "control",
+    "priority": "control",
     "stop": "stopping",
+    "doctor": "doctor",
+    "completion": "completion",
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141
 

@@ -18,7 +18,7 @@ from gpu_scheduler.views.words import visible
 def add(options: Namespace) -> int:
     """Check everything, then append the line and print it; notes about it go to stderr."""
     script = _script(options.script)
-    known, cwd = _from_record(options)
+    known, cwd = from_record(options, os.path.abspath(options.output_file))
     line = _line(options, script, known)
     note = _will_not_run(options, _parsed(line, cwd))
     if options.output_file != "-":
@@ -29,15 +29,14 @@ def add(options: Namespace) -> int:
     return 0
 
 
-def _from_record(options: Namespace) -> tuple[frozenset[int] | None, str]:
-    """The indices of the GPUs there are (None: not known), and the folder in which the line would run.
+def from_record(options: Namespace, path: str) -> tuple[frozenset[int] | None, str]:
+    """The indices of the GPUs there are (None: not known), and the folder in which lines of that file run.
 
     That is the one recorded for its jobs file, else the present one. A record that is absent, or cannot be
     read, keeps no line out.
     """
-    path = os.path.abspath(options.output_file)
     try:
-        with opened(options) as store:
+        with opened(options, foreign=True) as store:
             folders = [row["cwd"] for row in store.jobs_files() if row["path"] == path]
             return frozenset(store.indices().values()) or None, (folders or [os.getcwd()])[0]
     except SchedulerError:
@@ -79,7 +78,7 @@ def _parsed(line: str, cwd: str) -> JobSpec:
 def _will_not_run(options: Namespace, spec: JobSpec) -> str | None:
     """Why the line will give no new job, in words; None if it will, or if there is no record to ask."""
     try:
-        with opened(options) as store:
+        with opened(options, foreign=True) as store:
             job = store.newest_of([spec.identity]).get(spec.identity)
     except SchedulerError:
         return None

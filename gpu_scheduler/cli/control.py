@@ -1,4 +1,4 @@
-"""`cancel`, `retry`, `hold` and `release`: wishes about jobs, and what came of them."""
+"""`cancel`, `retry`, `hold`, `release` and `priority`: wishes about jobs, and what came of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.cli import offline
-from gpu_scheduler.cli.foresee import foreseen, refusal
-from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered
+from gpu_scheduler.cli.foresee import COMMANDS, foreseen, refusal
+from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered, wished_verbs
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.store import Store
@@ -32,6 +32,11 @@ def hold(options: Namespace) -> int:
 def release(options: Namespace) -> int:
     """Queue held jobs again."""
     return _about_jobs(options, "release")
+
+
+def priority(options: Namespace) -> int:
+    """Give waiting jobs another place in the queue."""
+    return _about_jobs(options, "set", name="priority", value=options.number)
 
 
 def cancel(options: Namespace) -> int:
@@ -62,7 +67,7 @@ def _cancel(store: Store, jobs: Iterable[int], grace_s: float) -> int:
     return 1 if refused or offline.LEFT in running.values() else 0
 
 
-def wish(store: Store, verb: str, jobs: Iterable[int], **args: float) -> tuple[dict[int, int], int]:
+def wish(store: Store, verb: str, jobs: Iterable[int], **args: object) -> tuple[dict[int, int], int]:
     """Record a wish for each of the jobs that can have it, all in one transaction.
 
     Returns wish -> job, and how many were refused; why is told on stderr.
@@ -82,15 +87,6 @@ def wish(store: Store, verb: str, jobs: Iterable[int], **args: float) -> tuple[d
     return made, refused
 
 
-def wished_verbs(store: Store) -> dict[int, list[str]]:
-    """Job -> the verbs of its open wishes, oldest first."""
-    verbs: dict[int, list[str]] = {}
-    for row in store.open_wishes():
-        if row["target"].isascii() and row["target"].isdigit():
-            verbs.setdefault(int(row["target"]), []).append(row["verb"])
-    return verbs
-
-
 def _why_not(store: Store, verb: str, job_id: int, pending: Iterable[str], up: bool) -> str | None:
     row = store.job(job_id)
     if row is None:
@@ -104,7 +100,7 @@ def _why_not(store: Store, verb: str, job_id: int, pending: Iterable[str], up: b
     if ended is not None:
         return (
             f"job {job_id} has ended ({ended}), which is not recorded yet\n"
-            f"start the scheduler, then `{verb} {job_id}`"
+            f"start the scheduler, then `{COMMANDS.get(verb, verb)} {job_id}`"
         )
     after = foreseen(state, pending)
     if verb == "cancel":
@@ -117,9 +113,9 @@ def _ended(store: Store, row: sqlite3.Row) -> str | None:
     return offline.ended(store, row) if JobState(row["state"]) in ACTIVE else None
 
 
-def _about_jobs(options: Namespace, verb: str) -> int:
+def _about_jobs(options: Namespace, verb: str, **args: object) -> int:
     with opened(options) as store:
-        wishes, refused = wish(store, verb, dict.fromkeys(options.jobs))
+        wishes, refused = wish(store, verb, dict.fromkeys(options.jobs), **args)
         refused += _tell(store, wishes, ring_and_wait(store, wishes), {})
     return 1 if refused else 0
 

@@ -16,6 +16,8 @@ _CHANGES = {
     "hold": (frozenset({JobState.QUEUED}), JobState.HELD),
     "release": (frozenset({JobState.HELD}), JobState.QUEUED),
 }
+#: The wishes that are not called as their command is.
+COMMANDS = {"set": "priority"}
 
 
 def foreseen(state: JobState, verbs: Iterable[str]) -> JobState:
@@ -28,9 +30,9 @@ def foreseen(state: JobState, verbs: Iterable[str]) -> JobState:
 
 
 def refusal(verb: str, job_id: int, state: JobState) -> str | None:
-    """Why a job in this state cannot be retried, held or released; None if it can."""
-    states, _ = _CHANGES[verb]
+    """Why a job in this state cannot be retried, held, released or set; None if it can."""
+    states = WAITING if verb == "set" else _CHANGES[verb][0]
     if state in states:
         return None
     wanted = " or ".join(sorted(str(one) for one in states))
-    return f"job {job_id} is {state}; {verb} is for a job that is {wanted}"
+    return f"job {job_id} is {state}; {COMMANDS.get(verb, verb)} is for a job that is {wanted}"

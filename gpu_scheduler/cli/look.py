@@ -24,7 +24,7 @@ def attach(options: Namespace) -> int:
     """Become `screen -x` on the session of a running job."""
     job_id = options.job
     with opened(options) as store:
-        job = _job(store, job_id)
+        job = job_of(store, job_id)
         attempt = store.newest_attempts([job_id]).get(job_id)
         if attempt is None or attempt["outcome"] is not None:
             raise SchedulerError(f"job {job_id} is not running, it is {job['state']}{_see_logs(attempt)}")
@@ -38,7 +38,9 @@ def attach(options: Namespace) -> int:
             f"job {job_id} has no Screen session (the scheduler was started without --screen)\n"
             f"`logs {job_id} -f` follows its output"
         )
-    if not _is_screen(seen.session):
+    from gpu_scheduler.cli import sessions
+
+    if not sessions.is_there(seen.session):
         raise SchedulerError(
             f"the Screen session of job {job_id} is gone; the job goes on\n"
             f"`logs {job_id} -f` follows its output"
@@ -49,35 +51,46 @@ def attach(options: Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SchedulerError(f"attach needs a terminal; `logs {job_id} -f` follows the output without one")
     sys.stdout.flush()
-    os.execv(program, [program, "-x", seen.session])
-
-
-def _is_screen(session: str) -> bool:
-    """Whether the process that the session's name begins with is a Screen."""
-    try:
-        with open(f"/proc/{session.partition('.')[0]}/comm", encoding="ascii") as file:
-            return file.read().strip().lower() == "screen"
-    except OSError:
-        return False
+    where = sessions.environment(sessions.socket_folder(seen.session))
+    os.execve(program, [program, "-x", seen.session], where)
 
 
 def logs(options: Namespace) -> int:
-    """Print the newest attempt's log; with --follow until the job has ended and all of it is printed."""
-    with opened(options) as store:
-        job_id = options.job
-        job = _job(store, job_id)
-        attempt = store.newest_attempts([job_id]).get(job_id)
-        if attempt is None:
-            raise SchedulerError(f"job {job_id} has no log yet: it is {job['state']} and was never started")
-        tail = Tail(_log(store, attempt))
+    """Print an attempt's log, the newest one's unless told otherwise; with --follow until the job has ended,
+    or the attempt that was named, and all of it is printed."""
+    with opened(options, foreign=not options.follow) as store:
+        attempt = _chosen(store, options.job, options.attempt)
+        tail = _tail(store, attempt)
         tail.print_last(options.lines)
         if options.follow:
-            _follow(store, attempt, tail)
+            _follow(store, attempt, tail, only=options.attempt is not None)
         tail.close()
     return 0
 
 
-def _follow(store: Store, attempt: sqlite3.Row, tail: Tail) -> None:
+def _tail(store: Store, attempt: sqlite3.Row) -> Tail:
+    try:
+        return Tail(_log(store, attempt))
+    except SchedulerError as error:
+        if store.foreign is None:
+            raise
+        raise SchedulerError(f"{error}; it was written on host {store.foreign.name}") from None
+
+
+def _chosen(store: Store, job_id: int, number: int | None) -> sqlite3.Row:
+    """The attempt of that number, the newest for None."""
+    job = job_of(store, job_id)
+    attempts = {row["number"]: row for row in store.attempts(job_id)}
+    if not attempts:
+        raise SchedulerError(f"job {job_id} has no log yet: it is {job['state']} and was never started")
+    attempt = attempts.get(max(attempts) if number is None else number)
+    if attempt is None:
+        there = ", ".join(map(str, sorted(attempts)))
+        raise SchedulerError(f"job {job_id} has no attempt {number}; it has: {there}")
+    return attempt
+
+
+def _follow(store: Store, attempt: sqlite3.Row, tail: Tail, *, only: bool) -> None:
     job_id = attempt["job_id"]
     while True:
         # Asked before the log is read, so that what was written before the end is printed.
@@ -86,12 +99,14 @@ def _follow(store: Store, attempt: sqlite3.Row, tail: Tail) -> None:
         if not over:
             time.sleep(_LOOK_EVERY_S)
             continue
+        if only:
+            return
         newest = store.newest_attempts([job_id])[job_id]
         if newest["id"] != attempt["id"]:
             attempt = newest
             tail.go_on_with(_log(store, attempt))
             continue
-        state = JobState(_job(store, job_id)["state"])
+        state = JobState(job_of(store, job_id)["state"])
         if state in (JobState.FINISHED, JobState.HELD):
             return
         if pid_of(store) is None:
@@ -109,7 +124,8 @@ def _is_over(store: Store, attempt: sqlite3.Row) -> bool:
     return seen.result is not None or seen.claim in ("dead", "void")
 
 
-def _job(store: Store, job_id: int) -> sqlite3.Row:
+def job_of(store: Store, job_id: int) -> sqlite3.Row:
+    """The row of a job. Raises SchedulerError where there is none."""
     row = store.job(job_id)
     if row is None:
         raise SchedulerError(f"there is no job {job_id} in {store.home.folder}; `status --all` lists them")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import request_stop, sweep
-from gpu_scheduler.sight import sight
+from gpu_scheduler.sight import look_at, sight
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.jobs import Context, shown
 from gpu_scheduler.views.words import outcome_words
@@ -27,13 +27,14 @@ def ended(store: Store, job: sqlite3.Row) -> str | None:
     """What became of a job that is open on the record and whose folder has a result; None if it has none."""
     from gpu_scheduler.clock import Clock
 
-    attempt = store.newest_attempts([job["id"]]).get(job["id"])
-    if attempt is None or attempt["outcome"] is not None:
+    rows = (row for row in store.unsettled() if row["job_id"] == job["id"] and row["outcome"] is None)
+    attempt = next(rows, None)
+    if attempt is None:
         return None
-    seen = sight(_folder(store, attempt), attempt["token"])
-    if seen.result is None:
+    fact = look_at(store, attempt)
+    if fact.sighting.result is None:
         return None
-    said = shown(job, attempt, Context(Clock().now(), sightings={attempt["id"]: seen}))
+    said = shown(job, attempt, Context(Clock().now(), open={attempt["id"]: fact}))
     return outcome_words(said.outcome or "ended", said.exit_code, said.signal)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from argparse import Namespace
@@ -24,24 +25,29 @@ def home_of(options: Namespace) -> Home:
 
 
 @contextmanager
-def opened(options: Namespace) -> Iterator[Store]:
-    """The store, closed at the end. Raises SchedulerError where there is none, or it cannot be used now."""
+def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
+    """The store, closed at the end. Raises SchedulerError where there is none, or it cannot be used now.
+
+    foreign: also one of another host, as it was a moment ago, whose attempts must not be judged from here.
+    """
     home = home_of(options)
     try:
         store = Store(home)
         try:
+            if store.foreign is not None and not foreign:
+                raise SchedulerError(home.refusal(store.foreign))
             yield store
         finally:
             store.close()
     except sqlite3.OperationalError as error:
-        raise SchedulerError(
-            f"{home.database}: {error}; try again, and see that the disk has room and the folder is writable"
-        ) from None
+        from gpu_scheduler.storage import refusal
+
+        raise SchedulerError(refusal(home, error)) from None
 
 
 def pid_of(store: Store) -> int | None:
-    """The pid of the scheduler of this record; None when none is up."""
-    return scheduler_pid(store.home.lock)
+    """The pid of the scheduler of this record; None when none is up, or it cannot be told on this host."""
+    return scheduler_pid(store.home.lock) if store.foreign is None else None
 
 
 def ring_and_wait(store: Store, wishes: Iterable[int], wait_s: float = ANSWER_S) -> dict[int, str | None]:
@@ -69,3 +75,19 @@ def unanswered(store: Store) -> str:
     if pid is None:
         return "recorded; takes effect when the scheduler starts"
     return f"recorded; the scheduler (pid {pid}) has not answered yet"
+
+
+def wished_verbs(store: Store) -> dict[int, list[str]]:
+    """Job -> the verbs of its open wishes, oldest first; a new value of an attribute as `priority=5`."""
+    verbs: dict[int, list[str]] = {}
+    for row in store.open_wishes():
+        if row["target"].isascii() and row["target"].isdigit():
+            verbs.setdefault(int(row["target"]), []).append(_named(row))
+    return verbs
+
+
+def _named(row: sqlite3.Row) -> str:
+    if row["verb"] != "set":
+        return str(row["verb"])
+    args = json.loads(row["args"])
+    return f"{args['name']}={args['value']}"

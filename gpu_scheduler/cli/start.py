@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import threading
 from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
 
+from gpu_scheduler.cli.record import home_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 
+#: Seconds that logind may take.
+_ASK_S = 1.0
+
 
 def start(options: Namespace) -> int:
-    """Schedule until asked to end; the exit code is the scheduler's."""
+    """Schedule until asked to end; the exit code is the scheduler's. With --daemon in the background."""
     chosen = start_options(options)
     _check(chosen)
+    if options.daemon:
+        from gpu_scheduler import background
+
+        main_log = home_of(options).log
+        return background.run(
+            lambda up: _run(chosen, up), lambda pid: _in_background(pid, main_log), main_log
+        )
+    return _run(chosen, lambda: None)
+
+
+def _run(chosen: StartOptions, up: Callable[[], None]) -> int:
     from gpu_scheduler.service import run
 
-    return run(chosen)
+    def is_up() -> None:
+        up()
+        # In a thread of its own: asking may take a second, and jobs need not wait for it.
+        threading.Thread(target=_log_logout, name="logind", daemon=True).start()
+
+    return run(chosen, up=is_up)
+
+
+def _in_background(pid: int, main_log: Path) -> None:
+    print(f"scheduler up in the background, pid {pid}; log {main_log}", flush=True)
+    said = _logout()
+    if said is not None:
+        print(f"gpu-scheduler: {said}", file=sys.stderr)
+
+
+def _log_logout() -> None:
+    said = _logout()
+    if said is not None:
+        logging.getLogger("gpu_scheduler").warning("%s", said)
+
+
+def _logout() -> str | None:
+    """What logging out would do to the scheduler and its jobs, if it would do harm."""
+    from gpu_scheduler.doctor import logind
+
+    return logind.warning(_ASK_S)
 
 
 def start_options(options: Namespace) -> StartOptions:
@@ -39,6 +84,7 @@ def start_options(options: Namespace) -> StartOptions:
         cuda_ids=options.cuda_ids,
         conda_sh=options.conda_sh,
         drain=options.drain,
+        take_over=options.take_over,
     )
 
 

@@ -7,17 +7,22 @@ import sqlite3
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.cli.control import wished_verbs
-from gpu_scheduler.cli.record import opened, pid_of
+from gpu_scheduler.cli.record import opened, pid_of, wished_verbs
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.intake.pauses import wished_pauses
-from gpu_scheduler.sight import sight
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.storage import LOG_FOLDER, troubles
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import gpus, jobs
 from gpu_scheduler.views.report import JobsFileShown, MalformedShown, Report
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.facts import Attempt
 
 #: Finished jobs that are shown, and queued or held ones in text, unless all are asked for.
 SHOWN = 20
@@ -25,7 +30,7 @@ SHOWN = 20
 
 def status(options: Namespace) -> int:
     """Show what there is; never changes anything."""
-    with opened(options) as store:
+    with opened(options, foreign=True) as store:
         queued = None if options.all or options.json else SHOWN
         report = read(store, queued=queued, finished=None if options.all else SHOWN)
     if options.json:
@@ -50,13 +55,16 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
             rows += store.open_jobs((state,), queued)
         rows += store.finished_jobs(finished)
         attempts = store.newest_attempts(row["id"] for row in rows)
-        context = _context(store, attempts.values(), is_up=pid is not None)
+        unsettled = store.unsettled()
+        context = context_of(store, unsettled, is_up=pid is not None or store.foreign is not None)
         return Report(
             now=time.time(),
+            troubles=_troubles(store),
             pid=pid,
+            host=store.foreign.name if store.foreign is not None else None,
             state_file=str(store.home.state_file),
             data_dir=str(store.home.folder),
-            gpus=gpus.shown(store.gpus(), store.unsettled(), wished_pauses(store)),
+            gpus=gpus.shown(store.gpus(), unsettled, wished_pauses(store)),
             jobs=tuple(jobs.shown(row, attempts.get(row["id"]), context) for row in rows),
             counts=store.counts(),
             malformed=tuple(_malformed(row) for row in store.malformed()),
@@ -64,12 +72,15 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
         )
 
 
-def _context(store: Store, attempts: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.Context:
-    folders = {
-        row["id"]: (store.home.attempt(row["job_id"], row["number"], row["token"]), row["token"])
-        for row in attempts
-        if row["outcome"] is None
-    }
+def _troubles(store: Store) -> tuple[Trouble, ...]:
+    if store.foreign is not None:
+        return ()
+    logs = store.db.meta(LOG_FOLDER)
+    return troubles(store.home, LogFolder.from_json(logs) if logs is not None else None)
+
+
+def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.Context:
+    """What the words about jobs depend on. unsettled: rows of `Store.unsettled`."""
     infeasible, reasons = store.infeasible(), store.waiting()
     if not is_up:
         # What the last scheduler found may not hold any more, but for what can never fit.
@@ -81,8 +92,16 @@ def _context(store: Store, attempts: Iterable[sqlite3.Row], *, is_up: bool) -> j
         infeasible=infeasible,
         indices=store.indices(),
         wished={job_id: verbs[-1] for job_id, verbs in wished_verbs(store).items()},
-        sightings={attempt_id: sight(folder, token) for attempt_id, (folder, token) in folders.items()},
+        open=_looks(store, [row for row in unsettled if row["outcome"] is None]),
     )
+
+
+def _looks(store: Store, rows: Collection[sqlite3.Row]) -> dict[int, Attempt]:
+    if not rows:
+        return {}
+    from gpu_scheduler.sight import look_at  # and what an attempt is: a third of the time of this command
+
+    return {row["id"]: look_at(store, row) for row in rows}
 
 
 def _malformed(row: sqlite3.Row) -> MalformedShown:

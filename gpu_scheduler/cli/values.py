@@ -38,6 +38,13 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def path(text: str) -> str:
+    """Takes the path of a file or folder."""
+    if not text or "\0" in text:
+        raise ArgumentTypeError("the path is empty")
+    return text
+
+
 def job_id(text: str) -> int:
     """Reads the id of a job."""
     if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII) or int(text) == 0:

@@ -76,6 +76,16 @@ class NoteDead:
 
 
 @dataclass(frozen=True)
+class NoteStray:
+    """A process of this attempt is on a GPU (UUID) that it was not given; said once per attempt and GPU."""
+
+    job_id: int
+    attempt_id: int
+    uuid: str
+    pid: int
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Signal every process that still carries the attempt's token. kill: SIGKILL, else SIGTERM."""
 
@@ -216,6 +226,7 @@ Action = (
     | Nudge
     | KillRunner
     | NoteDead
+    | NoteStray
     | Sweep
     | Close
     | Release

@@ -15,7 +15,7 @@ from gpu_scheduler.core import cuda
 from gpu_scheduler.core.environment import find_conda_sh, inherited
 from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 
-__all__ = ["Command", "build", "find_conda_sh"]
+__all__ = ["Command", "build", "conda_of", "find_conda_sh", "shown"]
 
 _HEAD = """\
 # Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
@@ -55,6 +55,16 @@ if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 """
 
+#: torchrun starts python by its own interpreter and with -u. Its module is its program, one import away.
+_TORCHRUN = """\
+if type -P torchrun >/dev/null; then torchrun=(torchrun); else
+    if type -P python >/dev/null; then python=python; else python=python3; fi
+    torchrun=("$python" -u -m torch.distributed.run)
+    "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
+        fail 'torchrun is not on the PATH of the job, and its python has no torch'
+fi
+"""
+
 #: Other names reach the job through its environment alone.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BEGIN = "{ printf . >&3; } 2>/dev/null; exec 3>&-\n"
@@ -85,7 +95,7 @@ def build(
     base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
     that defines `conda`, None where there is no conda.
     """
-    conda = _conda(spec, conda_sh)
+    conda = conda_of(spec, conda_sh)
     own = {
         **dict(spec.env),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -111,7 +121,12 @@ def build(
     return Command(env, "".join(parts), shown)
 
 
-def _conda(spec: JobSpec, conda_sh: str | None) -> str | None:
+def shown(spec: JobSpec, ids: str) -> str:
+    """The job's own command, for people. ids: what stands in it for the numbers of its GPUs."""
+    return _work(spec, ids)[0]
+
+
+def conda_of(spec: JobSpec, conda_sh: str | None) -> str | None:
     """The conda environment to activate. An empty CSV field means base; a command without `conda=` none."""
     if spec.conda:
         return spec.conda
@@ -143,11 +158,7 @@ def _activation(spec: JobSpec, conda: str | None, conda_sh: str | None) -> str:
 def _work(spec: JobSpec, ids: str) -> tuple[str, str]:
     """What is shown of the job's own command, and the text that checks it and hands over to it."""
     if spec.kind == "csv":
-        script = spec.script or ""
-        words = ("-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add"))
-        missing = shlex.quote(f"script {script} does not exist")
-        check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n"
-        return f"python {shlex.join(words)}", f'{check}{_PYTHON}{_BEGIN}exec "$python" {shlex.join(words)}\n'
+        return _script(spec, spec.script or "", ids)
     command = cuda.in_command(spec.command or "", ids, spec.cuda or "rewrite")
     if command is None:
         reason = (
@@ -155,3 +166,15 @@ def _work(spec: JobSpec, ids: str) -> tuple[str, str]:
         )
         return spec.command or "", f"fail {shlex.quote(reason)}\n"
     return command, f"{_BEGIN}exec bash -c {shlex.quote(command)}\n"
+
+
+def _script(spec: JobSpec, script: str, ids: str) -> tuple[str, str]:
+    """The same of a CSV line. With torchrun no `--cuda` is added: each process has its GPU by LOCAL_RANK."""
+    missing = shlex.quote(f"script {script} does not exist")
+    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n"
+    if spec.torchrun is None:
+        said = shlex.join(["-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add")])
+        return f"python {said}", f'{check}{_PYTHON}{_BEGIN}exec "$python" {said}\n'
+    flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
+    said = shlex.join([*flags, script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
+    return f"torchrun {said}", f'{check}{_TORCHRUN}{_BEGIN}exec "${{torchrun[@]}}" {said}\n'

@@ -1,5 +1,6 @@
-"""The CSV line `priority,script_path,conda_env,arguments,allowed_gpus`: which line is meant as one, and its
-five fields. It knows nothing of folders: the script path is returned as written."""
+"""The CSV line `priority,script_path,conda_env,arguments,allowed_gpus`, or that with an execution type before
+the arguments: which line is meant as one, and its fields. It knows nothing of folders: the script path is
+returned as written."""
 
 from __future__ import annotations
 
@@ -7,20 +8,24 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from gpu_scheduler.core.attributes import parse_conda, parse_priority
+from gpu_scheduler.core.attributes import MOST_GPUS, parse_conda, parse_priority
 from gpu_scheduler.core.gpulist import gpu_items, parse_gpu_list
 from gpu_scheduler.core.words import BLANK, comment_at, split_words
 
 ACCEPTED = (
     "priority,script_path,conda_env,arguments,allowed_gpus, such as "
-    '0,/path/train.py,myenv,--epochs 3,0-3 or 0,/path/train.py,myenv,"--layers 1,2,3","0,1"'
+    '0,/path/train.py,myenv,--epochs 3,0-3 or 0,/path/train.py,myenv,"--layers 1,2,3","0,1"; '
+    "or with the execution type python, torchrun or torchrun-Ngpu before the arguments: "
+    "0,/path/train.py,myenv,torchrun-2gpu,--epochs 3,0-3"
 )
 _ARGUMENTS = 3
 
 _QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
 _INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
 _FIRST_FIELD = re.compile(r"[\w.+\-/]*")
-_SIX_COLUMNS = re.compile(r"python|torchrun(-[0-9]+gpu)?")
+_EXECUTION = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
+#: Taken for a misspelt execution type: an argument that looks like one stands in quotes.
+_LIKE_EXECUTION = re.compile(r"python|torchrun[^\s=]*", re.IGNORECASE)
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _COMMENT = re.compile(r"(?:(?<=[ \t])|^)#")
 _LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
@@ -28,7 +33,10 @@ _LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
 
 @dataclass(frozen=True)
 class CsvLine:
-    """The fields of a line; empty ones are None or (). note: what should be logged as read."""
+    """The fields of a line; empty ones are None or (). note: what should be logged as read.
+
+    torchrun: the number of processes that torchrun starts, each with a GPU; None = plain python.
+    """
 
     priority: int | None
     script: str
@@ -37,13 +45,18 @@ class CsvLine:
     allowed: tuple[int, ...] | None
     names_gpus: bool
     note: str | None
+    torchrun: int | None = None
 
 
 @dataclass(frozen=True)
 class _Fields:
-    values: tuple[str, ...]
-    quoted: tuple[bool, ...]
-    rest: str | None
+    """begin: the fields before the arguments; execution: the last of them, where the line has six columns."""
+
+    begin: tuple[str, ...]
+    execution: str | None
+    arguments: str
+    arguments_quoted: bool
+    rest: str
     rest_quoted: bool
 
 
@@ -75,75 +88,102 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
     Raises ValueError with what is wrong and the remedy.
     """
     fields = _split(text)
-    values = [*fields.values, "", "", "", ""][:4]
-    priority = parse_priority(values[0]) if values[0] else None
-    if not values[1]:
+    priority, script, conda = fields.begin[:3]
+    number = parse_priority(priority) if priority else None
+    if not script:
         raise ValueError("there is no script: the second field is empty; fields are separated by commas")
-    arguments_quoted = len(fields.quoted) > _ARGUMENTS and fields.quoted[_ARGUMENTS]
-    if not arguments_quoted and _SIX_COLUMNS.fullmatch(values[_ARGUMENTS]):
-        raise ValueError(
-            f"the fourth field is {values[_ARGUMENTS]!r}: six-column and torchrun lines are not carried out"
-            " by this version; leave that field out, or quote it if it is an argument"
-        )
-    rest = fields.rest or ""
-    if not arguments_quoted and not fields.rest_quoted and "," in rest:
-        _check_commas(values, rest)
+    torchrun = None if fields.execution is None else _processes(fields.execution)
+    if not fields.arguments_quoted and not fields.rest_quoted and "," in fields.rest:
+        _check_commas(fields)
     try:
-        arguments = split_words(values[_ARGUMENTS])
+        arguments = split_words(fields.arguments)
     except ValueError as error:
         raise ValueError(
-            f"arguments {values[_ARGUMENTS]!r}: {error}; arguments that hold commas need double quotes around"
+            f"arguments {fields.arguments!r}: {error}; arguments that hold commas need double quotes around"
             " the whole field, inner double quotes doubled"
         ) from None
     try:
-        allowed = parse_gpu_list(rest, known_gpus)
+        allowed = parse_gpu_list(fields.rest, known_gpus)
     except ValueError as error:
         raise ValueError(f'{error}; arguments that hold commas need quotes: "--layers 1,2,3"') from None
-    note = None
-    if rest and not arguments_quoted and values[_ARGUMENTS][-1:].isdigit():
-        note = f"read as arguments: {values[_ARGUMENTS]} | GPUs: {rest}"
-    conda = parse_conda(values[2]) if values[2] else None
-    return CsvLine(priority, values[1], conda, arguments, allowed, bool(rest), note)
+    env = parse_conda(conda) if conda else None
+    return CsvLine(number, script, env, arguments, allowed, bool(fields.rest), _note(fields), torchrun)
 
 
-def _check_commas(values: list[str], rest: str) -> None:
+def _processes(execution: str) -> int | None:
+    """The number of processes that an execution type asks torchrun for; None for python."""
+    known = _EXECUTION.fullmatch(execution)
+    if known is None:
+        raise ValueError(
+            f"execution type {execution!r} is not python, torchrun or torchrun-Ngpu such as torchrun-2gpu;"
+            " put quotes around the field if it is the arguments"
+        )
+    if execution == "python":
+        return None
+    count = known[1] or "1"
+    if len(count) > 4 or not 1 <= int(count) <= MOST_GPUS:
+        raise ValueError(f"execution type {execution!r}: the number of GPUs is not from 1 to {MOST_GPUS}")
+    return int(count)
+
+
+def _note(fields: _Fields) -> str | None:
+    """What was read, where it can be mistaken: arguments that end in a number, beside GPUs or instead."""
+    if fields.arguments_quoted or not fields.arguments[-1:].isdigit():
+        return None
+    if fields.rest:
+        return f"read as arguments: {fields.arguments} | GPUs: {fields.rest}"
+    if fields.execution is not None and re.fullmatch(r"[0-9\s-]+", fields.arguments):
+        return f"read as {fields.execution}, arguments: {fields.arguments} | GPUs: any"
+    return None
+
+
+def _check_commas(fields: _Fields) -> None:
     """Refuse a list that may as well be the rest of the arguments (`--layers 1,2,3`)."""
     try:
-        gpus = gpu_items(rest)
+        gpus = gpu_items(fields.rest)
     except ValueError:
         return  # the list itself is refused, with its own text
-    number = _LAST_NUMBER.search(values[_ARGUMENTS])
+    number = _LAST_NUMBER.search(fields.arguments)
     ascending = all(a < b for a, b in itertools.pairwise(gpus))
     if ascending and not (number and gpus[0] == int(number[0]) + 1):
         return
-    begin = ",".join(values[:3])
-    arguments = values[_ARGUMENTS].replace('"', '""')
+    begin = ",".join(fields.begin)
+    arguments = fields.arguments.replace('"', '""')
     raise ValueError(
         f"it is not clear where the arguments end and the GPU list begins; write "
-        f'{begin},"{arguments},{rest}", or {begin},"{arguments}","{rest}"'
+        f'{begin},"{arguments},{fields.rest}", or {begin},"{arguments}","{fields.rest}"'
     )
 
 
 def _split(text: str) -> _Fields:
-    values: list[str] = []
-    quoted: list[bool] = []
+    begin: list[str] = []
     at: int | None = 0
-    while at is not None and len(values) < 4:
-        value, is_quoted, at = _field(text, at, len(values) == _ARGUMENTS)
-        values.append(value)
-        quoted.append(is_quoted)
-    if at is None:
-        return _Fields(tuple(values), tuple(quoted), None, False)
+    while at is not None and len(begin) < _ARGUMENTS:
+        value, _, at = _field(text, at, False)
+        begin.append(value)
+    begin += [""] * (_ARGUMENTS - len(begin))
+    execution, value, quoted = None, "", False
+    if at is not None:
+        value, quoted, at = _field(text, at, True)
+        if not quoted and _LIKE_EXECUTION.fullmatch(value):
+            begin.append(value)
+            execution, value = value, ""
+            if at is not None:
+                value, quoted, at = _field(text, at, True)
+    rest, rest_quoted = ("", False) if at is None else _rest(text, at)
+    return _Fields(tuple(begin), execution, value, quoted, rest, rest_quoted)
+
+
+def _rest(text: str, at: int) -> tuple[str, bool]:
+    """The GPU list, which is all that follows, and whether quotes are around it."""
     rest = text[at:].lstrip(BLANK)
     if rest.startswith('"'):
         value, _, more = _field(rest, 0, False)
         if more is not None:
             raise ValueError("text follows the quoted GPU list; quote the whole list")
-        return _Fields(tuple(values), tuple(quoted), value, True)
+        return value, True
     comment = _COMMENT.search(text, at)
-    return _Fields(
-        tuple(values), tuple(quoted), text[at : comment.start() if comment else None].strip(BLANK), False
-    )
+    return text[at : comment.start() if comment else None].strip(BLANK), False
 
 
 def _field(text: str, at: int, arguments: bool) -> tuple[str, bool, int | None]:
@@ -184,5 +224,5 @@ def _comment(text: str, arguments: bool) -> int | None:
 
 def quote_field(field: str) -> str:
     """The field as it is written in a line, in quotes where it needs them."""
-    special = re.search(r"[,\"'#\\]", field) or field != field.strip() or _SIX_COLUMNS.fullmatch(field)
+    special = re.search(r"[,\"'#\\]", field) or field != field.strip() or _LIKE_EXECUTION.fullmatch(field)
     return field if not special else '"' + field.replace('"', '""') + '"'

@@ -8,19 +8,10 @@ from typing import Any
 
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.now import Now as Now
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import Evidence, Sighting
 from gpu_scheduler.core.states import JobState, Outcome
-
-
-@dataclass(frozen=True)
-class Now:
-    """One reading of the clocks: wall (seconds since 1970, for display), boot (CLOCK_BOOTTIME seconds, for
-    every deadline) and the boot that it counts from."""
-
-    wall: float
-    boot: float
-    boot_id: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,8 @@ class Attempt:
 
     Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. survivors: processes
     that carry the token; None = not looked for. baseline_mib: memory on each GPU that nobody accounted for
-    when it started.
+    when it started. evidence: what a command that failed has left. strays: GPUs that it was not given, on
+    which processes of it were seen and told.
     """
 
     attempt_id: int
@@ -98,6 +90,8 @@ class Attempt:
     launch_failures: int = 0
     lineless: bool = False
     number: int = 1
+    evidence: Evidence | None = None
+    strays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,15 +137,18 @@ class Gpu:
 class Facts:
     """Everything that one round decides from.
 
-    complete: a sample of every managed GPU has come; blind: why there is none now.
+    complete: a sample of every managed GPU has come; blind: why there is none now. trouble: why our own
+    storage lets nothing new start now. others: the GPUs that the probe sees and we do not manage.
     """
 
     now: Now
     settings: Settings
     config: LlmConfig
     gpus: tuple[Gpu, ...] = ()
+    others: tuple[Gpu, ...] = ()
     complete: bool = True
     blind: str | None = None
+    trouble: str | None = None
     attempts: tuple[Attempt, ...] = ()
     lines: tuple[Line, ...] = ()
     wishes: tuple[Wish, ...] = ()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+#: How the identity of a GPU that never told its UUID begins; the rest is its index.
+NAMELESS = "unknown-"
+#: More memory than any GPU has: 1 PiB.
+MOST_MIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,15 @@ class Snapshot:
 
     taken_at: float
     gpus: tuple[GpuSample, ...]
+
+
+def without_impossible(sample: GpuSample) -> GpuSample:
+    """The sample with every value that cannot be true taken back to unknown: none is placed by."""
+    total, used, load = sample.total_mib, sample.used_mib, sample.load_percent
+    if total is not None and not 0 < total <= MOST_MIB:
+        total = None
+    if used is not None and not 0 <= used <= (MOST_MIB if total is None else total):
+        used = None
+    if load is not None and not 0 <= load <= 100:
+        load = None
+    return replace(sample, total_mib=total, used_mib=used, load_percent=load)

@@ -20,7 +20,7 @@ def view(gpu: Gpu, facts: Facts) -> GpuView:
         total_mib=gpu.sample.total_mib if gpu.sample else None,
         booked=sum(a.share for a in here if a.released_at is None),
         foreign_mib=foreign_mib,
-        foreign=_foreigner(gpu, foreign_mib),
+        foreign=_foreigner(gpu, foreign_mib, facts.attempts),
         load=gpu.load,
         closed=_closed(gpu, here),
     )
@@ -33,11 +33,13 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
     our first job came, raised by whatever exceeds the sum of our budgets.
     """
     sample = gpu.sample
-    if sample is None or sample.used_mib is None:
+    if sample is None:
         return None
     processes = sample.processes
     if processes is not None and all(p.used_mib is not None for p in processes):
-        return sum(p.used_mib or 0 for p in _foreign(gpu, processes))
+        return sum(p.used_mib or 0 for p in _foreign(gpu, processes, attempts))
+    if sample.used_mib is None:
+        return None
     ours = [a for a in attempts if gpu.uuid in a.gpus and a.released_at is None]
     if not ours:
         return sample.used_mib
@@ -58,15 +60,17 @@ def unclaimed_memory(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
     return max(0, sample.used_mib - sum(p.used_mib or 0 for p in sample.processes))
 
 
-def _foreign(gpu: Gpu, processes: Sequence[GpuProcess]) -> list[GpuProcess]:
-    return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) is None]
+def _foreign(gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]) -> list[GpuProcess]:
+    """Those of nobody's of ours, and those of ours that have no business here: no booking speaks for them."""
+    here = {attempt.attempt_id for attempt in attempts if gpu.uuid in attempt.gpus}
+    return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
 
 
-def _foreigner(gpu: Gpu, foreign_mib: int | None) -> str | None:
+def _foreigner(gpu: Gpu, foreign_mib: int | None, attempts: Sequence[Attempt]) -> str | None:
     processes = gpu.sample.processes if gpu.sample else None
     if processes is None:
         return "memory" if foreign_mib is not None and foreign_mib > IDLE_MIB else None
-    foreign = sorted(_foreign(gpu, processes), key=lambda p: -(p.used_mib or 0))
+    foreign = sorted(_foreign(gpu, processes, attempts), key=lambda p: -(p.used_mib or 0))
     return f"process {foreign[0].pid}" if foreign else None
 
 

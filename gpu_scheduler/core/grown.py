@@ -9,7 +9,7 @@ from collections.abc import Collection
 from gpu_scheduler.core.attributes import FLAGS
 from gpu_scheduler.core.csvline import meant_as_csv
 from gpu_scheduler.core.jobline import Malformed
-from gpu_scheduler.core.lines import BoundLine, ParsedLine
+from gpu_scheduler.core.lines import Line
 
 REASON = "the line before it had no line ending, and a second line was appended to it"
 MALFORMED = Malformed(REASON, "two lines; or, if it is one, the same with [] in front of it")
@@ -32,7 +32,7 @@ def first_word(command: str) -> str:
     return words[0] if words else ""
 
 
-def holds_second_line(before: BoundLine, now: ParsedLine, programs: Collection[str]) -> bool:
+def holds_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
     """Whether `now`, the line where `before` was, is that line and the beginning of a second one.
 
     programs: words that begin commands elsewhere in the file.

@@ -136,15 +136,27 @@ def _csv(block: Block, text: str, place: _Place) -> Parsed:
             raise ValueError(f"{name} is given both in the attributes and in its CSV field; give it once")
         if given:
             values[name] = value
+    if line.torchrun is not None:
+        _check_torchrun(values)
     settled = _settled(values, place)
     spec = JobSpec(
         kind="csv",
         text=text,
         script=_absolute(line.script, settled["cwd"], place.home),
         arguments=line.arguments,
+        torchrun=line.torchrun,
         **settled,
     )
     return Parsed(spec, (line.note,) if line.note else ())
+
+
+def _check_torchrun(values: dict[str, Any]) -> None:
+    for name in ("gpus", "share"):
+        if name in values:
+            raise ValueError(
+                f"{name} is given in the attributes, and the execution type says how many GPUs; leave out"
+                f" {name}, and write torchrun-Ngpu for N whole GPUs"
+            )
 
 
 def _command(block: Block, text: str, place: _Place) -> Parsed:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
+
+from gpu_scheduler.core.words import split_words
 
 Kind = Literal["csv", "command"]
 CudaMode = Literal["add", "rewrite", "off"]
@@ -25,6 +27,7 @@ class JobSpec:
     """One job as asked for.
 
     kind       "csv": `python -u script arguments`; "command": `bash -c command`.
+    torchrun   of a csv line: the processes with which torchrun starts the script, a GPU each; None = python.
     text       the line as a user recognises it (attribute block and comment apart).
     cwd        absolute working folder.
     share      thousandths of a GPU; gpus: a count; allowed: GPU indices, None = any. None = not said.
@@ -44,16 +47,18 @@ class JobSpec:
     allowed: tuple[int, ...] | None = None
     share: int | None = None
     gpus: int | None = None
+    torchrun: int | None = None
     cuda: CudaMode | None = None
     cuda_ids: CudaIds | None = None
     hold: bool = False
     cancel: bool = False
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """A digest of what the job runs (DESIGN §5 Identity); equal for the same work from any front end."""
         runs: list[Any] = [self.kind, self.cwd, self.conda, self.venv, sorted(self.env)]
         runs += [self.script, self.arguments] if self.kind == "csv" else [self.command]
+        runs += [] if self.torchrun is None else [f"torchrun-{self.torchrun}gpu"]
         return hashlib.sha256(json.dumps(runs, ensure_ascii=True).encode()).hexdigest()[:32]
 
     @property
@@ -66,7 +71,7 @@ class JobSpec:
         if self.kind == "csv":
             return self.arguments
         try:
-            return tuple(shlex.split(self.command or "", comments=False))
+            return split_words(self.command or "")
         except ValueError:
             return tuple((self.command or "").split())
 
@@ -101,18 +106,22 @@ class JobSpec:
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal value."""
-        said = {k: v for k, v in asdict(self).items() if v is not None and v is not False and v != ()}
-        return json.dumps(said, ensure_ascii=False)
+        said = {name: getattr(self, name) for name in _FIELDS}
+        return _JSON.encode({k: v for k, v in said.items() if v is not None and v is not False and v != ()})
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
         """The value that `to_json` wrote."""
         raw = json.loads(text)
-        known = {f.name for f in fields(cls)}
-        said = {k: v for k, v in raw.items() if k in known}
+        said = {k: v for k, v in raw.items() if k in _FIELDS}
         for key in ("arguments", "allowed"):
             if key in said:
                 said[key] = tuple(said[key])
         if "env" in said:
             said["env"] = tuple((k, v) for k, v in said["env"])
         return cls(**said)
+
+
+#: Made once: `json.dumps` makes one at each call that wants something special.
+_JSON = json.JSONEncoder(ensure_ascii=False)
+_FIELDS = tuple(field.name for field in fields(JobSpec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 from gpu_scheduler.core.jobline import Malformed, Parsed
@@ -20,23 +20,31 @@ def said(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def attributes_to_json(attributes: Mapping[str, Any]) -> str:
     """Attributes as the record keeps them."""
-    return json.dumps(said(attributes), ensure_ascii=False, sort_keys=True)
+    return _as_json(tuple(said(attributes).items()))
 
 
-def attributes_from_json(text: str) -> dict[str, Any]:
-    """What `attributes_to_json` wrote."""
+@lru_cache(maxsize=4096)
+def _as_json(items: tuple[tuple[str, Any], ...]) -> str:
+    return json.dumps(dict(items), ensure_ascii=False, sort_keys=True)
+
+
+@lru_cache(maxsize=4096)
+def attributes_from_json(text: str) -> Mapping[str, Any]:
+    """What `attributes_to_json` wrote; one and the same value for the many lines that say the same."""
     return said(json.loads(text))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is a job or a mistake.
+    """A line that is a job or a mistake. A queue of 100,000 keeps as many of these.
 
     number      from 1, counting every line of the file.
     raw         the whole line as it stands there, its line ending included where it has one.
     identity    of what it runs; None = malformed, and `problem` and `accepted` say why.
     attributes  those that the line gives.
     fresh       a malformed line that came while others were gone: as long as it stands they are not removed.
+    job_id      in an accepted reading. Of equal CSV lines the first one alone has the job.
+    spec        of a line that was parsed just now; a reading does not keep it. notes: what to say about it.
     """
 
     number: int
@@ -48,6 +56,9 @@ class Line:
     problem: str | None = None
     accepted: str | None = None
     fresh: bool = False
+    job_id: int | None = None
+    spec: JobSpec | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def malformed(self) -> bool:
@@ -59,42 +70,76 @@ class Line:
         """Whether it has its line ending."""
         return self.raw.endswith("\n")
 
-    @cached_property
+    @property
     def what(self) -> str:
         """What makes two lines the same apart from their attributes."""
         return self.identity if self.identity is not None else f"malformed {self.text}"
 
-    @cached_property
+    @property
     def key(self) -> Hashable:
         """Equal for lines that say the same."""
         return self.what, tuple(sorted(self.attributes.items()))
 
+    def same_as(self, other: Line) -> bool:
+        """Whether both have the same key."""
+        return self is other or (self.what == other.what and self.attributes == other.attributes)
 
-@dataclass(frozen=True)
-class BoundLine(Line):
-    """A line of an accepted reading. Of equal CSV lines the first one alone has the job."""
+    def is_written_as(self, other: Line) -> bool:
+        """Whether both stand at one place of the file in the same letters, and were read alike."""
+        return self is other or (
+            self.number == other.number
+            and self.raw == other.raw
+            and self.problem == other.problem
+            and self.fresh == other.fresh
+            and self.same_as(other)
+        )
 
-    job_id: int | None = None
+    def is_moved_from(self, other: Line, down: int) -> bool:
+        """Whether it is a line of a reading that stood so many lines higher up before."""
+        return self.number == other.number + down and (
+            self is other
+            or (
+                self.raw == other.raw
+                and self.job_id == other.job_id
+                and self.problem == other.problem
+                and self.accepted == other.accepted
+                and self.fresh == other.fresh
+                and self.same_as(other)
+            )
+        )
+
+    def bound(self, job_id: int | None) -> Line:
+        """The line as a reading keeps it, with this job."""
+        if self.job_id == job_id and self.spec is None and not self.notes:
+            return self
+        return Line(
+            self.number, self.raw, self.text, self.kind, self.identity, self.attributes, self.problem,
+            self.accepted, self.fresh, job_id,
+        )  # fmt: skip
+
+    def numbered(self, number: int) -> Line:
+        """The same line at another place of the file."""
+        if number == self.number:
+            return self
+        return Line(
+            number, self.raw, self.text, self.kind, self.identity, self.attributes, self.problem,
+            self.accepted, self.fresh, self.job_id, self.spec, self.notes,
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ParsedLine(Line):
-    """A line of the file as it stands now. spec is None for a malformed line, and for one that is no longer
-    in the file but is kept in the reading for a while (see `saves`)."""
-
-    spec: JobSpec | None = None
-    notes: tuple[str, ...] = ()
+Reading = tuple[Line, ...]
 
 
-Reading = tuple[BoundLine, ...]
-
-
-def parsed_line(number: int, raw: str, result: Parsed | Malformed) -> ParsedLine:
+def parsed_line(number: int, raw: str, result: Parsed | Malformed) -> Line:
     """The line that `parse_line` read."""
     if isinstance(result, Malformed):
         text = raw.strip("\ufeff \t\r\n")
-        return ParsedLine(number, raw, text, problem=result.reason, accepted=result.accepted)
+        return Line(number, raw, text, problem=result.reason, accepted=result.accepted)
     spec = result.spec
-    return ParsedLine(
-        number, raw, spec.text, spec.kind, spec.identity, said(spec.attributes), spec=spec, notes=result.notes
-    )
+    attributes = _shared(tuple(said(spec.attributes).items()))
+    return Line(number, raw, spec.text, spec.kind, spec.identity, attributes, spec=spec, notes=result.notes)
+
+
+@lru_cache(maxsize=4096)
+def _shared(items: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    return dict(items)

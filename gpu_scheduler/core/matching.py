@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from gpu_scheduler.core.facts import JobFact
-from gpu_scheduler.core.lines import BoundLine, Line
+from gpu_scheduler.core.lines import Line
 from gpu_scheduler.core.states import ACTIVE, JobState
 
 #: For each line as it stands, the index of its line in the last reading; None = it is new.
 Pairs = tuple["int | None", ...]
 
 
-def match(old: Sequence[BoundLine], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> Pairs:
+def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> Pairs:
     """The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line
     by line; what is left of it is matched by identity: same attributes first, then in order."""
     if not old:
@@ -21,10 +21,10 @@ def match(old: Sequence[BoundLine], new: Sequence[Line], jobs: Mapping[int, JobF
     pairs: list[int | None] = [None] * len(new)
     shorter = min(len(old), len(new))
     head = 0
-    while head < shorter and old[head].key == new[head].key:
+    while head < shorter and old[head].same_as(new[head]):
         head += 1
     tail = 0
-    while tail < shorter - head and old[-1 - tail].key == new[-1 - tail].key:
+    while tail < shorter - head and old[-1 - tail].same_as(new[-1 - tail]):
         tail += 1
     if len(old) != len(new):
         head, tail = _widened(old, new, head, tail)
@@ -57,7 +57,7 @@ def _widened(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> 
 
 
 def _match_stretch(
-    old: Sequence[BoundLine],
+    old: Sequence[Line],
     new: Sequence[Line],
     olds: Iterable[int],
     news: Iterable[int],
@@ -94,7 +94,7 @@ def _grouped(
     return groups
 
 
-def _loses(line: BoundLine, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
+def _loses(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
     """Of several equal lines, the one with the smallest value loses its job first: a finished job, then a
     running, then a held, then the newest queued one."""
     job = jobs.get(line.job_id) if line.job_id is not None else None

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.share import WHOLE, format_share, parse_share
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.jobspec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,18 @@ class Ask:
 
     @classmethod
     def of(cls, spec: JobSpec) -> Ask:
-        """The Ask of a job."""
+        """The Ask of a job. torchrun says by itself how many whole GPUs, whatever model it runs."""
+        if spec.torchrun is not None:
+            return cls(WHOLE, spec.torchrun, allowed=spec.allowed)
         return cls(spec.share, spec.gpus, spec.llm, spec.kind == "command", spec.allowed)
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - of values, and few of them
     def key(self) -> str:
         """Text that is equal for equal Asks, and that `from_key` reads back."""
         return json.dumps([self.share, self.gpus, self.llm, self.command, self.allowed], ensure_ascii=False)
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def from_key(cls, key: str) -> Ask:
         """The Ask whose key this is."""
         share, gpus, llm, command, allowed = json.loads(key)
@@ -112,10 +119,11 @@ def _requirement(key: str, value: Any) -> Requirement:
 
 
 def _share(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    # A text that is a number is one: so the older scheduler took it.
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{key}: {value!r} is not a number such as 0.5")
     try:
-        return parse_share(repr(value))
+        return parse_share(str(value))
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 

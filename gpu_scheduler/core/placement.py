@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.share import WHOLE, format_share
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.needs import Need
 
 #: A GPU whose foreign memory is at most this is idle: drivers and displays hold a little (MiB; document 001).
 IDLE_MIB = 200

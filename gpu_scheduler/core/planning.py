@@ -12,6 +12,7 @@ from gpu_scheduler.core.needs import Need, resolve
 from gpu_scheduler.core.order import order
 from gpu_scheduler.core.placement import GpuView, Reason, place
 from gpu_scheduler.core.settle import cooled, release, settle
+from gpu_scheduler.core.strays import strays
 
 
 def plan(facts: Facts) -> list[Action]:
@@ -26,11 +27,12 @@ def plan(facts: Facts) -> list[Action]:
         return actions
     for attempt in facts.attempts:
         if attempt.outcome is None:
-            actions += settle(attempt, facts.now, facts.settings)
+            actions += settle(attempt, facts.now, facts.settings, held=facts.trouble is not None)
         elif attempt.released_at is None:
             actions += release(attempt, facts.now, facts.settings)
         else:
             actions += cooled(attempt, _memory(attempt, facts), facts.now, facts.settings)
+    actions += strays(facts)
     if not all(isinstance(action, Cooled) for action in actions):
         return actions
     cool = {action.attempt_id for action in actions if isinstance(action, Cooled)}
@@ -39,8 +41,9 @@ def plan(facts: Facts) -> list[Action]:
 
 
 def _place(facts: Facts) -> list[Action]:
-    if facts.blind is not None:
-        return _reasons(facts.lines, {id(line): Reason(facts.blind) for line in facts.lines})
+    why_not = facts.trouble or facts.blind
+    if why_not is not None:
+        return _reasons(facts.lines, {id(line): Reason(why_not) for line in facts.lines})
     if not facts.complete:
         return []
     views = {gpu.uuid: view(gpu, facts) for gpu in facts.gpus}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_scheduler.core.facts import JobFact
-from gpu_scheduler.core.lines import BoundLine, ParsedLine, Reading
+from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.matching import Pairs
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
@@ -76,31 +76,47 @@ ReadingAction = NewJob | Bind | Requeue | LineRemoved | AttributeChanged | Cance
 
 @dataclass(frozen=True)
 class Accepted:
-    """The lines that count now, each with its index in the last reading."""
+    """The lines that count now, each with its index in the last reading.
 
-    lines: tuple[ParsedLine, ...]
+    appended: they are new, and stand behind all lines of the last reading, which are as they were and are not
+    listed here.
+    """
+
+    lines: tuple[Line, ...]
     pairs: Pairs
+    appended: bool = False
 
     def new_identities(self) -> frozenset[str]:
         """The identities whose newest job `diff` has to be told."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
+    def whole(self, previous: Reading, newest: Mapping[str, JobFact]) -> Accepted:
+        """All lines, where an appended CSV line may be equal to one of the last reading: `diff` has to see
+        both then. newest: as for `diff`."""
+        if not self.appended or not any(
+            line.kind == "csv" and line.identity in newest for line in self.lines
+        ):
+            return self
+        return Accepted(previous + self.lines, (*range(len(previous)), *self.pairs))
+
 
 @dataclass(frozen=True)
 class ReadingResult:
-    """What to do, in order; what to log; and the reading to keep, in which new jobs have no id yet."""
+    """What to do, in order; what to log; and the reading to keep, in which new jobs have no id yet: it is
+    `before`, unchanged, and `reading` behind it."""
 
     actions: tuple[ReadingAction, ...]
     said: tuple[str, ...]
     reading: Reading
+    before: Reading = ()
 
     def bound(self, new_jobs: Mapping[int, int]) -> Reading:
         """The reading to keep. new_jobs: index of a NewJob -> the id that its job was given."""
         lines = list(self.reading)
         for index, job_id in new_jobs.items():
-            lines[index] = replace(lines[index], job_id=job_id)
-        return tuple(lines)
+            lines[index] = lines[index].bound(job_id)
+        return (*self.before, *lines)
 
 
 def diff(
@@ -108,13 +124,15 @@ def diff(
 ) -> ReadingResult:
     """What the difference says.
 
-    jobs: how the jobs of the previous reading stand; newest: for each of `accepted.new_identities()` that has
-    ever been a job, from whatever file or front end, the newest one.
+    accepted: see `Accepted.whole`; jobs: how the jobs of the previous reading stand; newest: for each of
+    `accepted.new_identities()` that has ever been a job, from whatever file or front end, the newest one.
     """
+    if accepted.appended:
+        return replace(_Diff((), accepted, jobs, newest).result(), before=previous)
     return _Diff(previous, accepted, jobs, newest).result()
 
 
-def job_order(reading: Iterable[BoundLine]) -> tuple[int, ...]:
+def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
     """The jobs of a reading in the order of their lines."""
     return tuple(line.job_id for line in reading if line.job_id is not None)
 
@@ -141,7 +159,7 @@ class _Diff:
         self.actions: list[ReadingAction] = []
         self.said: list[str] = []
         self.bound: list[int | None] = [None] * len(accepted.lines)
-        self.first_before: dict[str, BoundLine] = {}
+        self.first_before: dict[str, Line] = {}
         self.job_before: dict[str, int] = {}
         for line in previous:
             if line.kind == "csv" and line.identity is not None:
@@ -171,7 +189,7 @@ class _Diff:
                 self.said.append(f"line {line.number}: the same as line {number}; they are one job")
         kept = zip(lines, self.bound, strict=True)
         return ReadingResult(
-            tuple(self.actions), tuple(self.said), tuple(_kept(line, job) for line, job in kept)
+            tuple(self.actions), tuple(self.said), tuple(line.bound(job) for line, job in kept)
         )
 
     def _removed(self) -> None:
@@ -188,15 +206,16 @@ class _Diff:
                     f"the line of job {line.job_id} is removed; the job is {job.state} and goes on"
                 )
 
-    def _command(self, index: int, line: ParsedLine, old: BoundLine | None) -> None:
+    def _command(self, index: int, line: Line, old: Line | None) -> None:
         if old is not None and old.job_id is not None:
             self.bound[index] = old.job_id
-            self._attributes(old.job_id, self.jobs.get(old.job_id), old.attributes, line.attributes)
+            if old.attributes != line.attributes:
+                self._attributes(old.job_id, self.jobs.get(old.job_id), old.attributes, line.attributes)
             return
         same = self.newest.get(line.identity or "")
         self.actions.append(NewJob(index, line.number, _named(same) if same is not None else None))
 
-    def _csv(self, index: int, line: ParsedLine, number: int | None, is_new: bool) -> None:
+    def _csv(self, index: int, line: Line, number: int | None, is_new: bool) -> None:
         """The first line of its identity. number: of a new line of that identity, None = there is none."""
         assert line.identity is not None
         before = self.first_before.get(line.identity)
@@ -204,7 +223,8 @@ class _Diff:
         if job_id is not None and number is None:
             self.bound[index] = job_id
             old = before.attributes if before is not None else line.attributes
-            self._attributes(job_id, self.jobs.get(job_id), old, line.attributes)
+            if old != line.attributes:
+                self._attributes(job_id, self.jobs.get(job_id), old, line.attributes)
             return
         job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
         if job is None:
@@ -245,10 +265,3 @@ class _Diff:
 
 def _named(job: JobFact) -> str:
     return f"job {job.job_id} ({job.outcome if job.state is JobState.FINISHED else job.state})"
-
-
-def _kept(line: ParsedLine, job_id: int | None) -> BoundLine:
-    return BoundLine(
-        line.number, line.raw, line.text, line.kind, line.identity, line.attributes, line.problem,
-        line.accepted, line.fresh, job_id,
-    )  # fmt: skip

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from gpu_scheduler.core import grown
 from gpu_scheduler.core.facts import JobFact
-from gpu_scheduler.core.lines import BoundLine, ParsedLine, Reading
+from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.matching import Pairs, match
 from gpu_scheduler.core.reading import Accepted
 from gpu_scheduler.core.states import WAITING
@@ -28,11 +28,13 @@ WRITER_S = 1.0
 @dataclass(frozen=True)
 class Content:
     """The lines of the file as it stands, comments and blank lines apart, and the monotonic time since when
-    it is present and unchanged. written: a process has it open for writing."""
+    it is present and unchanged. written: a process has it open for writing. appended: the lines are new, and
+    stand behind all lines of the last reading, which are as they were and are not listed here."""
 
-    lines: tuple[ParsedLine, ...]
+    lines: tuple[Line, ...]
     since: float
     written: bool = False
+    appended: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Decision:
 
 def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
     """What counts now. jobs: how the jobs of the previous reading stand."""
+    if content.appended:
+        return _appended(content, now)
     lines = _without_grown(previous, content.lines)
     counted, last_due = _without_unfinished(previous, lines, content, now)
     pairs = match(previous, counted, jobs)
@@ -71,7 +75,14 @@ def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now
     return Decision(accepted if _changes(previous, accepted) else None, gone, last_due, not lost)
 
 
-def _without_grown(previous: Reading, lines: tuple[ParsedLine, ...]) -> tuple[ParsedLine, ...]:
+def _appended(content: Content, now: float) -> Decision:
+    """The same for lines that were appended: they count at once, but for an unfinished last one."""
+    lines, due = _without_unfinished((), content.lines, content, now)
+    accepted = Accepted(lines, (None,) * len(lines), appended=True) if lines else None
+    return Decision(accepted, frozenset(), due, True)
+
+
+def _without_grown(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
     """The lines, with one malformed that grew after it was read and holds a second line's beginning."""
     known = {line.raw.rstrip("\r\n") for line in previous if line.problem == grown.REASON}
     open_line = next((line for line in previous if not line.ends and not line.malformed), None)
@@ -92,8 +103,8 @@ def _without_grown(previous: Reading, lines: tuple[ParsedLine, ...]) -> tuple[Pa
 
 
 def _without_unfinished(
-    previous: Reading, lines: tuple[ParsedLine, ...], content: Content, now: float
-) -> tuple[tuple[ParsedLine, ...], float | None]:
+    previous: Reading, lines: tuple[Line, ...], content: Content, now: float
+) -> tuple[tuple[Line, ...], float | None]:
     """The lines, less a last one without a line ending that is new and too young; and when it is due."""
     if not lines or lines[-1].ends:
         return lines, None
@@ -107,7 +118,7 @@ def _without_unfinished(
     return (lines[:-1], now + WRITER_S) if content.written else (lines, None)
 
 
-def _lost(previous: Reading, pairs: Pairs) -> list[BoundLine]:
+def _lost(previous: Reading, pairs: Pairs) -> list[Line]:
     kept = {old for old in pairs if old is not None}
     return [line for i, line in enumerate(previous) if i not in kept and not line.malformed]
 
@@ -117,25 +128,25 @@ def _reordered(previous: Reading, pairs: Pairs) -> bool:
     return any(a > b for a, b in pairwise(olds))
 
 
-def _is_appended(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> bool:
+def _is_appended(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> bool:
     return pairs[: len(previous)] == tuple(range(len(previous))) and all(
-        old.key == line.key for old, line in zip(previous, counted, strict=False)
+        old.same_as(line) for old, line in zip(previous, counted, strict=False)
     )
 
 
-def _new_malformed(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> bool:
+def _new_malformed(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> bool:
     return any(
         line.malformed and (old is None or previous[old].fresh)
         for line, old in zip(counted, pairs, strict=True)
     )
 
 
-def _settled(line: ParsedLine, fresh: bool) -> ParsedLine:
+def _settled(line: Line, fresh: bool) -> Line:
     return line if line.fresh == fresh else replace(line, fresh=fresh)
 
 
 def _fewer_due(
-    previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs, content: Content, now: float
+    previous: Reading, counted: Sequence[Line], pairs: Pairs, content: Content, now: float
 ) -> float | None:
     if _new_malformed(previous, counted, pairs):
         return None
@@ -143,11 +154,11 @@ def _fewer_due(
     return due if now < due else now + WRITER_S
 
 
-def _merged(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> Accepted:
+def _merged(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> Accepted:
     """The lines of the last reading in their order, as they are written now or, where they are gone, as they
     were; every new line behind the one that it follows in the file."""
-    written: dict[int, ParsedLine] = {}
-    behind: dict[int, list[ParsedLine]] = {}
+    written: dict[int, Line] = {}
+    behind: dict[int, list[Line]] = {}
     at = -1
     for line, old in zip(counted, pairs, strict=True):
         if old is not None:
@@ -155,23 +166,19 @@ def _merged(previous: Reading, counted: Sequence[ParsedLine], pairs: Pairs) -> A
             written[old] = _settled(line, line.malformed and previous[old].fresh)
         else:
             behind.setdefault(at, []).append(_settled(line, line.malformed))
-    lines: list[ParsedLine] = []
+    lines: list[Line] = []
     olds: list[int | None] = []
     for i in range(-1, len(previous)):
         if i >= 0 and (i in written or not previous[i].malformed):
-            lines.append(written.get(i) or _retained(previous[i]))
+            lines.append(written.get(i) or previous[i])
             olds.append(i)
         lines += behind.get(i, [])
         olds += [None] * len(behind.get(i, []))
     return Accepted(tuple(lines), tuple(olds))
 
 
-def _retained(line: BoundLine) -> ParsedLine:
-    return ParsedLine(line.number, line.raw, line.text, line.kind, line.identity, line.attributes)
-
-
 def _gone(
-    previous: Reading, counted: Sequence[ParsedLine], lost: list[BoundLine], jobs: Mapping[int, JobFact]
+    previous: Reading, counted: Sequence[Line], lost: list[Line], jobs: Mapping[int, JobFact]
 ) -> frozenset[int]:
     """The waiting jobs of the lost lines, less CSV jobs whose identity another line still has."""
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
@@ -182,12 +189,7 @@ def _gone(
 def _changes(previous: Reading, accepted: Accepted) -> bool:
     """Whether the reading would be another one, if only by the number or the line ending of a line."""
     return len(previous) != len(accepted.lines) or any(
-        old != i
-        or line.raw != previous[i].raw
-        or line.number != previous[i].number
-        or line.key != previous[i].key
-        or line.problem != previous[i].problem
-        or line.fresh != previous[i].fresh
+        old != i or not line.is_written_as(previous[i])
         for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))
     )
 

@@ -21,6 +21,7 @@ from gpu_scheduler.core.actions import (
     TakeClaim,
     WriteStop,
 )
+from gpu_scheduler.core.explain import ended, explain
 from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
 from gpu_scheduler.core.sighting import ResultNote, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
@@ -45,7 +46,7 @@ def needs_scan(attempt: Attempt) -> bool:
     seen = attempt.sighting
     if attempt.outcome is not None:
         return attempt.released_at is None
-    return seen.result is None and (seen.claim == "dead" or _lost_folder(attempt))
+    return seen.claim == "dead" or (seen.result is None and _lost_folder(attempt))
 
 
 def _lost_folder(attempt: Attempt) -> bool:
@@ -53,13 +54,15 @@ def _lost_folder(attempt: Attempt) -> bool:
     return attempt.sighting.claim == "none" and attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
 
 
-def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """The actions that this round takes about an open attempt."""
+def settle(attempt: Attempt, now: Now, settings: Settings, *, held: bool = False) -> list[Action]:
+    """The actions that this round takes about an open attempt. held: nothing can be launched now."""
     seen = attempt.sighting
     if seen.claim == "unknown":
         return []
     if seen.result is not None:
-        return [_finished(attempt, seen.result, now, settings)]
+        end = _finished(attempt, seen.result, now, settings)
+        # Nothing of it is left: one commit for its end and its GPUs.
+        return [end, Release(attempt.attempt_id)] if attempt.survivors == () else [end]
     if seen.claim == "void":
         cause = _wanted(attempt)
         outcome = _CAUSES[cause] if cause else Outcome.NOT_STARTED
@@ -76,8 +79,12 @@ def settle(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     # Without a whole folder no runner can be on its way: the scheduler died before it launched one.
     if attempt.made and now.boot < attempt.launch_deadline:
         return []
-    if attempt.launches < settings.launches and attempt.launch_error is None:
-        return [Relaunch(attempt.attempt_id)]
+    if attempt.launch_error is None:
+        if held:
+            return []
+        # Nor can one that was to be launched into a folder that a full disk has left half made have failed.
+        if not attempt.made or attempt.launches < settings.launches:
+            return [Relaunch(attempt.attempt_id)]
     return [TakeClaim(attempt.attempt_id)]
 
 
@@ -197,9 +204,10 @@ def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings
         outcome = Outcome.COMPLETED if result.exit_code == 0 else Outcome.FAILED
     reason = result.message
     if outcome is Outcome.NOT_STARTED and reason is None:
-        reason = f"its command could not be started ({_ended(result)})"
-    elif outcome is Outcome.FAILED and reason is None:
-        reason = _ended(result)
+        reason = f"its command could not be started ({ended(result)})"
+    elif outcome is Outcome.FAILED:
+        told = explain(result, attempt.evidence)
+        reason = f"{told}; {reason}" if reason else told
     elif result.cause == "machine":
         reason = "the machine or its session was ended"
     return _close(attempt, outcome, now, settings, reason=reason, survivors=result.survivors, result=result)
@@ -249,10 +257,6 @@ def _close(
         started_at=result.started_at if result else None,
         ended_at=result.ended_at if result else None,
     )
-
-
-def _ended(result: ResultNote) -> str:
-    return f"signal {result.signal}" if result.signal is not None else f"exit code {result.exit_code}"
 
 
 def _pids(pids: tuple[int, ...]) -> str:

@@ -21,7 +21,8 @@ class StopNote:
 @dataclass(frozen=True)
 class ResultNote:
     """The file `result`. `cause` is None when the command ended by itself, else "cancelled", "preempted",
-    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned."""
+    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
+    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown."""
 
     cause: str | None
     exit_code: int | None
@@ -31,6 +32,19 @@ class ResultNote:
     survivors: tuple[int, ...]
     started_at: float | None
     ended_at: float
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a command that failed has left.
+
+    tail: the end of its log. ids: the GPU ids that `--cuda` gave it, where they are not those (0, 1 …) that
+    count what it sees; else empty.
+    """
+
+    tail: str = ""
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

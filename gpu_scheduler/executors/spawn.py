@@ -26,21 +26,33 @@ class Children:
         """How many have not been collected."""
         return len(self._pids)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> int:
-        """The pid of a new process. Raises OSError, also where the program cannot be executed."""
+    def start(self, argv: Sequence[str], env: Mapping[str, str], pipes: tuple[int, int] | None = None) -> int:
+        """The pid of a new process. Raises OSError, also where the program cannot be executed.
+
+        pipes: its descriptors 0 and 1, which are /dev/null otherwise.
+        """
         self.reap()
-        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)
+        ]
+        if pipes is not None:
+            actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(pipes)]
         pid = os.posix_spawn(
             argv[0],
             list(argv),
             dict(env),
-            file_actions=null,
+            file_actions=actions,
             setsid=True,
             setsigmask=(),
             setsigdef=signal.valid_signals(),
         )
         self._pids.add(pid)
         return pid
+
+    def kill(self, pid: int) -> None:
+        """End one of them, if it has not been collected, so that the number is still its own."""
+        if pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Collect whoever has ended."""

@@ -57,6 +57,8 @@ _VARIABLE = re.compile(r"\$\{[^{}`()]*\}")
 _BRACKET = re.compile(
     r"(?<![^\s;&|(){}`])(?:if|fi|for|while|until|select|done|case|esac|\{|\}|\[\[|\]\])(?![^\s;&|()`])|[()`{}]"
 )
+#: A test whose end comes where an operand should: `bash -n` is silent, and silent about what follows, too.
+_UNMET = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
 _CLOSING = {")": "(", "}": "{", "]]": "[[", "fi": "if", "esac": "case"}
 
 
@@ -64,7 +66,7 @@ def _stands_alone(command: str) -> bool:
     """Whether the command can be asked about together with others: nothing that it leaves open, or closes too
     often, could be made up for by another one. May say no to a command that is whole."""
     bare = unquoted(command)
-    if bare is None or "<<" in bare:
+    if bare is None or "<<" in bare or _UNMET.search(bare):
         return False
     # Inside double quotes a substitution may open what only the other quote closes.
     if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _even(command):

@@ -1,6 +1,6 @@
-"""A look at the jobs file on the disk: its lines, or why there are none; and whether somebody is writing it.
+"""A look at the jobs file on the disk: its text, or why there is none; and whether somebody is writing it.
 
-It splits bytes and knows nothing of what a line means. An unchanged file costs one stat.
+It reads bytes and knows nothing of what a line means. An unchanged file costs one stat.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ _Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class FileLook:
-    """What is there. lines: with their line endings; problem: why it cannot be read, with the remedy."""
+    """What is there. content: of a file that is present; problem: why it cannot be read, with the remedy."""
 
     state: Literal["present", "missing", "unreadable"]
-    lines: tuple[bytes, ...] = ()
+    content: bytes = b""
     problem: str | None = None
+
+    @property
+    def lines(self) -> tuple[bytes, ...]:
+        """The lines with their line endings."""
+        return tuple(io.BytesIO(self.content))
 
 
 class JobsFile:
@@ -67,11 +72,10 @@ class JobsFile:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             return self._unseen("unreadable", "is larger than 64 MiB, too large for a jobs file")
-        lines = tuple(io.BytesIO(content))
         settled = abs(time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)) > _RACY_NS
         self._seen = _signature(status) if settled else None
-        if self._look.state != "present" or self._look.lines != lines:
-            self._look = FileLook("present", lines)
+        if self._look.state != "present" or self._look.content != content:
+            self._look = FileLook("present", content)
         return self._look
 
     def _unseen(self, state: Literal["missing", "unreadable"], why: str) -> FileLook:

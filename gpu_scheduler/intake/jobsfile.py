@@ -1,25 +1,22 @@
 """The watcher's eye on one jobs file: what of it counts now, and what is wrong with it.
 
 It reads the file and never writes it. It keeps no truth that a restart would miss: the last reading is given
-to it, and all that it remembers is since when the file stands as it does, and lines that it has parsed.
+to it, and all that it remembers is since when the file stands as it does, and what it said then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_scheduler.core import saves, shelltext
+from gpu_scheduler.core import saves
 from gpu_scheduler.core.facts import JobFact
-from gpu_scheduler.core.jobline import LineResult, Malformed, Parsed, parse_line
-from gpu_scheduler.core.lines import Line, ParsedLine, Reading, parsed_line
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.reading import Accepted
-from gpu_scheduler.intake import bashcheck
 from gpu_scheduler.intake.filelook import FileLook, JobsFile, being_written
-from gpu_scheduler.intake.multiline import with_completions
-
-_UTF8 = "text in UTF-8; save the file as UTF-8"
+from gpu_scheduler.intake.filetext import FileText, TextParser
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,7 @@ class Poll:
     next_look  monotonic seconds at which something may count without a further change; None = nothing waits.
     malformed  the mistakes in the reading as it is now.
     problem    why the file cannot be read, None = it can; `missing` tells an absent file from the rest.
+    more       further lines are there to be taken in, at once.
     """
 
     accepted: Accepted | None
@@ -55,129 +53,109 @@ class Poll:
     malformed: tuple[MalformedLine, ...]
     problem: str | None = None
     missing: bool = False
-
-
-@dataclass(frozen=True)
-class _Read:
-    text: str
-    result: LineResult
+    more: bool = False
 
 
 class JobsFileReader:
     """Looks at one jobs file. cwd: the working folder of its lines; home: what `~/` stands for; known_gpus:
-    the indices there are, None = any."""
+    the indices there are, None = any; most: about so many appended lines count at a time, None = all."""
 
-    def __init__(self, path: Path, cwd: str, home: str, known_gpus: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cwd: str,
+        home: str,
+        known_gpus: frozenset[int] | None = None,
+        most: int | None = None,
+    ) -> None:
         self.path = path
         self._file = JobsFile(path)
-        self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
+        self._parser = TextParser(cwd, home, known_gpus)
+        self._most = most
         self._look: FileLook | None = None
         self._since = 0.0
-        self._cache: dict[bytes, _Read] = {}
-        self._completes: dict[str, bool] = {}
-        self._lines: tuple[ParsedLine, ...] = ()
-        self._quiet: Reading | None = None
+        self._text = FileText()
+        #: The last reading where `_text` is the same, line by line.
+        self._level: Reading | None = None
 
     def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
         """What counts now. previous: the last reading; jobs: how its jobs stand; now_s: monotonic seconds.
 
-        An unchanged file costs one stat as long as the very same `previous` is given.
+        An unchanged file costs one stat as long as the very same `previous` is given, and lines appended to a
+        long one are all that is parsed.
         """
         look = self._file.look()
         if look is not self._look:
-            self._look, self._since, self._quiet = look, now_s, None
-            if look.state == "present":
-                self._lines = self._parse(look.lines, previous)
+            self._look, self._since = look, now_s
         if look.state != "present":
             mistakes = self._mistakes(previous)
             return Poll(None, frozenset(), None, mistakes, look.problem, look.state == "missing")
-        if self._quiet is previous:
-            return Poll(None, frozenset(), None, self._mistakes(previous))
-        decision = saves.decide(previous, saves.Content(self._lines, self._since), jobs, now_s)
+        if previous is not self._level:
+            self._level = previous if _equal(previous, self._text.lines) else None
+        if self._level is None:
+            return self._compared(look.content, previous, jobs, now_s)
+        self._text = replace(self._text, lines=previous)  # with what was only needed to make jobs of them
+        if look.content == self._text.content:
+            return Poll(None, frozenset(), None, self._mistakes(self._text.mistakes))
+        if self._text.is_closed and look.content.startswith(self._text.content):
+            return self._appended(look.content, previous, now_s)
+        return self._compared(look.content, previous, jobs, now_s)
+
+    def spec_of(self, line: Line) -> JobSpec:
+        """The job of a well-formed line of the last poll."""
+        return self._parser.spec_of(line)
+
+    def _compared(self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
+        """The whole text against the last reading."""
+        self._level = None
+        if content != self._text.content:
+            self._text = self._parser.parse(content, self._text, previous)
+        decision = self._decide(previous, saves.Content(self._text.lines, self._since), jobs, now_s)
+        mistakes = self._mistakes(previous if decision.accepted is None else decision.accepted.lines)
+        if decision.accepted is None and decision.next_look is None and decision.whole:
+            wrong = tuple(line for line in previous if line.malformed)
+            self._text, self._level = replace(self._text, lines=previous, mistakes=wrong), previous
+        return Poll(decision.accepted, decision.gone, decision.next_look, mistakes)
+
+    def _appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
+        """The next lines behind those of the last reading, with which the text so far is level."""
+        before = self._text
+        text, lines = self._parser.append(content, before, previous, self._most)
+        decision = self._decide(previous, saves.Content(lines, self._since, appended=True), {}, now_s)
+        counted = decision.accepted.lines if decision.accepted is not None else ()
+        if len(counted) == len(lines):
+            self._text = text
+        elif counted:
+            # The last line has no line ending yet, and does not count.
+            whole = content[: content.rfind(b"\n") + 1]
+            wrong = tuple(line for line in text.mistakes if line is not lines[-1])
+            self._text = FileText(whole, text.count - 1, text.lines[:-1], wrong)
+        if counted:
+            self._level = None
+        more = len(text.content) < len(content)
+        mistakes = self._mistakes((*before.mistakes, *counted))
+        return Poll(
+            decision.accepted, frozenset(), now_s if more else decision.next_look, mistakes, more=more
+        )
+
+    def _decide(
+        self, previous: Reading, content: saves.Content, jobs: Mapping[int, JobFact], now_s: float
+    ) -> saves.Decision:
+        decision = saves.decide(previous, content, jobs, now_s)
         late = now_s >= self._since + saves.LAST_LINE_S
         if late and decision.accepted is not None and being_written(self.path):
-            content = saves.Content(self._lines, self._since, written=True)
-            decision = saves.decide(previous, content, jobs, now_s)
-        if decision.accepted is None and decision.next_look is None and decision.whole:
-            self._quiet = previous
-        lines = previous if decision.accepted is None else decision.accepted.lines
-        return Poll(decision.accepted, decision.gone, decision.next_look, self._mistakes(lines))
+            return saves.decide(previous, replace(content, written=True), jobs, now_s)
+        return decision
 
-    def _mistakes(self, lines: Sequence[Line]) -> tuple[MalformedLine, ...]:
+    def _mistakes(self, lines: Iterable[Line]) -> tuple[MalformedLine, ...]:
         return tuple(
             MalformedLine(str(self.path), line.number, line.text, line.problem, line.accepted or "")
             for line in lines
             if line.problem is not None
         )
 
-    def _parse(self, raws: Sequence[bytes], previous: Reading) -> tuple[ParsedLine, ...]:
-        self._read_new(raws)
-        reads = [self._cache[raw] for raw in raws]
-        results = [read.result for read in reads]
-        if any(isinstance(result, Malformed) for result in results):
-            self._keep_known(reads, results, previous)
-            texts = [read.text.rstrip("\r\n") for read in reads]
-            for index, malformed in with_completions(texts, results, self._is_whole).items():
-                if results[index] is not None:
-                    results[index] = malformed
-        before = {line.number: line for line in self._lines}
-        lines = []
-        for number, (read, result) in enumerate(zip(reads, results, strict=True), 1):
-            if result is None:
-                continue
-            old = before.get(number)
-            same = old is not None and old.raw == read.text and old.problem is None
-            if old is not None and same and isinstance(result, Parsed) and old.spec is result.spec:
-                lines.append(old)
-            else:
-                lines.append(parsed_line(number, read.text, result))
-        return tuple(lines)
 
-    def _read_new(self, raws: Sequence[bytes]) -> None:
-        """Parse every line that is not known yet; bash is asked about all of them at once."""
-        known = self._cache
-        self._cache = {raw: known[raw] if raw in known else self._read(raw) for raw in raws}
-        asking = {
-            raw: read.result.spec.command or ""
-            for raw, read in self._cache.items()
-            if raw not in known and isinstance(read.result, Parsed) and read.result.ask_bash
-        }
-        refused = bashcheck.refusals(list(asking.values())) if asking else {}
-        for raw, command in asking.items():
-            if command in refused:
-                refusal = refused[command]
-                result = Malformed(refusal.reason, shelltext.ACCEPTED, refusal.unfinished)
-                self._cache[raw] = _Read(self._cache[raw].text, result)
-
-    def _read(self, raw: bytes) -> _Read:
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            text = raw.decode("utf-8", "backslashreplace")
-            column = len(raw[: error.start].decode("utf-8")) + 1
-            reason = f"column {column}: byte 0x{raw[error.start]:02x} is not UTF-8"
-            if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-                reason += "; the file looks like UTF-16"
-            return _Read(text, Malformed(reason, _UTF8))
-        return _Read(text, self._parse_text(text))
-
-    def _keep_known(self, reads: list[_Read], results: list[LineResult], previous: Reading) -> None:
-        """A line that has been a job stays one when GPUs are fewer than they were; its job waits instead."""
-        good = {line.raw.rstrip("\r\n") for line in previous if not line.malformed}
-        for index, read in enumerate(reads):
-            if not isinstance(results[index], Malformed) or read.text.rstrip("\r\n") not in good:
-                continue
-            anew = parse_line(read.text, self._cwd, self._home, None)
-            # What bash refuses is Parsed both times, and stays refused.
-            if isinstance(anew, Parsed) and isinstance(self._parse_text(read.text), Malformed):
-                results[index] = anew
-
-    def _parse_text(self, text: str) -> LineResult:
-        return parse_line(text, self._cwd, self._home, self._known_gpus)
-
-    def _is_whole(self, text: str) -> bool:
-        if len(self._completes) > 10_000:
-            self._completes.clear()
-        if text not in self._completes:
-            self._completes[text] = bashcheck.completes(text)
-        return self._completes[text]
+def _equal(one: Sequence[Line], other: Sequence[Line]) -> bool:
+    return len(one) == len(other) and all(
+        a is b or a.is_written_as(b) for a, b in zip(one, other, strict=True)
+    )

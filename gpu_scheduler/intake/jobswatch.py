@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpu_scheduler.core import reading as said
 from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
-from gpu_scheduler.core.lines import ParsedLine, Reading
+from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
 from gpu_scheduler.store import readings
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: What one reading says is logged up to this many lines.
+#: What one save says is logged up to this many lines.
 TOLD = 100
+#: Appended lines that become jobs at a time, between which the scheduler does what else there is to do.
+AT_A_TIME = 2_000
 
 
 class JobsWatch:
@@ -26,6 +28,8 @@ class JobsWatch:
 
     again_at   when to look again without an event; None = nothing waits.
     pending    something in the file waits to count.
+    loading    the next lines are only waiting for their turn, and may say something about the order of those
+               before them: no job should be started until they are in.
     gone       waiting jobs whose line is not in the file as it stands; they must not be started.
     """
 
@@ -33,6 +37,7 @@ class JobsWatch:
         self.path = Path(os.path.abspath(path))
         self.again_at: float | None = None
         self.pending = False
+        self.loading = False
         self.gone: frozenset[int] = frozenset()
         self._store = store
         self._key = str(self.path)
@@ -40,57 +45,69 @@ class JobsWatch:
         cwd = readings.working_folder(store, self._key, here)
         if cwd != here:
             log.info("lines of %s run in %s, where it was first read, not in %s", path, cwd, here)
-        self._reader = JobsFileReader(self.path, cwd, os.path.expanduser("~"), known_gpus)
+        self._reader = JobsFileReader(self.path, cwd, os.path.expanduser("~"), known_gpus, AT_A_TIME)
         self._reading = readings.load(store, self._key)
+        self._told = 0
         self._reported: frozenset[MalformedLine] = frozenset()
         self._problem: str | None = None
 
     def look(self, now: float) -> None:
         """Take in what the file says now."""
+        jobs = readings.JobFacts(self._store, self._reading)
         while True:
-            jobs = readings.facts_of(self._store, self._reading)
             poll = self._reader.poll(self._reading, jobs, now)
-            if poll.accepted is None:
+            if poll.accepted is not None:
+                self._take(poll.accepted, jobs)
+            if poll.accepted is None or poll.more:
                 break
-            newest = readings.newest_facts(self._store, poll.accepted.new_identities())
-            result = said.diff(self._reading, poll.accepted, jobs, newest)
-            self._take(result, poll.accepted.lines)
+            jobs = readings.JobFacts(self._store, self._reading)
         self._tell(poll)
         self.gone = poll.gone
         self.again_at = poll.next_look
         self.pending = poll.next_look is not None
+        self.loading = poll.more
+        if not poll.more:
+            self._tell_rest()
 
-    def _take(self, result: said.ReadingResult, lines: tuple[ParsedLine, ...]) -> None:
+    def _take(self, accepted: said.Accepted, jobs: readings.JobFacts) -> None:
+        before = self._reading
+        newest = readings.newest_facts(self._store, accepted.new_identities())
+        accepted = accepted.whole(before, newest)
+        result = said.diff(before, accepted, jobs, newest)
+        new: dict[int, int] = {}
         told = list(result.said)
         with self._store.db.transaction():
-            new: dict[int, int] = {}
             for action in result.actions:
                 if isinstance(action, said.NewJob):
-                    spec = lines[action.index].spec
-                    assert spec is not None
+                    spec = self._reader.spec_of(accepted.lines[action.index])
                     new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
                     told.append(f"{action.say(new[action.index])}: {spec.text}")
                 else:
-                    self._wish(action, lines)
+                    self._wish(action, accepted.lines)
             reading = result.bound(new)
-            readings.save(self._store, self._key, self._reading, reading)
+            readings.save(self._store, self._key, before, reading, len(result.before))
             told += self._infeasible(new.values())
-            if len(new) < len(result.actions) or not _appended(self._reading, reading):
+            if len(new) < len(result.actions) or not (accepted.appended or _appended(before, reading)):
                 self._order(reading)
         self._reading = reading
-        for text in told[:TOLD]:
-            log.info("%s, %s", self.path.name, text)
-        if len(told) > TOLD:
-            log.info(
-                "%s: and %d more such lines; `status --all` lists every job", self.path.name, len(told) - TOLD
-            )
+        self._log(told)
 
-    def _wish(self, action: said.ReadingAction, lines: tuple[ParsedLine, ...]) -> None:
+    def _log(self, told: Sequence[str]) -> None:
+        for text in told[: max(0, TOLD - self._told)]:
+            log.info("%s, %s", self.path.name, text)
+        self._told += len(told)
+
+    def _tell_rest(self) -> None:
+        if self._told > TOLD:
+            more = self._told - TOLD
+            log.info("%s: and %d more such lines; `status --all` lists every job", self.path.name, more)
+        self._told = 0
+
+    def _wish(self, action: said.ReadingAction, lines: Sequence[Line]) -> None:
         by = self._key
         if isinstance(action, said.Requeue):
-            spec = lines[action.index].spec
+            spec = self._reader.spec_of(lines[action.index])
             row = self._store.job(action.job_id)
-            assert spec is not None
             assert row is not None
             self._store.wish("requeue", str(action.job_id), by, reason=f"in {self.path.name} once more")
             old = JobSpec.from_json(row["spec"])
@@ -107,10 +124,12 @@ class JobsWatch:
 
     def _infeasible(self, new: Iterable[int]) -> list[str]:
         """Of new jobs, those of which it is known that they can never fit."""
-        known = self._store.infeasible()
-        reasons = self._store.waiting() if known else {}
-        rows = [row for job in new if known and (row := self._store.job(job)) is not None]
-        return [f"job {row['id']} waits, {reasons[row['ask']]}" for row in rows if row["ask"] in known]
+        reasons = self._store.waiting()
+        never = self._store.infeasible()
+        if not never:
+            return []
+        rows = (row for job in new if (row := self._store.job(job)) is not None)
+        return [f"job {row['id']} waits, {reasons[row['ask']]}" for row in rows if row["ask"] in never]
 
     def _order(self, reading: Reading) -> None:
         order = said.job_order(reading)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from gpu_scheduler.core.csvline import meant_as_csv
-from gpu_scheduler.core.jobline import LineResult, Malformed
+from gpu_scheduler.core.jobline import Malformed
 
 #: How many lines further the end of a command is looked for.
 FARTHEST = 60
@@ -17,15 +17,16 @@ _CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
 
 
 def with_completions(
-    texts: Sequence[str], results: Sequence[LineResult], completes: Callable[[str], bool]
+    texts: Sequence[str], results: Sequence[object], completes: Callable[[str], bool], before: int = 0
 ) -> dict[int, Malformed]:
-    """Index of a line -> the mistake that it is part of. texts: the lines without their endings; completes:
-    whether lines joined by line breaks are whole commands."""
+    """Index of a line -> the mistake that it is part of. texts: the lines without their endings; results:
+    what each is, a Malformed for a mistake; completes: whether lines joined by line breaks are whole
+    commands; before: how many lines of the file come before these."""
     found: dict[int, Malformed] = {}
     for index, result in enumerate(results):
         if index in found or not isinstance(result, Malformed) or not result.unfinished:
             continue
-        reason = f"it belongs to line {index + 1}, which is not a whole command"
+        reason = f"it belongs to line {before + index + 1}, which is not a whole command"
         for other in range(index + 1, _end(texts, index, completes)):
             found[other] = Malformed(reason, result.accepted)
     return found

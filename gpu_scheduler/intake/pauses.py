@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.store import Store
+
+#: Seconds within which an edit on the base of the last one was made on that one, rather than beside it.
+SAME_EDITING_S = 5.0
 
 
 def wished_pauses(store: Store) -> dict[str, bool]:
@@ -42,19 +48,49 @@ def take_in(store: Store, content: bytes) -> list[str]:
         return []
     state = statefile.parse(content)
     said = []
+    if statefile.is_older(state) and store.db.meta("statefile_written") is None:
+        said.append("a state file of the older scheduler: its pauses are taken over, its shares count anew")
     with store.db.transaction():
         by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
         wished = wished_pauses(store)
         recorded = [index for index, uuid in by_index.items() if wished[uuid]]
-        for index, paused in statefile.edits(state, recorded).items():
+        for index, paused in statefile.edits(_on_last_edit(store, state), recorded).items():
             uuid = by_index.get(index)
             if uuid is None:
                 said.append(f"GPU {index} in paused_gpus is not managed; ignored")
             elif wished[uuid] != paused:
                 store.wish("pause" if paused else "resume", uuid, "state file")
                 said.append(f"GPU {index} {'paused' if paused else 'resumed'} by an edit of the state file")
+        last = {"version": version, "state": _pauses(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
+        store.db.set_meta("statefile_edit", json.dumps(last))
     return said
+
+
+def _on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
+    """The pauses in the file; with those of the last edit as their base, where this one was made on that.
+
+    An edit that follows another one before our answer to that stands in the file still carries the base of
+    both: what it takes back of the first is no difference from the base, and yet the later word.
+    """
+    last = json.loads(store.db.meta("statefile_edit") or "null")
+    if last is None or "_scheduler" not in state or state["_scheduler"] != last["state"].get("_scheduler"):
+        return state
+    unanswered = store.db.meta("statefile_examined") == last["version"]
+    # Our answer may have come while the second one was being made.
+    if unanswered or 0 <= time.time() - last["at"] < SAME_EDITING_S:
+        return {**state, "_scheduler": {"paused_gpus": last["state"].get("paused_gpus", [])}}
+    return state
+
+
+def forget_last_edit(store: Store) -> None:
+    """The last edit was not in the file when the next one was begun."""
+    store.db.set_meta("statefile_edit", "null")
+
+
+def _pauses(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of pauses, and nothing else."""
+    return {key: state[key] for key in ("paused_gpus", "_scheduler") if key in state}
 
 
 def resume_all(store: Store) -> None:
@@ -80,10 +116,9 @@ def summary(store: Store) -> tuple[list[float], list[int], dict[str, object]]:
     listed = [0.0] * (max((row["idx"] for row in rows), default=-1) + 1)
     for row in rows:
         listed[row["idx"]] = shares[row["uuid"]] / 1000
-    counts = store.db.rows("SELECT state, count(*) AS n FROM job WHERE state <> 'finished' GROUP BY state")
-    running = store.db.rows(
-        "SELECT id FROM job WHERE state IN ('starting', 'running', 'stopping') ORDER BY id"
-    )
-    jobs: dict[str, object] = {row["state"]: row["n"] for row in counts}
-    jobs["running_ids"] = [row["id"] for row in running]
-    return listed, [row["idx"] for row in rows if row["paused"]], jobs
+    jobs: dict[str, object] = {
+        state: count for state, count in sorted(store.counts().items()) if state != JobState.FINISHED
+    }
+    jobs["running_ids"] = sorted(row["id"] for row in store.open_jobs(tuple(ACTIVE)))
+    wished = wished_pauses(store)
+    return listed, [row["idx"] for row in rows if wished[row["uuid"]]], jobs

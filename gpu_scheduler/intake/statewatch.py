@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpu_scheduler.intake.filelook import being_written
-from gpu_scheduler.intake.pauses import resume_all, summary, take_in
+from gpu_scheduler.intake.pauses import forget_last_edit, resume_all, summary, take_in
 from gpu_scheduler.store import statefile
+from gpu_scheduler.store.statefile import is_same
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -28,15 +32,20 @@ class StateWatch:
         self._broken_since: tuple[str, float] | None = None
         self._written_at = float("-inf")
         self._shown: object = None
+        self._where = store.home.told_to_others()
+        self._problem: str | None = None
+        self._left: dict[str, Any] = {}  # said by versions that lost their place to ours
         self.again_at: float | None = None
 
     def begin(self, now: float) -> None:
         """At the start: a version that was replaced but not examined, then the file, or its absence."""
-        spare = statefile.displaced(self._path)
-        if spare.exists():
-            self._take_in(spare.read_bytes(), self._path.with_name(f"{self._path.name}.bad"))
-            statefile.forget(self._path)
-        if self._path.exists():
+        try:
+            self._left = self._displaced()
+            there = self._path.exists()
+        except OSError as error:
+            self._tell(error)
+            return
+        if there:
             self.look(now)
         elif self._store.db.meta("statefile_written") == "1":
             log.info("%s is gone: all GPUs resumed", self._path)
@@ -46,18 +55,19 @@ class StateWatch:
         """Examine the file if it has changed."""
         try:
             status = os.stat(self._path)
-            if self._broken_since is None and self._seen is not None and _same(status, self._seen):
+            if self._broken_since is None and self._seen is not None and is_same(status, self._seen):
                 return
             content = self._path.read_bytes()
         except OSError:
             self._seen = self._broken_since = None
             return
-        self._seen, self._shown = status, None
+        self._shown = None
         try:
-            for text in take_in(self._store, content):
-                log.info("%s", text)
-            self._broken_since = None
+            self._tell_edits(content)
+            # Not before: what could not be recorded is looked at again.
+            self._seen, self._broken_since = status, None
         except ValueError as error:
+            self._seen = status
             self._broken(content, str(error), now)
 
     def write(self, now: float, *, at_once: bool = False) -> None:
@@ -73,45 +83,91 @@ class StateWatch:
             self.again_at = self._written_at + WRITE_EVERY_S
             return
         try:
-            there = self._path.exists()
-            if there and being_written(self._path):
+            if being_written(self._path) or being_written(statefile.displaced(self._path)):
                 self.again_at = now + WRITE_EVERY_S
                 return
-            now_there = self._path.read_bytes() if there else b""
-            content = statefile.render(statefile.parse(now_there) if there else {}, *shown)
-            if content != now_there:
-                self._exchange(content)
-            self._shown = shown
+            self._left.update(self._displaced())
+            there = self._path.read_bytes() if self._path.exists() else b""
+            if there:
+                self._tell_edits(there)  # ours must say what it replaces
+            content = self._rendered(there, self._left)
+            if content != there:
+                self._exchange(content, there)
+            self._left = {}
+            self._shown, self._problem = summary(self._store), None
         except ValueError:
             self.look(now)
         except OSError as error:
-            log.error("%s cannot be written: %s; jobs go on", self._path, error.strerror)
+            self._tell(error)
+            self.again_at = now + WRITE_EVERY_S
         self._written_at = now
 
     def is_as_seen(self) -> bool:
         """Whether the file is the version that was examined or written last."""
         try:
-            return self._seen is not None and _same(os.stat(self._path), self._seen)
+            return self._seen is not None and is_same(os.stat(self._path), self._seen)
         except OSError:
             return False
 
-    def _exchange(self, content: bytes) -> None:
-        before = statefile.exchange(self._path, content)
-        self._seen = os.stat(self._path)
-        if before is not None:
-            self._take_in(before, self._path.with_name(f"{self._path.name}.bad"))
-        with self._store.db.transaction():
-            self._store.db.set_meta("statefile_examined", statefile.digest(content))
-            self._store.db.set_meta("statefile_written", "1")
-        statefile.forget(self._path)
+    def _tell(self, error: OSError) -> None:
+        problem = error.strerror or str(error)
+        if problem != self._problem:
+            log.error("%s cannot be read or written: %s; jobs go on, it is tried again", self._path, problem)
+        self._problem = problem
 
-    def _take_in(self, content: bytes, aside: Path) -> None:
+    def _rendered(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
+        keys = {**(statefile.parse(old) if old else {}), **edit}
+        return statefile.render(keys, *summary(self._store), self._where)
+
+    def _exchange(self, content: bytes, there: bytes = b"") -> None:
+        """Put `content` in the place of `there`. Of an edit that took that place meanwhile the pauses are
+        taken in, and its other keys come into the file by one more writing."""
+        while content != there:
+            statefile.exchange(self._path, content)
+            self._seen = os.stat(self._path)
+            edit = self._displaced(there)
+            with self._store.db.transaction():
+                self._store.db.set_meta("statefile_examined", statefile.digest(content))
+                self._store.db.set_meta("statefile_written", "1")
+            there, content = content, self._rendered(content, edit) if edit else content
+
+    def _displaced(self, known: bytes | None = None) -> dict[str, Any]:
+        """Take in a version that lost its place to one of ours; what it says, if it is not the `known` one.
+
+        One that somebody is still writing is waited for a little, then left for the next time (known: None).
+        """
+        spare = statefile.displaced(self._path)
+        for _ in range(20):
+            if not being_written(spare):
+                break
+            time.sleep(0.01)
+        else:
+            return {}
+        if not spare.exists():
+            return {}
+        content = spare.read_bytes()
+        if known is None:
+            forget_last_edit(self._store)  # that came later, and beside this one
+        edit = self._take_in(content)
+        statefile.forget(self._path)
+        if content == known:
+            return {}
+        forget_last_edit(self._store)
+        return edit
+
+    def _tell_edits(self, content: bytes) -> None:
+        for text in take_in(self._store, content):
+            log.info("%s", text)
+
+    def _take_in(self, content: bytes) -> dict[str, Any]:
         try:
-            for text in take_in(self._store, content):
-                log.info("%s", text)
+            self._tell_edits(content)
+            return statefile.parse(content)
         except ValueError as error:
+            aside = self._path.with_name(f"{self._path.name}.bad")
             aside.write_bytes(content)
             log.warning("a version of %s that was %s lies in %s", self._path, error, aside)
+            return {}
 
     def _broken(self, content: bytes, why: str, now: float) -> None:
         version = statefile.digest(content)
@@ -124,7 +180,3 @@ class StateWatch:
         os.replace(self._path, aside)
         self._broken_since = self._seen = None
         log.error("%s was %s; set aside as %s and written anew from the record", self._path, why, aside.name)
-
-
-def _same(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_ino, one.st_mtime_ns, one.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)

@@ -16,8 +16,14 @@ KINDS: tuple[ProbeKind, ...] = ("auto", "nvml", "gputil", "simulated")
 
 #: What a user without readable GPUs can do.
 DRIVER_REMEDY = (
-    "install the NVIDIA driver (`nvidia-smi` must list the GPUs), or try without one: --simulate 4"
+    "install the NVIDIA driver, which the CUDA toolkit is not: `nvidia-smi` must list the GPUs, and"
+    " `ldconfig -p | grep nvidia-ml` its library; or try without a GPU: --simulate 4"
 )
+REBOOT_REMEDY = "the driver was updated while its old kernel module is loaded: reboot"
+
+#: Faults of a GPU. With MIG on a job would get one slice of the card, not the share that it was promised.
+LOST = "lost"
+MIG_FAULT = "in MIG mode, and only whole GPUs are shared out (`sudo nvidia-smi -i GPU -mig 0` ends it)"
 
 
 class ProbeError(GpuStateError):

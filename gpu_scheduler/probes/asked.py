@@ -18,10 +18,19 @@ from gpu_scheduler.probes import DRIVER_REMEDY, ProbeKind
 from gpu_scheduler.probes.child import Child
 from gpu_scheduler.probes.wire import ProbeFailure, decode
 
-__all__ = ["DEADLINE_S", "AskedProbe", "ProbeFailure"]
+__all__ = ["DEADLINE_S", "AskedProbe", "ProbeFailure", "UnreadableError"]
 
-#: How long an answer may take, seconds. Waking four sleeping GPUs takes some 2 s.
+#: How long an answer may take, seconds. Waking four sleeping GPUs takes some 2 s. A query that waits for a
+#: driver that hangs is answered as soon as that goes on; a shorter time would only kill it before.
 DEADLINE_S = 10.0
+
+
+class UnreadableError(GpuStateError):
+    """No GPU can be read; `why` says it without the remedy."""
+
+    def __init__(self, failure: ProbeFailure) -> None:
+        super().__init__("\n".join(filter(None, (f"cannot read the GPUs: {failure.text}", failure.remedy))))
+        self.why = failure.text
 
 
 class AskedProbe:
@@ -36,7 +45,7 @@ class AskedProbe:
         simulate: str | None = None,
         sim_dir: str | None = None,
         interpreter: str = sys.executable,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float | None = None,
     ) -> None:
         self._arguments = ["--kind", kind]
         if simulate is not None:
@@ -44,7 +53,7 @@ class AskedProbe:
         if sim_dir is not None:
             self._arguments += ["--sim-dir", os.path.abspath(sim_dir)]
         self._interpreter = interpreter
-        self._deadline_s = deadline_s
+        self._deadline_s = DEADLINE_S if deadline_s is None else deadline_s
         self._ready = select.epoll()
         self._child: Child | None = None
         self._killed: list[Child] = []
@@ -132,7 +141,7 @@ class AskedProbe:
         return self._fail(f"no answer from the GPU driver within {self._deadline_s:g} s", _HANGS)
 
     def first_sample(self, timeout_s: float = DEADLINE_S) -> Snapshot:
-        """Asks and waits, at most that long. Raises GpuStateError, with the remedy, if no GPU can be read."""
+        """Asks and waits, at most that long. Raises UnreadableError if no GPU can be read."""
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
         self.ask()
@@ -146,9 +155,7 @@ class AskedProbe:
         if isinstance(answer, Snapshot) and not answer.gpus:
             answer = ProbeFailure("no GPU found", DRIVER_REMEDY)
         if isinstance(answer, ProbeFailure):
-            raise GpuStateError(
-                "\n".join(filter(None, (f"cannot read the GPUs: {answer.text}", answer.remedy)))
-            )
+            raise UnreadableError(answer)
         return answer
 
     def close(self) -> None:

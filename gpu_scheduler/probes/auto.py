@@ -18,13 +18,18 @@ class AutoProbe:
         """See Probe.sample."""
         if self._chosen is not None:
             return self._chosen.sample()
-        troubles = []
+        troubles: list[ProbeError] = []
         for probe in (NvmlProbe(), GputilProbe()):
             try:
                 samples = probe.sample()
             except ProbeError as error:
-                troubles.append(str(error))
+                troubles.append(error)
                 continue
             self._chosen = probe
             return samples
-        raise ProbeError("; ".join(troubles), DRIVER_REMEDY)
+        raise ProbeError("; ".join(map(str, troubles)), _remedy(troubles))
+
+
+def _remedy(troubles: list[ProbeError]) -> str:
+    """The most particular one: that the driver is to be installed is what is said of everything else."""
+    return next((error.remedy for error in troubles if error.remedy != DRIVER_REMEDY), DRIVER_REMEDY)

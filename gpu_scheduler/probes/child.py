@@ -22,6 +22,8 @@ sys.path.remove(root)
 from gpu_scheduler.probes.serve import main
 main()
 """
+#: What ends a process and all that it started.
+_KILL = signal.SIGKILL
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -95,7 +97,7 @@ class Child:
         try:
             # Its pid, and so its group, is ours until it is reaped, which `gone` alone does.
             if self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, _KILL)
         except (ProcessLookupError, PermissionError):
             pass
         for pipe in (self._stdin, self._stdout):
@@ -103,5 +105,26 @@ class Child:
         os.close(self._last_words)
 
     def gone(self) -> bool:
-        """Whether it has ended; reaps it."""
-        return self._process.poll() is not None
+        """Whether it has ended, and all that it started; reaps it. A killed process that is in the kernel's
+        hands, such as an `nvidia-smi` that waits for the driver, is not gone."""
+        return self._process.poll() is not None and not _group_lives(self._process.pid)
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of that group is left. A zombie is none: where nobody reaps it, it stays for ever."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+            except (OSError, ValueError):
+                continue  # it has ended meanwhile
+            if int(its_group) == group and state not in (b"Z", b"X"):
+                return True
+    return False

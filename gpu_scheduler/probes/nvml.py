@@ -1,19 +1,24 @@
 """The GPUs through NVML, the driver's own library: memory, load and the processes on each.
 
-One GPU's error is that GPU's fault and hides no other. A GPU that was seen and is no longer listed stays in
-the answer as lost, at its place. Refuses to know whose the processes are.
+One GPU's error is that GPU's fault and hides no other. Refuses to know whose the processes are, and which
+GPUs were there before.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.probes import DRIVER_REMEDY, ProbeError
+from gpu_scheduler.core.gpu import NAMELESS, GpuProcess, GpuSample, without_impossible
+from gpu_scheduler.probes import DRIVER_REMEDY, LOST, MIG_FAULT, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
+#: Seconds after which the library is opened anew for a GPU that came back. That wakes every sleeping GPU.
+REOPEN_S = 30.0
+
+_NOT_ALLOWED = "see `ls -l /dev/nvidia*`: the device files must be open to you"
 
 #: A place on the bus: domain, bus, device.
 Pci = tuple[int, int, int]
@@ -29,30 +34,34 @@ class _Card:
 
 
 class NvmlProbe:
-    """Answers from NVML; opens the library at the first sample, and again after it failed as a whole."""
+    """Answers from NVML; opens the library at the first sample, and again after it failed as a whole, or now
+    and then while a GPU does not answer: what it found out about a card it keeps until it is closed."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
+        self._opened_at = 0.0
+        self._sick = False
         self._cards: dict[str, _Card] = {}
-        self._by_handle_index: dict[int, str] = {}
 
     def sample(self) -> tuple[GpuSample, ...]:
         """See Probe.sample."""
         nvml = self._open()
         try:
-            answers = dict(self._ask(nvml, i) for i in range(nvml.nvmlDeviceGetCount()))
+            found = [self._ask(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
         except nvml.NVMLError as error:
             self._close()
             raise ProbeError(f"NVML: {error}", _remedy(nvml, error)) from None
-        self._add_missing(answers)
-        return tuple(
-            _sample(self._cards[uuid], index, answers[uuid])
-            for index, uuid in enumerate(self._order(answers))
-        )
+        answers = [answer for answer in found if answer is not None]
+        if found and not answers:
+            raise ProbeError(f"NVML: none of {len(found)} GPUs may be used by this user", _NOT_ALLOWED)
+        self._sick = any(values.fault not in (None, MIG_FAULT) for _, values in answers)
+        return tuple(_sample(card, index, values) for index, (card, values) in enumerate(_ordered(answers)))
 
     def _open(self) -> Any:
-        if self._nvml is not None:
+        if self._nvml is not None and not (self._sick and time.monotonic() >= self._opened_at + REOPEN_S):
             return self._nvml
+        if self._nvml is not None:
+            self._close()
         try:
             import pynvml
         except ImportError as error:
@@ -61,19 +70,19 @@ class NvmlProbe:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise ProbeError(f"NVML: {error}", _remedy(pynvml, error)) from None
-        self._nvml = pynvml
+        self._nvml, self._opened_at = pynvml, time.monotonic()
         return pynvml
 
     def _close(self) -> None:
         nvml, self._nvml = self._nvml, None
-        self._by_handle_index.clear()
         try:
             nvml.nvmlShutdown()
         except nvml.NVMLError:
             pass  # It is opened anew at the next sample, which will say what is wrong.
 
-    def _ask(self, nvml: Any, i: int) -> tuple[str, _Values]:
-        """The UUID and the values of NVML's i-th GPU."""
+    def _ask(self, nvml: Any, i: int) -> tuple[_Card, _Values] | None:
+        """NVML's i-th GPU and its values; None for one that this user may not open, which CUDA does not count
+        either. Raises NVMLError if it is the library that has failed."""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
@@ -81,29 +90,19 @@ class NvmlProbe:
                 bus = nvml.nvmlDeviceGetPciInfo(handle)
                 pci = (int(bus.domain), int(bus.bus), int(bus.device))
                 self._cards[uuid] = _Card(uuid, _text(nvml.nvmlDeviceGetName(handle)), pci)
-            self._by_handle_index[i] = uuid
         except nvml.NVMLError as error:
-            # NVML counts a lost GPU and gives no handle for it; within one opening its index stays the same.
-            uuid = self._by_handle_index.setdefault(i, f"unknown-{i}")
-            self._cards.setdefault(uuid, _Card(uuid, "unknown", None))
-            return uuid, _Values(fault=_fault(nvml, error))
-        return uuid, _values(nvml, handle)
+            if error.value == nvml.NVML_ERROR_NO_PERMISSION:
+                return None
+            # NVML counts a lost GPU and gives no handle for it.
+            return _Card(f"{NAMELESS}{i}", "unknown", None), _Values(fault=_fault(nvml, error))
+        return self._cards[uuid], _values(nvml, handle)
 
-    def _add_missing(self, answers: dict[str, _Values]) -> None:
-        """Known GPUs that NVML does not name any more are lost; one that gave no handle is taken for one of
-        them."""
-        nameless = [uuid for uuid in answers if self._cards[uuid].pci is None]
-        missing = [uuid for uuid, card in self._cards.items() if card.pci and uuid not in answers]
-        for uuid in missing:
-            answers[uuid] = answers.pop(nameless.pop(0)) if nameless else _Values(fault="lost")
-        self._cards = {uuid: card for uuid, card in self._cards.items() if uuid in answers}
 
-    def _order(self, answers: dict[str, _Values]) -> list[str]:
-        """The GPUs by place on the bus. NVML's own order is that too, and serves where a place is unknown."""
-        places = {uuid: self._cards[uuid].pci for uuid in answers}
-        if any(pci is None for pci in places.values()):
-            return list(answers)
-        return sorted(answers, key=lambda uuid: places[uuid] or (0, 0, 0))
+def _ordered(answers: list[tuple[_Card, _Values]]) -> list[tuple[_Card, _Values]]:
+    """The GPUs by place on the bus. NVML's own order is that too, and serves where a place is unknown."""
+    if any(card.pci is None for card, _ in answers):
+        return answers
+    return sorted(answers, key=lambda answer: answer[0].pci or (0, 0, 0))
 
 
 @dataclass
@@ -127,9 +126,17 @@ def _values(nvml: Any, handle: Any) -> _Values:
         compute = _maybe(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         graphics = _maybe(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
         values.processes = None if compute is None else _processes(compute, graphics or ())
+        if _in_mig_mode(nvml, handle):
+            values.fault = MIG_FAULT
     except nvml.NVMLError as error:
         values.fault = _fault(nvml, error)
     return values
+
+
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+    ask = getattr(nvml, "nvmlDeviceGetMigMode", None)
+    modes = None if ask is None else _maybe(nvml, ask, handle)
+    return modes is not None and bool(modes[0])  # [now, after the next reset]
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
@@ -173,8 +180,9 @@ def _processes(compute: Any, graphics: Any) -> tuple[GpuProcess, ...]:
 
 
 def _sample(card: _Card, index: int, values: _Values) -> GpuSample:
-    return GpuSample(
-        uuid=card.uuid,
+    sample = GpuSample(
+        # A GPU without a UUID goes by its index.
+        uuid=f"{NAMELESS}{index}" if card.pci is None else card.uuid,
         index=index,
         name=card.name,
         total_mib=values.total_mib,
@@ -183,16 +191,25 @@ def _sample(card: _Card, index: int, values: _Values) -> GpuSample:
         processes=values.processes,
         fault=values.fault,
     )
+    return without_impossible(sample)
 
 
 def _fault(nvml: Any, error: Any) -> str:
-    return "lost" if error.value == nvml.NVML_ERROR_GPU_IS_LOST else f"query failed: {error}"
+    """The fault of one GPU. Raises the error again if it is that of the library."""
+    whole = (
+        nvml.NVML_ERROR_UNINITIALIZED,
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    )
+    if error.value in whole:
+        raise error
+    return LOST if error.value == nvml.NVML_ERROR_GPU_IS_LOST else f"query failed: {error}"
 
 
 def _remedy(nvml: Any, error: Any) -> str:
     if error.value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return "the driver was updated under a running kernel module: reboot"
-    return DRIVER_REMEDY
+        return REBOOT_REMEDY
+    return _NOT_ALLOWED if error.value == nvml.NVML_ERROR_NO_PERMISSION else DRIVER_REMEDY
 
 
 def _text(value: str | bytes) -> str:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
-#: A command that lived so long (s) left its orphans to the runner; earlier ones may have gone to init.
-_ADOPTED_AFTER_S = 1.0
 
 
 class Child:
@@ -41,6 +39,7 @@ class Child:
         self._pid = 0
         self._said = b""
         self._hears = -1
+        self._adopts = _adopt_orphans()
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -109,15 +108,6 @@ class Child:
         finally:
             os.umask(0o077)
 
-    def adopt_orphans(self) -> None:
-        """From here on, what the command leaves behind becomes a child of this process."""
-        try:
-            import ctypes
-
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        except (ImportError, OSError, AttributeError):
-            pass  # the sweep by token still finds them
-
     def reap(self) -> None:
         """Collect every child that has ended."""
         while True:
@@ -162,11 +152,23 @@ class Child:
         """What the ended command may have left behind; None if that is nothing."""
         if self._pid == 0:
             return None
-        if self.ended - self.spawned > _ADOPTED_AFTER_S and not has_children():
+        if self._adopts and not has_children():
             return None
         from .leftovers import Leftovers
 
         return Leftovers(self._spec["token"], self._spec["term_grace_s"], self.ended)
+
+
+def _adopt_orphans() -> bool:
+    """Let what the command leaves behind become children of this process. False: tokens have to tell them."""
+    try:
+        # `ctypes` itself would cost the job 5 ms.
+        from _ctypes import call_function, dlopen, dlsym
+
+        prctl = dlsym(dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
+        return bool(call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
 
 
 def has_children() -> bool:

@@ -6,6 +6,7 @@ causes. Text is JSON put together by hand: `json` alone would cost the runner's 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -13,16 +14,28 @@ from _json import encode_basestring_ascii, make_scanner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 #: The file that an interpreter is given to become a runner.
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 #: The mark that every process of an attempt carries in its environment.
 TOKEN = "GPU_SCHEDULER_TOKEN"
 
+#: What the process that forks runners (`forks`) answers, and what it is started with: in its environment room
+#: for a token, in its arguments room for a command, of which the kernel shows no more than a page.
+READY, FORKED, REFUSED = b"!", b"+", b"-"
+NO_TOKEN = "-" * 32
+TITLE_ROOM = 4096
+
 #: Bytes written before the command starts, so that a disk that fills up meanwhile cannot lose the result.
 _RESERVED = 512
+#: A runner that finds the disk full before it has claimed waits so long for room, in seconds; after about the
+#: same time the loop launches it again.
+_ROOM_S = 10.0
+_ROOM_EVERY_S = 0.1
 
 
 def open_folder(path: str) -> int:
@@ -125,6 +138,10 @@ def start_ticks() -> int:
 def claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
     """Take the attempt. The descriptor that holds the claim's lock, to be kept open and never opened again;
     None if somebody else has it. Raises OSError where the folder cannot be written."""
+    return _with_room(folder, lambda: _claim(folder, identity))
+
+
+def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
     name = f".claim.{os.getpid()}"
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
@@ -144,9 +161,17 @@ class Result:
     def __init__(self, folder: int) -> None:
         self._folder = folder
         self._name = f".result.{os.getpid()}"
-        self._fd = self._open()
-        _write_all(self._fd, b" " * _RESERVED)
-        os.fsync(self._fd)
+        self._fd = _with_room(folder, self._reserve)
+
+    def _reserve(self) -> int:
+        fd = self._open()
+        try:
+            _write_all(fd, b" " * _RESERVED)
+            os.fsync(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -197,6 +222,19 @@ class Result:
         while done < len(text):
             done += os.pwrite(self._fd, text[done:], done)
         os.ftruncate(self._fd, len(text))
+
+
+def _with_room(folder: int, write: Callable[[], T]) -> T:
+    """What `write` returns, tried again while the disk is full and nobody has claimed the attempt."""
+    end = time.monotonic() + _ROOM_S
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not full or time.monotonic() >= end or exists(folder, "claim"):
+                raise
+        time.sleep(_ROOM_EVERY_S)
 
 
 def _sync_quietly(fd: int) -> None:

@@ -37,7 +37,8 @@ class SeenStop:
 @dataclass(frozen=True)
 class SeenResult:
     """The file `result`. cause: None when the command ended by itself, else "cancelled", "preempted",
-    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned."""
+    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
+    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown."""
 
     cause: str | None
     exit_code: int | None
@@ -47,6 +48,7 @@ class SeenResult:
     survivors: tuple[int, ...]
     started_at: float | None
     ended_at: float
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ def _result(value: dict[str, Any]) -> SeenResult:
         survivors=tuple(value["survivors"]),
         started_at=value["started_at"],
         ended_at=value["ended_at"],
+        oom_kills=value.get("oom_kills"),
     )
 
 

@@ -34,6 +34,7 @@ def _make(folder: Path) -> None:
         except FileExistsError:
             if not path.is_dir():
                 raise
+    for path in missing:
         _sync(path.parent)
 
 

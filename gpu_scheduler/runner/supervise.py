@@ -14,6 +14,7 @@ from . import folder as files
 from . import signals
 from .child import Child
 from .ending import Ending, describe
+from .oom import OomCounter
 from .pump import Log, Loop, Output
 
 TYPE_CHECKING = False
@@ -28,14 +29,14 @@ _QUIET_S = 0.02
 _DRAIN_S = 0.2
 
 
-def main() -> None:
-    """Run the attempt whose folder is the last argument; never returns."""
+def main(path: str) -> None:
+    """Run the attempt in this folder; never returns."""
     os.umask(0o077)
     try:
-        _close_inherited()
-        status = _run(sys.argv[-1])
+        close_inherited()
+        status = _run(path)
     except BaseException:  # noqa: BLE001 - a fault of ours must leave a trace, whatever it is
-        _report_fault()
+        _report_fault(path)
         status = 70
     os._exit(status)
 
@@ -57,7 +58,8 @@ def _run(path: str) -> int:
     return 0
 
 
-def _close_inherited() -> None:
+def close_inherited() -> None:
+    """Close every descriptor but 0, 1 and 2: one that the starter forgot must not reach a job."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             try:
@@ -66,11 +68,11 @@ def _close_inherited() -> None:
                 pass
 
 
-def _report_fault() -> None:
+def _report_fault(path: str) -> None:
     import traceback
 
     try:
-        with open(os.path.join(sys.argv[-1], "runner.err"), "a") as file:
+        with open(os.path.join(path, "runner.err"), "a") as file:
             traceback.print_exc(file=file)
     except OSError:
         pass
@@ -89,6 +91,7 @@ class Attempt:
         self._output = Output(self._loop, self._log, spec["terminal"])
         self._child = Child(path, spec, self._loop)
         self._result = files.Result(folder)
+        self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
         self._lock: int | None = None
@@ -132,7 +135,6 @@ class Attempt:
         self._loop.watch(self._noted.fd, 1, self._noted.woken)
         signals.unblock()
         if self._child.running:
-            self._child.adopt_orphans()
             self._child.reap()
             self._look()
         timeout = self._spec["timeout_s"]
@@ -251,6 +253,7 @@ class Attempt:
                 "started_at": child.started_at,
                 "ended_at": time.time() - ended_ago_s,
                 "lost_bytes": self._log.lost,
+                "oom_kills": self._oom.kills(),
                 "message": message,
             }
         )

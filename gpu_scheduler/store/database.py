@@ -14,10 +14,21 @@ from gpu_scheduler.errors import SchedulerError
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
 
-class Database:
-    """One connection. Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL)."""
+def _log_pages(folder: Path) -> int:
+    """After how many pages the write-ahead log is emptied: SQLite's own 1000 alone fill a small disk."""
+    disk = os.statvfs(folder)
+    return max(32, min(1000, disk.f_bavail * disk.f_frsize // 8 // 4096))
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+
+class Database:
+    """One connection. Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), but
+    for what may be lost with the machine's power.
+
+    refusal: why nothing may be written; None: it may.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
+        self._refusal = refusal
         if not create and not path.exists():
             raise SchedulerError(
                 f"no scheduler record in {path.parent}; "
@@ -30,6 +41,9 @@ class Database:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self.connection.execute(f"PRAGMA {pragma}")
             self._migrate(path)
+            self.connection.execute(f"PRAGMA wal_autocheckpoint = {_log_pages(path.parent)}")
+        except sqlite3.OperationalError:
+            raise  # it cannot be opened or written now, which says nothing of what is in it
         except sqlite3.DatabaseError as error:
             raise SchedulerError(f"{path}: {error}; move it aside to start with an empty record") from None
         finally:
@@ -40,18 +54,39 @@ class Database:
         self.connection.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; a transaction inside another is part of it."""
+    def transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing; a transaction inside another is part of it.
+
+        synced: False for what the next look at folders and GPUs tells again. It survives the death of every
+        process, and is on the disk with the next one that is synced; only a power cut may take it.
+        """
         if self.connection.in_transaction:
             yield self.connection
             return
+        if self._refusal is not None:
+            raise SchedulerError(self._refusal)
+        # Not to be changed inside a transaction, so it is said before each.
+        self.connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield self.connection
+            self.connection.execute("COMMIT")
         except BaseException:
-            self.connection.execute("ROLLBACK")
+            # A full disk has rolled it back already.
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
             raise
-        self.connection.execute("COMMIT")
+
+    def shrink(self) -> None:
+        """Give back the room that the write-ahead log takes, as far as that is possible without waiting."""
+        timeout = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
+        try:
+            self.connection.execute("PRAGMA busy_timeout = 0")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError:
+            pass
+        finally:
+            self.connection.execute(f"PRAGMA busy_timeout = {timeout}")
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query."""

@@ -1,4 +1,5 @@
-"""Where everything of one state file lies. Names only; nothing is created here but by `create`."""
+"""Where everything of one state file lies, and which host it belongs to. Nothing is made but by `create` and
+`own`."""
 
 from __future__ import annotations
 
@@ -7,21 +8,56 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import statefile
+from gpu_scheduler.store.filesystem import is_shared, kind_of
+from gpu_scheduler.store.host import Host, read_host, this_host, write_host
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder of ours that belongs to a state file."""
+    """The folder of ours that belongs to a state file.
+
+    moved    the folder is not beside the state file, which lies on a network file system.
+    problem  why no record can be made in the folder, with the remedy.
+    """
 
     state_file: Path
     folder: Path
+    moved: bool = False
+    problem: str | None = None
 
     @classmethod
     def of(cls, state_file: str, data_dir: str | None = None) -> Home:
-        """`X.d` beside the state file `X.json`, or `data_dir`."""
+        """`data_dir`; else `X.d` beside the state file `X.json`, or, where that would lie on a network file
+        system, a folder of this host."""
         path = Path(os.path.abspath(state_file))
+        if data_dir:
+            return cls(path, Path(os.path.abspath(data_dir)))
         stem = path.name[: -len(".json")] if path.name.endswith(".json") else path.name
-        return cls(path, Path(os.path.abspath(data_dir)) if data_dir else path.parent / f"{stem}.d")
+        beside = path.parent / f"{stem}.d"
+        kind = kind_of(beside)
+        return cls(path, beside) if not is_shared(kind) else cls._moved(path, beside, kind)
+
+    @classmethod
+    def _moved(cls, state_file: Path, beside: Path, kind: str | None) -> Home:
+        import hashlib
+
+        # One name for every way to write the path of the file.
+        name = os.path.join(os.path.realpath(state_file.parent), state_file.name)
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        folder = _state_home() / "gpu_scheduler" / digest
+        problem = None
+        if (beside / "scheduler.db").exists() and not (folder / "scheduler.db").exists():
+            problem = (
+                f"a record lies in {beside}, on {kind}, where a database is not safe; move that folder to"
+                f" {folder}, or name it with --data-dir to go on there at your own risk"
+            )
+        elif is_shared(kind_of(folder)):
+            problem = (
+                f"neither {state_file.parent} ({kind}) nor {folder} ({kind_of(folder)}) is on a local disk,"
+                " which a record needs; name a folder that is: --data-dir /local/folder"
+            )
+        return cls(state_file, folder, moved=True, problem=problem)
 
     @property
     def database(self) -> Path:
@@ -44,6 +80,11 @@ class Home:
         return self.folder / "lock"
 
     @property
+    def host(self) -> Path:
+        """The file that names the host of the record: known before the database is opened."""
+        return self.folder / "host"
+
+    @property
     def simulation(self) -> Path:
         """Where simulated jobs say what they use."""
         return self.folder / "sim"
@@ -57,8 +98,48 @@ class Home:
         """The folder of one attempt."""
         return self.runs / str(job_id) / f"{number}-{token[:8]}"
 
+    def foreign(self) -> Host | None:
+        """The host to which the record belongs, where that is another one."""
+        owner = self._told()[0] if self.moved else None
+        owner = owner or read_host(self.host)
+        return None if owner is None or owner.is_same(this_host()) else owner
+
+    def told_to_others(self) -> dict[str, object]:
+        """What the state file shall say of a record that is not beside it, for hosts that share the file."""
+        return {"host": this_host().to_object(), "record": str(self.folder)} if self.moved else {}
+
+    def _told(self) -> tuple[Host | None, str | None]:
+        """What the state file says of a record that is not beside it: its host, and its folder there."""
+        try:
+            return statefile.owner(statefile.parse(self.state_file.read_bytes()))
+        except (OSError, ValueError):
+            return None, None
+
+    def refusal(self, owner: Host) -> str:
+        """Why nothing can be written here while the record belongs to another host, with the remedy."""
+        folder = (self._told()[1] if self.moved else None) or self.folder
+        return (
+            f"the record of {self.state_file} belongs to host {owner.name} (there: {folder}); this is host"
+            f" {this_host().name}\n"
+            f"do it on {owner.name}; if that is gone, or was this host's name: `start --take-over`"
+        )
+
+    def check_owner(self, *, take_over: bool) -> None:
+        """Raises SchedulerError if the record is that of another host, and is not taken over."""
+        owner = None if take_over else self.foreign()
+        if owner is not None:
+            raise SchedulerError(self.refusal(owner))
+
+    def own(self, *, take_over: bool = False) -> None:
+        """Note this host as the one whose record it is. Raises as `check_owner` does, and OSError."""
+        self.check_owner(take_over=take_over)
+        if read_host(self.host) != this_host():
+            write_host(self.host, this_host())
+
     def create(self) -> None:
         """Make the folders, private to the user. Raises SchedulerError if that cannot be."""
+        if self.problem is not None:
+            raise SchedulerError(self.problem)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.runs.mkdir(exist_ok=True, mode=0o700)
@@ -76,3 +157,9 @@ class Home:
                 pass
         except OSError:
             pass  # it looks by itself within its intervals
+
+
+def _state_home() -> Path:
+    """`$XDG_STATE_HOME`; one that is not absolute does not count."""
+    named = os.environ.get("XDG_STATE_HOME", "")
+    return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

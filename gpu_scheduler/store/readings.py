@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.facts import JobFact
-from gpu_scheduler.core.lines import BoundLine, Reading, attributes_from_json, attributes_to_json
+from gpu_scheduler.core.lines import Line, Reading, attributes_from_json, attributes_to_json
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
+#: Between the positions of two lines that follow each other; and a position behind all others.
+_ROOM = 1 << 20
+_LAST = 1 << 62
 _COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id"
 
 
@@ -23,35 +26,61 @@ def working_folder(store: Store, path: str, cwd: str) -> str:
 
 def load(store: Store, path: str) -> Reading:
     """The last reading of a file."""
-    rows = store.db.rows(f"SELECT {_COLUMNS} FROM line WHERE path = ? ORDER BY position", path)
-    return tuple(
-        BoundLine(
-            **{
-                **dict(row),
-                "attributes": attributes_from_json(row["attributes"]),
-                "fresh": bool(row["fresh"]),
-            }
-        )
-        for row in rows
+    rows = store.db.connection.execute(
+        f"SELECT {_COLUMNS} FROM line WHERE path = ? ORDER BY position", (path,)
     )
+    return tuple(
+        Line(
+            number, raw, text, kind, identity, attributes_from_json(attributes), problem, accepted,
+            bool(fresh), job_id,
+        )
+        for number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id in rows
+    )  # fmt: skip
 
 
-def save(store: Store, path: str, old: Reading, new: Reading) -> None:
-    """Replace the reading `old`; only lines that differ are written."""
+def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) -> None:
+    """Replace the reading `old`. first: so many lines are the same in both.
+
+    Only lines that differ are written. There is room between positions, so that those behind an inserted
+    line stay where they are.
+    """
+    most = min(len(old), len(new))
+    head = first
+    while head < most and (new[head] is old[head] or new[head] == old[head]):
+        head += 1
+    down = new[-1].number - old[-1].number if old and new else 0
+    tail = 0
+    while tail < most - head and new[-1 - tail].is_moved_from(old[-1 - tail], down):
+        tail += 1
     with store.db.transaction() as db:
-        for position, line in enumerate(new):
-            if position < len(old) and old[position] == line:
-                continue
-            values = (
-                line.number, line.raw, line.text, line.kind, line.identity,
+        before = _position(db, path, head - 1, len(old)) if head else -_ROOM
+        behind = _position(db, path, len(old) - tail, len(old)) if tail else None
+        if behind is not None and behind - before <= len(new) - tail - head:
+            behind, tail = None, 0  # no room is left
+        if tail and down:
+            sql = "UPDATE line SET number = number + ? WHERE path = ? AND position >= ?"
+            db.execute(sql, (down, path, behind))
+        last = _LAST if behind is None else behind
+        db.execute("DELETE FROM line WHERE path = ? AND position > ? AND position < ?", (path, before, last))
+        lines = new[head : len(new) - tail]
+        step = _ROOM if behind is None else (behind - before) // (len(lines) + 1)
+        rows = (
+            (
+                path, before + step * n, line.number, line.raw, line.text, line.kind, line.identity,
                 attributes_to_json(line.attributes), line.problem, line.accepted, line.fresh, line.job_id,
-            )  # fmt: skip
-            marks = ", ".join("?" * (2 + len(values)))
-            db.execute(
-                f"INSERT OR REPLACE INTO line (path, position, {_COLUMNS}) VALUES ({marks})",
-                (path, position, *values),
             )
-        db.execute("DELETE FROM line WHERE path = ? AND position >= ?", (path, len(new)))
+            for n, line in enumerate(lines, 1)
+        )  # fmt: skip
+        marks = ", ".join("?" * 12)
+        db.executemany(f"INSERT INTO line (path, position, {_COLUMNS}) VALUES ({marks})", rows)
+
+
+def _position(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
+    """Of the line with this index among so many; looked for from the nearer end."""
+    order, skipped = ("DESC", count - 1 - index) if index > count // 2 else ("ASC", index)
+    sql = f"SELECT position FROM line WHERE path = ? ORDER BY position {order} LIMIT 1 OFFSET ?"
+    found: int = db.execute(sql, (path, skipped)).fetchone()[0]
+    return found
 
 
 def set_problem(store: Store, path: str, problem: str | None) -> None:
@@ -60,14 +89,23 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
         db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
 
 
-def facts_of(store: Store, reading: Reading) -> dict[int, JobFact]:
-    """How the jobs of a reading stand."""
-    rows = store.db.rows(
-        "SELECT id, state, outcome, held_by FROM job WHERE id IN"
-        " (SELECT job_id FROM line WHERE job_id IS NOT NULL)"
-    )
-    wanted = {line.job_id for line in reading}
-    return {row["id"]: job_fact(row) for row in rows if row["id"] in wanted}
+class JobFacts(Mapping[int, JobFact]):
+    """How the jobs of a reading stand; each is looked up when it is asked for."""
+
+    def __init__(self, store: Store, reading: Reading) -> None:
+        self._store, self._reading = store, reading
+
+    def __getitem__(self, job_id: int) -> JobFact:
+        row = self._store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
+        if row is None:
+            raise KeyError(job_id)
+        return job_fact(row)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(dict.fromkeys(line.job_id for line in self._reading if line.job_id is not None))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def newest_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
@@ -84,5 +122,7 @@ def job_fact(row: sqlite3.Row) -> JobFact:
 def queued_places(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
     """The places of those of these jobs that are queued."""
     wanted = set(job_ids)
-    rows = store.db.rows("SELECT id, place FROM job WHERE state = 'queued'")
+    rows = store.db.rows(
+        "SELECT id, place FROM job WHERE state = 'queued' AND state <> 'finished'"
+    )  # see job_open
     return {row["id"]: row["place"] for row in rows if row["id"] in wanted}

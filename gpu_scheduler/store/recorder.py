@@ -14,8 +14,12 @@ from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.order import NORMAL
+from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.core.states import CHANGES, JobState, check_change
 from gpu_scheduler.store.store import Store
+
+#: Loads of a GPU that are kept: as many as anybody takes the mean of.
+_LOADS = 5
 
 
 class Recorder:
@@ -28,7 +32,9 @@ class Recorder:
     def record(self, actions: Iterable[act.Action], now: Now) -> dict[int, int]:
         """Write a whole round down. Returns the attempt opened for each job that a Start names."""
         opened: dict[int, int] = {}
-        with self._store.db.transaction() as db:
+        actions = list(actions)
+        synced = not all(isinstance(action, _TOLD_AGAIN) for action in actions)
+        with self._store.db.transaction(synced=synced) as db:
             for action in actions:
                 attempt_id = _WRITERS[type(action)](self, db, action, now)
                 if isinstance(action, act.Start) and attempt_id is not None:
@@ -44,31 +50,44 @@ class Recorder:
 
     def note_log(self, attempt_id: int, log: str | None, session: str | None) -> None:
         """Where the attempt's output goes; known once its folder is made."""
-        with self._store.db.transaction() as db:
+        with self._store.db.transaction(synced=False) as db:
             db.execute("UPDATE attempt SET log = ?, session = ? WHERE id = ?", (log, session, attempt_id))
 
     def note_gpus(self, samples: Iterable[GpuSample], managed: Collection[str] | None, now: Now) -> None:
         """The newest values of every GPU; `managed` = the UUIDs that this run manages, None = as before."""
-        with self._store.db.transaction() as db:
+        with self._store.db.transaction(synced=False) as db:
             for gpu in samples:
                 db.execute(
-                    "INSERT INTO gpu (uuid, idx, name) VALUES (?, ?, ?) ON CONFLICT (uuid)"
+                    "INSERT INTO gpu (uuid, idx, name, managed) VALUES (?, ?, ?, 0) ON CONFLICT (uuid)"
                     " DO UPDATE SET idx = excluded.idx, name = excluded.name",
                     (gpu.uuid, gpu.index, gpu.name),
                 )
                 db.execute(
                     "UPDATE gpu SET total_mib = coalesce(?, total_mib), used_mib = ?, load_percent = ?,"
-                    " fault = ?, sampled_at = ? WHERE uuid = ?",
-                    (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault, now.wall, gpu.uuid),
-                )
+                    " fault = ?, sampled_at = ?, processes = ?, loads = ? WHERE uuid = ?",
+                    (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault, now.wall,
+                     _listed(gpu), _loads(db, gpu), gpu.uuid),
+                )  # fmt: skip
             if managed is not None:
                 db.execute("UPDATE gpu SET managed = 0")
                 db.executemany("UPDATE gpu SET managed = 1 WHERE uuid = ?", [(uuid,) for uuid in managed])
 
     def note_blind(self, why: str) -> None:
-        """The GPUs cannot be read: nothing is known of the managed ones."""
+        """The GPUs cannot be read: nothing is known of the managed ones, but that a lost one was lost."""
+        with self._store.db.transaction(synced=False) as db:
+            db.execute(
+                "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
+                " fault = CASE WHEN fault IS NULL OR fault LIKE ? THEN ? ELSE fault END WHERE managed",
+                (f"{UNREADABLE}%", UNREADABLE + why),
+            )
+
+    def forget_waits(self) -> None:
+        """Forget why jobs wait that wait no more."""
         with self._store.db.transaction() as db:
-            db.execute("UPDATE gpu SET fault = ?, used_mib = NULL, load_percent = NULL WHERE managed", (why,))
+            db.execute(
+                "DELETE FROM waiting WHERE NOT EXISTS"
+                " (SELECT 1 FROM job WHERE state = 'queued' AND job.ask = waiting.ask)"
+            )
 
     def set_gone(self, gone: Iterable[int]) -> None:
         """The waiting jobs whose lines are not in their file as it stands now; no other job's are."""
@@ -135,6 +154,12 @@ class Recorder:
 
     def _dead(self, db: sqlite3.Connection, action: act.NoteDead, now: Now) -> None:
         _stamp(db, "dead_boot", action.attempt_id, now)
+
+    def _stray(self, db: sqlite3.Connection, action: act.NoteStray, now: Now) -> None:
+        db.execute(
+            "UPDATE attempt SET strays = json_insert(strays, '$[#]', json_array(?, ?)) WHERE id = ?",
+            (action.uuid, action.pid, action.attempt_id),
+        )
 
     def _sweep(self, db: sqlite3.Connection, action: act.Sweep, now: Now) -> None:
         _stamp(db, "signalled_boot", action.attempt_id, now)
@@ -225,9 +250,25 @@ class Recorder:
         """A claim to take, or the scheduler's end: nothing to record beforehand."""
 
 
+def _listed(gpu: GpuSample) -> str | None:
+    """The processes of a sample, as the column `processes` has them."""
+    if gpu.processes is None:
+        return None
+    return json.dumps([[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes])
+
+
+def _loads(db: sqlite3.Connection, gpu: GpuSample) -> str:
+    """The last loads, with that of this sample."""
+    row = db.execute("SELECT loads FROM gpu WHERE uuid = ?", (gpu.uuid,)).fetchone()
+    return json.dumps([*json.loads(row["loads"]), gpu.load_percent][-_LOADS:])
+
+
 def _stamp(db: sqlite3.Connection, column: str, attempt_id: int, now: Now) -> None:
     db.execute(f"UPDATE attempt SET {column} = ? WHERE id = ?", (now.boot, attempt_id))
 
+
+#: What a power cut may take from the record: the folders say it again, or no process outlives it.
+_TOLD_AGAIN = (act.Move, act.Release, act.Cooled, act.Wait, act.PassedOver, act.EndScheduler)
 
 _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, Now], int | None]] = {
     act.Start: Recorder._start,
@@ -238,6 +279,7 @@ _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, No
     act.Nudge: Recorder._signalled,
     act.KillRunner: Recorder._signalled,
     act.NoteDead: Recorder._dead,
+    act.NoteStray: Recorder._stray,
     act.Sweep: Recorder._sweep,
     act.Close: Recorder._close,
     act.Release: Recorder._release,

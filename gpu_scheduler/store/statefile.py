@@ -1,7 +1,7 @@
 """The JSON state file: what it says, how an edit of it is told, how it is replaced.
 
 `_scheduler.paused_gpus` is the base, as last written by us: an outside edit is exactly where `paused_gpus`
-differs from it.
+differs from it. Where the record does not lie beside the file, `_scheduler` also says where it does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from gpu_scheduler.store.host import Host
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -25,18 +29,42 @@ def digest(content: bytes) -> str:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The object in the file. Raises ValueError saying what is wrong with it."""
+    """The object in the file, its paused GPUs as integers. Raises ValueError saying what is wrong with it."""
     try:
         raw = json.loads(content.decode("utf-8-sig"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
-    for owner in (raw, raw.get("_scheduler", {})):
-        paused = owner.get("paused_gpus", []) if isinstance(owner, dict) else None
-        if not isinstance(paused, list) or not all(type(i) is int for i in paused):
+    for part in (raw, raw.get("_scheduler", {})):
+        paused = part.get("paused_gpus", []) if isinstance(part, dict) else None
+        numbers = [_number(value) for value in paused] if isinstance(paused, list) else [None]
+        if None in numbers:
             raise ValueError('"paused_gpus" must be a list of GPU numbers, such as [0, 2]')
+        if numbers:
+            part["paused_gpus"] = numbers
     return raw
+
+
+def _number(value: object) -> int | None:
+    """A GPU number, also as scripts write it: 2, 2.0 or "2"."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
+        return int(value)
+    return value if type(value) is int else None
+
+
+def owner(state: Mapping[str, Any]) -> tuple[Host | None, str | None]:
+    """The host that has the record of this file, and its folder there; None where it lies beside the file."""
+    ours = state.get("_scheduler", {})
+    record = ours.get("record")
+    return Host.from_object(ours.get("host")), record if isinstance(record, str) else None
+
+
+def is_older(state: Mapping[str, Any]) -> bool:
+    """Whether the older scheduler wrote this: what it gave away and what is paused, and nothing of ours."""
+    return "gpu_status" in state and "_scheduler" not in state
 
 
 def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
@@ -53,13 +81,17 @@ def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool
 
 
 def render(
-    old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
+    old: Mapping[str, Any],
+    shares: list[float],
+    paused: Collection[int],
+    jobs: Mapping[str, Any],
+    where: Mapping[str, object] = MappingProxyType({}),
 ) -> bytes:
-    """The file's new content; keys that are not ours are kept as they were."""
+    """The file's new content; keys that are not ours are kept as they were. where: of a record elsewhere."""
     pauses = sorted(paused)
     new = {key: value for key, value in old.items() if key not in _OURS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
-    new["_scheduler"] = {"paused_gpus": pauses}
+    new["_scheduler"] = {"paused_gpus": pauses, **where}
     # A line a key: short lists stay readable, and easy to edit.
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in new.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
@@ -78,24 +110,56 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     """
     spare = displaced(path)
     fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    if not path.exists():
-        os.rename(spare, path)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        forget(path)  # half of our own words are nobody's edit
+        raise
+    if _put_where_nothing_is(spare, path):
         return None
     os.chmod(spare, path.stat().st_mode & 0o777)
-    if not _exchanged(spare, path):
-        before = path.read_bytes()
+    return spare.read_bytes() if _exchanged(spare, path) else _renamed(spare, path)
+
+
+def _put_where_nothing_is(spare: Path, path: Path) -> bool:
+    """Rename; False, and nothing done, where a file is there."""
+    try:
+        os.link(spare, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
+            return False
         os.rename(spare, path)
-        return before
-    return spare.read_bytes()
+        return True
+    os.unlink(spare)
+    return True
 
 
 def forget(path: Path) -> None:
     """Remove the replaced version: it has been examined."""
     displaced(path).unlink(missing_ok=True)
+
+
+def _renamed(spare: Path, path: Path) -> bytes:
+    """Compare, then rename, where the file system cannot exchange two names (NFS, CIFS, FUSE)."""
+    fresh = path.with_name(f".{path.name}.fresh")
+    os.rename(spare, fresh)
+    while True:
+        status = os.stat(path)
+        before = path.read_bytes()
+        spare.write_bytes(before)
+        if is_same(os.stat(path), status):
+            os.rename(fresh, path)
+            return before
+
+
+def is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether two looks saw the same version of a file."""
+    return (one.st_ino, one.st_mtime_ns, one.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

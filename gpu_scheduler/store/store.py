@@ -10,32 +10,65 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.facts import Now
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask
-from gpu_scheduler.core.order import NORMAL
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import Database
 from gpu_scheduler.store.home import Home
 
+if TYPE_CHECKING:
+    from gpu_scheduler.core.facts import Now
+    from gpu_scheduler.core.jobspec import JobSpec
+
+#: The columns of a job in a list of jobs: those that are shown, or decide how.
+_LISTED = (
+    "id, source, name, text, ask, priority, place, state, outcome, exit_code, signal, reason,"
+    " not_before_boot, boot_id, gone, created_at, finished_at"
+)
+
 
 class Store:
-    """The record of one state file."""
+    """The record of one state file.
+
+    foreign    the host that it belongs to, where that is not this one: then it is read from a copy, and what
+               would be written raises SchedulerError.
+    """
 
     def __init__(self, home: Home, *, create: bool = False) -> None:
         if create:
             home.create()
         self.home = home
-        self.db = Database(home.database, create=create)
+        self.foreign = None if create else home.foreign()
+        if self.foreign is None:
+            if home.problem is not None and not home.database.exists():
+                raise SchedulerError(home.problem)
+            self.db = Database(home.database, create=create)
+        else:
+            from gpu_scheduler.store.foreign import copy_of
+
+            refusal = home.refusal(self.foreign)
+            if home.moved:
+                raise SchedulerError(refusal)  # it lies on a disk of that host
+            self._copy = copy_of(home.database, refusal)
+            try:
+                self.db = Database(Path(self._copy.name) / home.database.name, refusal=refusal)
+            except BaseException:
+                self._copy.cleanup()
+                raise
 
     def close(self) -> None:
         """Close the database."""
         self.db.close()
+        if self.foreign is not None:
+            self._copy.cleanup()
 
     def insert_job(self, spec: JobSpec, source: str, now: float | None = None) -> int:
         """A new job, queued or held, in the caller's transaction if there is one. Returns its id."""
+        from gpu_scheduler.core.needs import Ask  # readers need neither
+        from gpu_scheduler.core.order import NORMAL
+
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED
         outcome = None
@@ -90,26 +123,29 @@ class Store:
             "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
             " job.launch_failures, job.source AS job_source,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
-            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0 ORDER BY attempt.id"
+            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0"
+            " ORDER BY +attempt.id"  # + : by the index of these, not through all attempts there ever were
         )
 
     def gpus(self) -> list[sqlite3.Row]:
         """The managed GPUs, by index."""
         return self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")
 
-    def asks(self) -> list[str]:
-        """The distinct asks of the queued jobs (a skip scan: its cost does not grow with the queue)."""
+    def asks(self) -> dict[str, str | None]:
+        """The distinct asks of the queued jobs, and why the jobs of each wait, where that is known (a skip
+        scan: its cost does not grow with the queue)."""
         rows = self.db.rows(
             "WITH RECURSIVE asks (ask) AS (SELECT min(ask) FROM job WHERE state = 'queued' UNION ALL"
             " SELECT (SELECT min(ask) FROM job WHERE state = 'queued' AND job.ask > asks.ask) FROM asks"
-            " WHERE asks.ask IS NOT NULL) SELECT ask FROM asks WHERE ask IS NOT NULL"
+            " WHERE asks.ask IS NOT NULL) SELECT ask, reason FROM asks LEFT JOIN waiting USING (ask)"
+            " WHERE ask IS NOT NULL"
         )
-        return [row["ask"] for row in rows]
+        return {row["ask"]: row["reason"] for row in rows}
 
     def startable(self, ask: str, boot: float, boot_id: str, limit: int) -> list[sqlite3.Row]:
         """The first queued jobs of an ask that nothing but GPUs keeps from starting, in order."""
         return self.db.rows(
-            "SELECT id, priority, place, passed_at FROM job WHERE state = 'queued' AND ask = ? AND NOT gone"
+            "SELECT id, priority, place, passed_at FROM job WHERE state = 'queued' AND ask = ? AND gone = 0"
             " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
             " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id AND settled = 0"
             " AND outcome IS NOT NULL AND released_boot IS NULL)"
@@ -133,12 +169,12 @@ class Store:
 
     def newest_of(self, identities: Iterable[str]) -> dict[str, sqlite3.Row]:
         """The newest job of each identity, whatever it came from."""
-        found = {}
-        for identity in identities:
-            row = self.db.row("SELECT * FROM job WHERE identity = ? ORDER BY id DESC LIMIT 1", identity)
-            if row is not None:
-                found[identity] = row
-        return found
+        rows = self.db.rows(
+            "SELECT job.* FROM json_each(?) AS wanted JOIN job"
+            " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
+            json.dumps(list(identities)),
+        )
+        return {row["identity"]: row for row in rows}
 
     def history(self, job_id: int) -> list[dict[str, Any]]:
         """The states that a job went through, oldest first."""
@@ -165,22 +201,24 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
-        rows = self.db.rows("SELECT state, count(*) AS n FROM job GROUP BY state")
-        return {row["state"]: row["n"] for row in rows}
+        rows = self.db.rows("SELECT state, jobs FROM tally WHERE jobs > 0")
+        return {row["state"]: row["jobs"] for row in rows}
 
     def open_jobs(self, states: Collection[JobState], limit: int | None = None) -> list[sqlite3.Row]:
-        """The jobs in these states (`finished` is none of them), in the order in which they are tried."""
+        """The jobs in these states (`finished` is none of them), in the order in which they are tried; of
+        each what is listed of it."""
+        marks = ", ".join("?" * len(states))
         return self.db.rows(
-            "SELECT * FROM job WHERE state <> 'finished' AND state IN (SELECT value FROM json_each(?))"
+            f"SELECT {_LISTED} FROM job WHERE state <> 'finished' AND state IN ({marks})"
             " ORDER BY priority, place, id LIMIT ?",
-            json.dumps([state.value for state in states]),
+            *(state.value for state in states),
             -1 if limit is None else limit,
         )
 
     def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:
         """The finished jobs, newest end first."""
         return self.db.rows(
-            "SELECT * FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
+            f"SELECT {_LISTED} FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
             -1 if limit is None else limit,
         )
 
@@ -207,6 +245,18 @@ class Store:
             "SELECT path, number, text, raw, problem, accepted FROM line WHERE problem IS NOT NULL"
             " ORDER BY path, position"
         )
+
+    def line_of(self, job_id: int) -> sqlite3.Row | None:
+        """Where the line of a job stands now; None for a job without one."""
+        return self.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
+
+    def before(self, job: sqlite3.Row, limit: int) -> tuple[int, list[int]]:
+        """How many queued jobs come before this one in the order, and the first of them."""
+        where = "FROM job WHERE state = 'queued' AND (priority, place, id) < (?, ?, ?)"
+        key = (job["priority"], job["place"], job["id"])
+        count = self.db.row(f"SELECT count(*) AS n {where}", *key)
+        rows = self.db.rows(f"SELECT id {where} ORDER BY priority, place, id LIMIT ?", *key, limit)
+        return (count["n"] if count else 0), [row["id"] for row in rows]
 
     def jobs_files(self) -> list[sqlite3.Row]:
         """The jobs files, with the working folder of their lines and why one cannot be read now."""

@@ -49,17 +49,27 @@ def job_object(job: JobShown) -> dict[str, Any]:
         "finished_at": job.finished_at,
         "priority": job.priority,
         "source": job.source,
+        "warnings": list(job.warnings),
     }
 
 
 def to_json(report: Report) -> str:
     """The whole report, one line per element of a list, pure ASCII."""
-    scheduler = {"pid": report.pid, "state_file": report.state_file, "data_dir": report.data_dir}
+    scheduler = {
+        "pid": report.pid,
+        "state_file": report.state_file,
+        "data_dir": report.data_dir,
+        "host": report.host,
+    }
     malformed = (
         {"file": m.path, "line": m.number, "text": m.text, "reason": m.reason, "accepted": m.accepted}
         for m in report.malformed
     )
     files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
+    troubles = (
+        {"what": t.what, "path": t.path, "problem": t.problem, "remedy": t.remedy, "stops": t.stops}
+        for t in report.troubles
+    )
     parts = [
         f'"scheduler": {json.dumps(scheduler)}',
         f'"now": {json.dumps(report.now)}',
@@ -68,6 +78,7 @@ def to_json(report: Report) -> str:
         f'"jobs": {_listed(map(job_object, report.jobs))}',
         f'"malformed": {_listed(malformed)}',
         f'"jobs_files": {_listed(files)}',
+        f'"troubles": {_listed(troubles)}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

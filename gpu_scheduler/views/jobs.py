@@ -6,14 +6,13 @@ import json
 import posixpath
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gpu_scheduler.core.actions import Close, Move
-from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
-from gpu_scheduler.core.settle import settle
-from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.views.report import JobShown
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.facts import Attempt, Now
 
 RELEASING = "waits for processes of its last attempt"
 
@@ -29,8 +28,8 @@ class Context:
     """What the words about a job depend on besides its own rows.
 
     reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; infeasible: asks that can never
-    fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for;
-    sightings: attempt id -> the look at its folder.
+    fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for; open: attempt id -> what
+    the record and the folder of an open attempt say.
     """
 
     now: Now
@@ -39,7 +38,7 @@ class Context:
     infeasible: Collection[str] = ()
     indices: Mapping[str, int] = field(default_factory=dict)
     wished: Mapping[int, str] = field(default_factory=dict)
-    sightings: Mapping[int, Sighting] = field(default_factory=dict)
+    open: Mapping[int, Attempt] = field(default_factory=dict)
 
 
 def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
@@ -64,14 +63,31 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         return values
     values = replace(
         values,
-        gpus=tuple(sorted(context.indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"]))),
+        gpus=indices_of(attempt, context.indices),
         attempts=attempt["number"],
         session=attempt["session"] if state in ACTIVE else None,
         log=attempt["log"],
         started_at=attempt["started_at"],
+        warnings=warnings(attempt, context.indices),
     )
-    sighting = context.sightings.get(attempt["id"])
-    return values if sighting is None else _as_seen(values, job, attempt, sighting, context.now)
+    fact = context.open.get(attempt["id"])
+    return values if fact is None else _as_seen(values, fact, context.now)
+
+
+def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
+    """What was seen of an attempt that the user should know: processes on GPUs that it was not given."""
+    strays = json.loads(attempt["strays"])
+    if not strays:
+        return ()
+    from gpu_scheduler.core.strays import stray_words
+
+    given = indices_of(attempt, indices)
+    return tuple(stray_words(attempt["job_id"], given, indices.get(uuid, -1), pid) for uuid, pid in strays)
+
+
+def indices_of(attempt: Row, indices: Mapping[str, int]) -> tuple[int, ...]:
+    """The GPUs of an attempt, by index."""
+    return tuple(sorted(indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"])))
 
 
 def _retry_is_due(job: Row, context: Context) -> bool:
@@ -101,10 +117,15 @@ def _released(attempt: Row) -> bool:
     return attempt["settled"] == 1 or attempt["released_boot"] is not None
 
 
-def _as_seen(values: JobShown, job: Row, attempt: Row, seen: Sighting, now: Now) -> JobShown:
+def _as_seen(values: JobShown, attempt: Attempt, now: Now) -> JobShown:
     """What the next round would record of an open attempt, told by the rule that it would go by."""
+    from gpu_scheduler.core.actions import Close, Move
+    from gpu_scheduler.core.facts import Settings
+    from gpu_scheduler.core.settle import settle
+
+    seen = attempt.sighting
     values = replace(values, session=seen.session or values.session, log=values.log or seen.log)
-    for action in settle(_fact(job, attempt, seen), now, Settings()):
+    for action in settle(replace(attempt, survivors=()), now, Settings()):
         if isinstance(action, Close):
             finished = action.state is JobState.FINISHED
             return replace(
@@ -122,21 +143,3 @@ def _as_seen(values: JobShown, job: Row, attempt: Row, seen: Sighting, now: Now)
         if isinstance(action, Move):
             return replace(values, state=action.state.value, recorded=False)
     return values
-
-
-def _fact(job: Row, attempt: Row, seen: Sighting) -> Attempt:
-    cancel = Cancel(job["cancel_cause"], job["cancel_grace_s"]) if job["cancel_cause"] else None
-    return Attempt(
-        attempt_id=attempt["id"],
-        job_id=job["id"],
-        token=attempt["token"],
-        boot_id=attempt["boot_id"],
-        job_state=JobState(job["state"]),
-        sighting=seen,
-        launches=attempt["launches"],
-        launch_deadline=attempt["deadline_boot"],
-        launch_error=attempt["launch_error"],
-        survivors=(),
-        cancel=cancel,
-        launch_failures=job["launch_failures"],
-    )

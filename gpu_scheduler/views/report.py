@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpu_scheduler.core.trouble import Trouble
+
 #: The states of a GPU, the first that applies.
 LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
@@ -52,6 +54,7 @@ class JobShown:
     finished_at: float | None = None
     priority: int = 200
     source: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class JobsFileShown:
 class Report:
     """Everything that `status` shows, at `now` (wall seconds).
 
-    pid: of the scheduler, None when none is up; counts: recorded state -> all jobs in it, shown or not.
+    pid: of the scheduler, None when none is up; host: of the record, where that is another one, whose
+    processes cannot be seen; counts: recorded state -> all jobs in it, shown or not.
     """
 
     now: float
@@ -89,3 +93,5 @@ class Report:
     counts: Mapping[str, int] = field(default_factory=dict)
     malformed: tuple[MalformedShown, ...] = ()
     jobs_files: tuple[JobsFileShown, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    host: str | None = None

@@ -1,14 +1,14 @@
-"""Plain tables of text cells. rich is imported when the first one is drawn, never before."""
+"""Plain tables of text cells.
+
+rich knows the widths of characters, and is imported when there are some that are not ASCII, never before. Its
+own tables take a hundred times as long for the rows of a long queue.
+"""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-#: Wide enough that rich never shortens a cell: only the last one gives way, when its line is cut.
-_UNLIMITED = 10_000
 
 Column = tuple[str, Literal["left", "right"]]
 
@@ -32,35 +32,42 @@ def drawer(width: int | None) -> Draw:
     """
 
     def draw(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
-        from rich.text import Text
-
         head, *rows = _aligned(columns, [entry.cells for entry in entries])
         lines = [head]
         for row, entry in zip(rows, entries, strict=True):
-            lines += [row, *(f"       {line}" for line in entry.below)]
-            if width is not None:
-                cut = Text(row)
-                cut.truncate(max(20, width - 2), overflow="ellipsis")
-                lines[-1 - len(entry.below)] = cut.plain
+            lines.append(row if width is None else _cut(row, max(20, width - 2)))
+            lines += [f"       {line}" for line in entry.below]
         return "\n".join(f"  {line}" for line in lines)
 
     return draw
 
 
 def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The head and every row as a line each. The last column is not given to rich: one cell of 60 KiB there
-    would make it pad all the others as far."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """The head and every row as a line each; nothing is padded behind the last column."""
+    table = [[title for title, _ in columns], *rows]
+    lines = [""] * len(table)
+    for at, (_, justify) in enumerate(columns[:-1]):
+        column = [row[at] for row in table]
+        sizes = [_columns_of(cell) for cell in column]
+        widest = max(sizes)
+        for n, (cell, size) in enumerate(zip(column, sizes, strict=True)):
+            room = " " * (widest - size)
+            lines[n] += f"{room}{cell}  " if justify == "right" else f"{cell}{room}  "
+    return [(line + row[-1]).rstrip() for line, row in zip(lines, table, strict=True)]
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title, justify in columns[:-1]:
-        table.add_column(title, justify=justify, no_wrap=True)
-    for cells in rows:
-        table.add_row(*(Text(cell) for cell in cells[:-1]))
-    target = io.StringIO()
-    Console(file=target, width=_UNLIMITED, color_system=None, legacy_windows=False).print(table)
-    last = [columns[-1][0], *(cells[-1] for cells in rows)]
-    lines = target.getvalue().split("\n")[: len(last)]
-    return [(line + cell).rstrip() for line, cell in zip(lines, last, strict=True)]
+
+def _columns_of(text: str) -> int:
+    """How many columns of a terminal a text takes up."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _cut(text: str, columns: int) -> str:
+    if _columns_of(text) <= columns:
+        return text
+    from rich.cells import set_cell_size
+
+    return f"{set_cell_size(text, columns - 1)}…"

@@ -8,7 +8,7 @@ from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.views.report import GpuShown, JobShown, Report
 from gpu_scheduler.views.tables import Column, Draw, Entry, drawer
-from gpu_scheduler.views.words import ago, duration, outcome_words, plural, size, visible
+from gpu_scheduler.views.words import ago, duration, explanation, outcome_words, plural, size, visible
 
 #: Queued and held jobs, finished jobs, and malformed lines, that are shown unless all are asked for.
 SHOWN = 20
@@ -44,6 +44,8 @@ def to_text(report: Report, *, everything: bool = False, width: int | None = Non
 
 def _head(report: Report) -> str:
     up = f"running, pid {report.pid}" if report.pid is not None else "not running"
+    if report.host is not None:
+        up = f"on host {visible(report.host)}; seen from another host: what runs cannot be checked"
     lines = [
         f"Scheduler   {up}",
         f"State file  {visible(report.state_file)}",
@@ -52,6 +54,9 @@ def _head(report: Report) -> str:
     for file in report.jobs_files:
         problem = f": {visible(file.problem)}" if file.problem else ""
         lines.append(f"Jobs file   {visible(file.path)}{problem}")
+    for trouble in report.troubles:
+        until = "; nothing new is started until then" if trouble.stops else ""
+        lines.append(f"Trouble     {visible(str(trouble))}{until}")
     return "\n".join(lines)
 
 
@@ -93,7 +98,8 @@ def _running(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
         gpus = ",".join(str(gpu) for gpu in job.gpus) or "-"
         since = ago(job.started_at, now) or "-"
         cells = [str(job.id), gpus, job.state + _unrecorded(job), since, _title(job)]
-        about = [("", job.reason), ("session ", job.session), ("log ", job.log)]
+        about = [("", job.reason), *(("", text) for text in job.warnings)]
+        about += [("session ", job.session), ("log ", job.log)]
         entries.append(Entry(cells, [title + visible(value) for title, value in about if value]))
     return draw(columns, entries)
 
@@ -118,9 +124,8 @@ def _finished(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
         if job.started_at is not None and job.finished_at is not None:
             took = duration(job.finished_at - job.started_at)
         cells = [str(job.id), outcome + _unrecorded(job), took, ago(job.finished_at, now) or "-", _title(job)]
-        # The code or the signal stands in the outcome already.
-        said = job.reason in (None, f"exit code {job.exit_code}", f"signal {job.signal}")
-        entries.append(Entry(cells, [] if said else [visible(job.reason or "")]))
+        below = [explanation(job.reason, job.exit_code, job.signal), *job.warnings]
+        entries.append(Entry(cells, [visible(text) for text in below if text]))
     return draw(columns, entries)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from signal import Signals
 
+from gpu_scheduler.core.explain import signal_name
 from gpu_scheduler.core.states import Outcome
 
 #: Control characters, those that turn the direction of text, line separators and lone surrogates.
@@ -62,14 +62,6 @@ def size(mib: int | None) -> str:
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
-def signal_name(number: int) -> str:
-    """ "SIGKILL" for 9; "signal 40" for one without a name."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> str:
     """What became of a job: "completed", "failed, exit code 7", "failed, SIGKILL", "timed out"."""
     words = outcome.replace("_", " ")
@@ -78,6 +70,12 @@ def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> st
     if signal is not None:
         return f"{words}, {signal_name(signal)}"
     return words if exit_code is None else f"{words}, exit code {exit_code}"
+
+
+def explanation(reason: str | None, exit_code: int | None, signal: int | None) -> str:
+    """The reason of an end, for use beside `outcome_words`: less the code or signal, which stand there."""
+    told = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
+    return "" if reason is None or reason == told else reason.removeprefix(f"{told}: ")
 
 
 def plural(count: int, noun: str) -> str:

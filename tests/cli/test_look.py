@@ -107,6 +107,23 @@ def test_logs_that_are_not_there_are_told(desk: Desk) -> None:
     assert "there is no job 77" in desk.run("logs", 77)[2]
 
 
+def test_the_log_of_an_earlier_attempt(desk: Desk) -> None:
+    job = desk.job()
+    for number in (1, 2):
+        row = desk.attempt(job)
+        log = desk.path / f"{number}.log"
+        log.write_text(f"attempt {number}\n")
+        desk.recorder.note_log(row["id"], str(log), None)
+        desk.record(act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
+    assert desk.run("logs", job, "--attempt", 1) == (0, "attempt 1\n", "")
+    assert desk.run("logs", job, "--attempt", 1, "-f") == (0, "attempt 1\n", "")
+    assert desk.run("logs", job, "--attempt", 2) == desk.run("logs", job)
+    assert desk.run("logs", job, "--attempt", 3) == (
+        1, "", f"gpu-scheduler: job {job} has no attempt 3; it has: 1, 2\n"
+    )  # fmt: skip
+    assert desk.run("logs", job, "--attempt", 0)[0] == 2
+
+
 def test_following_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
     job = desk.run_job("echo one; while [ ! -e go ]; do sleep 0.01; done; seq 5000; echo last")
     process = start("logs", job, "-f")

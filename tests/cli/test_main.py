@@ -16,7 +16,7 @@ from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("rich_argparse", "psutil", "pynvml", "GPUtil", "inotify_simple", "gpu_scheduler.loop")
+HEAVY = ("shtab", "rich_argparse", "psutil", "pynvml", "GPUtil", "inotify_simple", "gpu_scheduler.loop")
 
 
 def program(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -79,7 +79,8 @@ def test_help_and_version_are_0_and_mistakes_2(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "words",
     ["status", "status --json", "pause 0", "resume all", "attach 1", "logs 1", "cancel 1", "cancel --all",
-     "retry 1", "hold 1", "release 1", "stop"],
+     "retry 1", "hold 1", "release 1", "stop", "screens", "screens --json",
+     "priority 1 5"],
 )  # fmt: skip
 def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
@@ -135,6 +136,8 @@ def test_a_reader_that_goes_away_is_no_error(desk: Desk) -> None:
         ("status --json", (*HEAVY, "rich", "gpu_scheduler.daemon", "gpu_scheduler.views.text")),
         ("status", HEAVY),
         ("cancel 1", (*HEAVY, "rich")),
+        ("screens", HEAVY),
+        ("lint none.txt", (*HEAVY, "rich")),
         ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon")),
     ],
 )

@@ -15,6 +15,7 @@ from gpu_scheduler.errors import UsageError
 COMMANDS = {
     "start": [], "add": ["train.py"], "status": [], "pause": ["0"], "resume": ["all"], "attach": ["3"],
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
+    "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"],
 }  # fmt: skip
 
 
@@ -129,6 +130,15 @@ def test_a_script_may_look_like_an_option_behind_two_dashes() -> None:
 )
 def test_gpus_are_named_singly_in_lists_or_all(words: list[str], expected: Any) -> None:
     assert parse(words).ids == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs", "number"),
+    [(["3", "5"], [3], 5), (["3", "4", "-1"], [3, 4], -1), (["3", "4", "0"], [3, 4], 0)],
+)
+def test_a_priority_is_the_last_word(words: list[str], jobs: list[int], number: int) -> None:
+    read = parse(["priority", *words])
+    assert (read.jobs, read.number) == (jobs, number)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

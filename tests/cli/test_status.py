@@ -38,10 +38,10 @@ def test_whether_a_scheduler_is_up_and_where_the_record_lies(desk: Desk) -> None
     assert desk.store
     where = {"state_file": f"{desk.path}/gpu_scheduler_state.json",
              "data_dir": f"{desk.path}/gpu_scheduler_state.d"}  # fmt: skip
-    assert report(desk)["scheduler"] == {"pid": None, **where}
+    assert report(desk)["scheduler"] == {"pid": None, "host": None, **where}
     assert "Scheduler   not running" in desk.run("status")[1]
     with desk.scheduler("deaf") as pid:
-        assert report(desk)["scheduler"] == {"pid": pid, **where}
+        assert report(desk)["scheduler"] == {"pid": pid, "host": None, **where}
         out = desk.run("status")[1]
         assert f"Scheduler   running, pid {pid}" in out
         assert all(place in out for place in where.values())

@@ -14,13 +14,14 @@ import pytest
 
 from gpu_scheduler.executors import Executor, LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from tests.runner.attempt import Attempt, socket_folder, wait_for
 
 HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
 
 
-@pytest.fixture(params=["direct", "screen"])
+@pytest.fixture(params=["direct", "forking", "screen"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of an executor, with a socket folder of the test's own."""
     if request.param == "screen" and shutil.which("screen") is None:
@@ -31,9 +32,15 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture
-def executor(kind: str) -> Executor:
-    """One executor."""
-    return ScreenExecutor() if kind == "screen" else DirectExecutor()
+def executor(kind: str) -> Iterator[Executor]:
+    """One executor; its helper, where it has one, is ready."""
+    if kind == "forking":
+        forking = ForkingExecutor()
+        wait_for(forking.helper, "the helper")
+        yield forking
+        forking.close()
+    else:
+        yield ScreenExecutor() if kind == "screen" else DirectExecutor()
 
 
 @pytest.fixture
@@ -124,10 +131,12 @@ def test_environment_of_the_command_is_the_spec_alone(
 def test_runner_outlives_its_starter(kind: str, make: Make, tmp_path: Path) -> None:
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
     attempt.prepare()
-    name = "ScreenExecutor" if kind == "screen" else "DirectExecutor"
+    name = f"{kind.capitalize()}Executor"
+    until_ready = "\nwhile not executor.helper(): time.sleep(0.001)" if kind == "forking" else ""
     program = (
-        f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys;"
-        f"{name}().launch(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+        f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys, time\n"
+        f"executor = {name}(){until_ready}\n"
+        "executor.launch(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
     starter = [os.sys.executable, "-c", program, str(attempt.folder)]  # type: ignore[attr-defined]
     ended = subprocess.run(starter, start_new_session=True, check=False)
@@ -151,9 +160,10 @@ def test_arguments_hold_only_paths_and_ids(executor: Executor, make: Make) -> No
 def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
     attempt = make("exit 0")
     attempt.prepare()
-    if kind == "direct":
+    if kind != "screen":
+        executor = DirectExecutor("/no/python") if kind == "direct" else ForkingExecutor("/no/python")
         with pytest.raises(LaunchError, match="runner cannot be started"):
-            DirectExecutor("/no/python").launch(attempt.folder)
+            executor.launch(attempt.folder)
     else:
         # Screen tells nobody; the missing claim does.
         ScreenExecutor("/no/python").launch(attempt.folder)

@@ -88,23 +88,36 @@ def test_unknown_load_is_none_and_no_fault(real: Machine, where: str) -> None:
     assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)
 
 
-@pytest.mark.parametrize("kind", ["simulated", "nvml"])
-def test_a_lost_gpu_hides_no_other(
-    kind: ProbeKind, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(kind, tmp_path / "machine", monkeypatch)
+def test_a_lost_gpu_hides_no_other(machine: Machine, where: str) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True), Card("GPU-c", 3, used=7, compute=((ME, 7),)))
     gpus = sample(machine, where)
     assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, "lost"), (2, 7, None)]
 
 
-def test_gputil_says_so_when_one_lost_gpu_hides_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+def test_a_gpu_in_mig_mode_is_a_fault_with_its_memory_known(real: Machine, where: str) -> None:
+    real.plant(Card("GPU-a", 1, used=7, load=None, mig=1), Card("GPU-b", 2, mig=0))
+    gpus = sample(real, where)
+    assert [(g.used_mib, g.load_percent, g.fault and g.fault[:11]) for g in gpus] == [
+        (7, None, "in MIG mode"),
+        (0, 0.0, None),
+    ]
+
+
+def test_what_cannot_be_true_is_unknown(real: Machine) -> None:
+    real.plant(Card("GPU-a", 1, total=100, used=200, load=250.0), Card("GPU-b", 2, total=0))
+    gpus = sample(real, "here")
+    assert [(g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
+        (100, None, None, None),
+        (None, 0, 0.0, None),
+    ]
+
+
+def test_cuda_visible_devices_hides_no_gpu_from_a_probe(
+    real: Machine, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine("gputil", tmp_path / "machine", monkeypatch)
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True))
-    with pytest.raises(GpuStateError, match="Unable to determine"):
-        sample(machine, where)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    real.plant(Card("GPU-a", 1), Card("GPU-b", 2))
+    assert [g.uuid for g in sample(real, where)] == ["GPU-a", "GPU-b"]
 
 
 def test_nvml_without_a_driver_tells_the_remedy(
@@ -136,9 +149,10 @@ def test_auto_takes_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: p
     machine.plant(Card(), init=9)
     fallback = machine.probe()
     assert fallback.sample()[0].processes is None
-    machine.plant(Card("GPU-a", lost=True), init=9)
-    with pytest.raises(ProbeError, match=r"Driver Not Loaded; GPUtil cannot read"):
+    (machine.folder / "smi.csv").write_text("NVIDIA-SMI has failed because it couldn't communicate with …\n")
+    with pytest.raises(ProbeError, match=r"Driver Not Loaded; nvidia-smi: NVIDIA-SMI has failed") as caught:
         machine.probe().sample()
+    assert "modprobe" in caught.value.remedy
 
 
 def test_no_gpu_at_all_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

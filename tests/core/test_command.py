@@ -67,6 +67,8 @@ def run(
         ("csv_base", built(CSV, conda_sh="/opt/con da.sh")),
         ("csv_venv", built(replace(CSV, venv="/my env"), conda_sh="/opt/conda.sh")),
         ("csv_no_conda", built(replace(CSV, conda="ml"))),
+        ("torchrun", built(replace(CSV, torchrun=2))),
+        ("torchrun_conda", built(replace(CSV, torchrun=1, conda="ml", cuda="add"), conda_sh="/opt/conda.sh")),
         ("shell", built(SHELL, conda_sh="/opt/conda.sh")),
         ("shell_conda", built(replace(SHELL, conda="/envs/x"), conda_sh="/opt/conda.sh")),
         ("shell_add_refused", built(replace(SHELL, cuda="add", command="python t.py | tee log"))),
@@ -124,6 +126,37 @@ def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
             bare = replace(spec, env=(("PATH", str(tmp_path / "empty")),))
             code, _, _, said = run_bare(built(bare))
             assert (code, said) == (1, "!neither python nor python3 is on the PATH of the job")
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """A shell script in `folder`, to be found on PATH."""
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    flags = "--standalone --nnodes=1 --nproc_per_node=2"
+    arguments = ("--cuda", "9", "a b")
+    spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"), arguments=arguments, torchrun=2)
+    base = {"PATH": f"{tmp_path}:/bin"}
+    program(tmp_path, "python", 'echo python "$@"; [ "$1" != -c ]')
+    said = run(built(spec, base))[3]
+    assert said == "!torchrun is not on the PATH of the job, and its python has no torch"
+    program(tmp_path, "python", '[ "$1" = -c ] || echo python "$@"')
+    rest = f"{flags} {tmp_path}/t.py --cuda 0,2 a b\n"
+    assert run(built(spec, base)) == (0, f"python -u -m torch.distributed.run {rest}", "", ".")
+    program(tmp_path, "torchrun", 'echo torchrun "$@"')
+    assert run(built(spec, base)) == (0, f"torchrun {rest}", "", ".")
+    assert built(spec, base).shown == f"torchrun {rest[:-4]}'a b'"
+
+
+@pytest.mark.parametrize(
+    ("mode", "arguments"), [(None, ""), ("add", " --cuda 0,2"), ("rewrite", ""), ("off", "")]
+)
+def test_torchrun_gets_cuda_only_where_it_is_asked_for(mode: CudaMode | None, arguments: str) -> None:
+    spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
+    assert built(spec).shown == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
 
 
 def run_bare(command: Command) -> tuple[int, str, str, str]:

@@ -118,21 +118,75 @@ def test_csv(
         ("0,a.py,,--layers 1,2,3", '0,a.py,,"--layers 1","2,3"'),
         ("0,a.py,,--layers 1,2,3", '0,a.py,,"--layers 1,2,3"'),
         ("0,a.py,,--layers 9,3,1", "not clear where the arguments end"),
-        ("0,a.py,,torchrun-2gpu,--x 1,0-3", "six-column"),
-        ("0,a.py,,python,--x 1", "six-column"),
-        ("0,a.py,,torchrun", "six-column"),
+        ("0,a.py,,torchrun-0gpu,--x 1", "execution type 'torchrun-0gpu': the number of GPUs"),
+        ("0,a.py,,torchrun-65gpu", "from 1 to 64"),
+        ("0,a.py,,torchrun-00002gpu", "from 1 to 64"),
+        ("0,a.py,,torchrun-2gpus,--x 1,0", "quotes around the field if it is the arguments"),
+        ("0,a.py,,torchrun-gpu", "not python, torchrun or torchrun-Ngpu"),
+        ("0,a.py,,torchrun-\u0662gpu", "not python, torchrun or torchrun-Ngpu"),
+        ("0,a.py,,TorchRun", "not python, torchrun or torchrun-Ngpu"),
+        ("0,a.py,,Python,--x", "not python, torchrun or torchrun-Ngpu"),
+        ("0,a.py,e,torchrun-2gpu,--layers 1,2,3", '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"'),
+        ("0,a.py,e,torchrun-2gpu,--layers 1,2,3", '0,a.py,e,torchrun-2gpu,"--layers 1,2,3"'),
+        ("0,a.py,,torchrun,--x 'a", "is not closed"),
+        ('0,a.py,,python,"--x 1" y', "text follows the closing quote"),
+        ("0,a.py,,torchrun-2gpu,--x,9", "there is no GPU 9"),
+        ("[gpus=2] 0,a.py,,torchrun-2gpu,--x", "the execution type says how many GPUs; leave out gpus"),
+        ("[share=0.5] 0,a.py,,torchrun", "leave out share"),
+        ("[allowed=1] 0,a.py,,torchrun,,1", "both in the attributes"),
     ],
 )
 def test_malformed_csv_is_never_a_command(text: str, says: str) -> None:
     result = refused(text)
     assert says in result.reason
-    assert "priority,script_path" in result.accepted
+    if not text.startswith("[") or "both" not in says:
+        assert "priority,script_path" in result.accepted
+        assert "torchrun-Ngpu before the arguments" in result.accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "torchrun", "conda", "arguments", "allowed"),
+    [
+        ("0,a.py,,python,--x 1,0-3", None, None, ("--x", "1"), (0, 1, 2, 3)),
+        ("0,a.py,,python", None, None, (), None),
+        ("0,a.py,e,torchrun", 1, "e", (), None),
+        ("0,a.py,e,torchrun-2gpu,--x y", 2, "e", ("--x", "y"), None),
+        ("0,a.py,e, torchrun-2gpu , --x y , 4,5", 2, "e", ("--x", "y"), (4, 5)),
+        ("0,a.py,,torchrun-08gpu,,", 8, None, (), None),
+        ("0,a.py,,torchrun-64gpu,,all", 64, None, (), None),
+        ('0,a.py,,torchrun-2gpu,"--layers 1,2,3",0-3', 2, None, ("--layers", "1,2,3"), (0, 1, 2, 3)),
+        ('0,a.py,,torchrun-2gpu,"--layers 1","2,3"', 2, None, ("--layers", "1"), (2, 3)),
+        ("0,a.py,,torchrun-2gpu,--t 'a # b' # c", 2, None, ("--t", "a # b"), None),
+        ("0,a.py,,torchrun # two, three", 1, None, (), None),
+        ('0,a.py,,"torchrun-2gpu",0', None, None, ("torchrun-2gpu",), (0,)),
+        ("0,a.py,,torchrun-2gpu x,0", None, None, ("torchrun-2gpu", "x"), (0,)),
+        ("0,a.py,,torchrun,python", 1, None, ("python",), None),
+    ],
+)
+def test_six_columns(
+    text: str, torchrun: int | None, conda: str | None, arguments: tuple[str, ...], allowed: tuple[int, ...]
+) -> None:
+    job = spec(text)
+    assert (job.kind, job.script, job.torchrun, job.conda) == ("csv", "/w/a.py", torchrun, conda)
+    assert (job.arguments, job.allowed) == (arguments, allowed)
+    assert JobSpec.from_json(job.to_json()) == job
+
+
+def test_attributes_before_six_columns() -> None:
+    job = spec("[name=big priority=3 env:A=1 cuda=add] ,a.py,,torchrun-2gpu,--x")
+    assert (job.name, job.priority, job.env, job.cuda, job.torchrun) == ("big", 3, (("A", "1"),), "add", 2)
 
 
 def test_arguments_that_end_in_a_number_are_told_as_read() -> None:
     assert parsed("0,a.py,,--epochs 100,0-3").notes == ("read as arguments: --epochs 100 | GPUs: 0-3",)
     assert parsed("0,a.py,,--epochs 100").notes == ()
     assert parsed('0,a.py,,"--epochs 100",0-3').notes == ()
+    assert parsed("0,a.py,,torchrun,--epochs 9,0").notes == ("read as arguments: --epochs 9 | GPUs: 0",)
+
+
+def test_six_columns_without_a_gpu_list_are_told_where_the_arguments_look_like_one() -> None:
+    assert parsed("0,a.py,,python,0-3").notes == ("read as python, arguments: 0-3 | GPUs: any",)
+    assert parsed("0,a.py,,torchrun-2gpu,--x 1").notes == ()
 
 
 @pytest.mark.parametrize(
@@ -242,6 +296,10 @@ def test_relative_paths_follow_cwd() -> None:
         ("0,a.py,e,--x", "[conda=e name=n gpus=1] 5,./a.py,,  '--x',0-3 # c", True),
         ("[priority=1 hold] python a.py", "python a.py # c", True),
         ("python a.py", "python  a.py", False),
+        ("0,a.py,e,--x", "0,a.py,e,python,--x", True),
+        ("0,a.py,e,--x", "0,a.py,e,torchrun,--x", False),
+        ("0,a.py,e,torchrun,--x", "0,a.py,e,torchrun-1gpu,--x", True),
+        ("0,a.py,e,torchrun,--x", "0,a.py,e,torchrun-2gpu,--x", False),
     ],
 )
 def test_identity(one: str, other: str, same: bool) -> None:
@@ -288,6 +346,13 @@ def test_what_add_writes_is_read_back(
 def test_a_name_that_no_line_can_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be written on a line; rename it"):
         format_csv_line('/s/\\" #', priority=None)
+
+
+@pytest.mark.parametrize("word", ["python", "torchrun", "torchrun-2gpu", "Torchrun-x"])
+def test_arguments_that_look_like_an_execution_type_are_written_in_quotes(word: str) -> None:
+    line = format_csv_line("/a.py", args=word, allowed=(0,))
+    assert line == f'0,/a.py,,"{word}",0'
+    assert (spec(line).arguments, spec(line).torchrun, spec(line).allowed) == ((word,), None, (0,))
 
 
 def test_a_blank_behind_a_last_backslash_is_an_argument() -> None:

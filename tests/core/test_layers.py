@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "gpu_scheduler"
 
 #: The record, less the loop's pen: jobs and attempts are changed by the loop alone.
-RECORD = tuple(f"store.{name}" for name in ("store", "home", "readings", "statefile", "instance", "database"))
+RECORD = tuple(
+    f"store.{name}"
+    for name in ("store", "home", "readings", "statefile", "instance", "database", "started")
+)
 
 #: What each room, or module at the top, may import of ours: "room" or "room.module". Within itself a room is
 #: free. A module that is not named here belongs to the shell around the loop (see SHELL_NEVER).
@@ -31,6 +34,12 @@ MAY = {
     "views": ("core", "errors"),
     "intake": ("core", "errors", *RECORD),
     "simjob": ("probes.usage",),
+    "asking": (),
+    # It looks at what everybody else uses, by their own eyes.
+    "doctor": (
+        "core", "errors", *RECORD, "store.filesystem", "probes", "asking", "joblogs", "storage", "llmconfig",
+        "executors.screen", "gpus", "views.words",
+    ),
 }
 
 #: Front ends record wishes and read; they neither decide nor do. `status` may look at the GPUs by itself.
@@ -44,6 +53,12 @@ FRONT_MAY = (
     "views",
     "intake",
     "sight",
+    "joblogs",
+    "storage",
+    "asking",
+    "doctor",
+    "evidence",
+    "llmconfig",
     "probes.asked",
     "probes.visible",
 )
@@ -51,7 +66,7 @@ RUNNER_CALLS = ("observe", "request_stop", "sweep")
 
 #: The one command that becomes the scheduler.
 START = "cli.start"
-START_MAY = (*FRONT_MAY, "service", "probes.simulated")
+START_MAY = (*FRONT_MAY, "service", "background", "probes.simulated")
 
 SHELL_NEVER = FRONT_ENDS
 

@@ -60,6 +60,13 @@ def test_the_first_that_applies_says_the_need(ask: Ask, need: Need) -> None:
     assert resolve(ask, CONFIG) == need
 
 
+def test_torchrun_says_the_need_whatever_the_model() -> None:
+    spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, allowed=(0, 1))
+    assert Ask.from_key(Ask.of(spec).key()) == Ask(share=1000, gpus=2, allowed=(0, 1))
+    assert resolve(Ask.of(spec), CONFIG) == Need(2, 1000)
+    assert str(resolve(Ask.of(spec), CONFIG)) == "2 free GPUs"
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -78,6 +85,11 @@ def test_the_first_that_applies_says_the_need(ask: Ask, need: Need) -> None:
 def test_a_broken_configuration_names_the_key(text: str, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         parse_llm_config(text)
+
+
+def test_a_number_in_quotes_is_a_number() -> None:
+    config = parse_llm_config('{"default_requirement": "1.0", "models": {"m": "0.5"}}')
+    assert (config.default, config.of("m")) == (Requirement(1000), Requirement(500))
 
 
 def test_an_empty_configuration_is_one_gpu_each() -> None:

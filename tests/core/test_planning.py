@@ -125,9 +125,15 @@ def test_an_ended_attempt_closes_its_gpu_until_it_is_released_and_cool() -> None
 def test_foreign_memory_is_that_of_processes_that_no_attempt_owns() -> None:
     listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
-    assert foreign_memory(ours, ()) == 3000
+    assert foreign_memory(ours, (running("U0"),)) == 3000
     shown = view(ours, replace(facts(0), gpus=(ours,), attempts=(running("U0", share=500),)))
     assert (shown.booked, shown.foreign_mib, shown.foreign) == (500, 3000, "process 2")
+
+
+def test_a_process_of_ours_on_a_gpu_that_it_was_not_given_is_foreign_there() -> None:
+    stray = gpu(1, 5000, (GpuProcess(1, 5000),), owners={1: 9})
+    shown = view(stray, replace(facts(0), gpus=(stray,), attempts=(running("U0"),)))
+    assert (shown.booked, shown.foreign_mib, shown.foreign) == (0, 5000, "process 1")
 
 
 def test_without_a_process_list_foreign_memory_comes_from_the_totals() -> None:
@@ -302,3 +308,11 @@ def test_a_resume_and_a_requeue_say_what_they_are() -> None:
     assert act.Finish(7, Outcome.CANCELLED, "cancelled by its line") in plan(
         facts(1, wishes=cancel, jobs=QUEUED)
     )
+
+
+def test_nothing_starts_while_our_storage_cannot_be_written_and_every_job_says_so() -> None:
+    full = facts(2, line(HALF, (1, 0)), line(TWO, (2, 0), reason="disk"), trouble="disk", blind="hangs")
+    assert plan(full) == [act.Wait(HALF.key(), "disk", False)]
+    assert starts(plan(replace(full, trouble=None, blind=None))) == {1: ("U0",)}
+    pausing = replace(full, wishes=(Wish(1, "pause", "U0"),))
+    assert act.SetPaused("U0", True) in plan(pausing)

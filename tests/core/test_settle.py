@@ -53,7 +53,7 @@ def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
     ],
 )
 def test_rule_1_a_result_is_the_truth(result: ResultNote, outcome: Outcome, state: JobState) -> None:
-    end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=()))
+    end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
     told = (result.exit_code, result.signal) if result.began else (None, None)
     assert (end.exit_code, end.signal) == told
@@ -66,8 +66,20 @@ def test_nothing_follows_from_a_look_that_failed() -> None:
 
 
 def test_rule_1_holds_with_an_open_cancel_a_command_that_ended_by_itself_has_its_true_result() -> None:
-    end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead", result=RESULT), survivors=()))
+    end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", result=RESULT)))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+
+
+def test_rule_1_the_gpus_are_given_back_with_the_end_only_where_a_scan_found_nothing() -> None:
+    ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
+    assert needs_scan(ended)
+    assert [type(action) for action in settle(replace(ended, survivors=()), NOW, SETTINGS)] == [
+        act.Close,
+        act.Release,
+    ]
+    for survivors in (None, (77,)):
+        assert isinstance(only(settle(replace(ended, survivors=survivors), NOW, SETTINGS)), act.Close)
+    assert not needs_scan(replace(ended, sighting=seen(claim="live", result=RESULT)))
 
 
 def test_rule_2_a_void_claim_never_ran() -> None:
@@ -182,7 +194,7 @@ def test_rule_7_the_same_attempt_is_launched_at_most_twice_again() -> None:
 
 def test_failed_launches_wait_twice_as_long_each_time_and_end_in_failed() -> None:
     failing = replace(
-        OPEN, sighting=seen(result=replace(RESULT, began=False, exit_code=1, message="why")), survivors=()
+        OPEN, sighting=seen(result=replace(RESULT, began=False, exit_code=1, message="why")), survivors=(77,)
     )
     waits = []
     for failures in range(4):
@@ -200,7 +212,7 @@ def test_failed_launches_wait_twice_as_long_each_time_and_end_in_failed() -> Non
 
 
 def test_a_job_without_its_line_is_not_tried_again() -> None:
-    failing = replace(OPEN, lineless=True, sighting=seen(result=replace(RESULT, began=False)), survivors=())
+    failing = replace(OPEN, lineless=True, sighting=seen(result=replace(RESULT, began=False)))
     assert closed(failing).job_outcome is Outcome.FAILED
 
 
@@ -288,5 +300,18 @@ def test_a_little_more_memory_than_before_is_what_a_driver_keeps() -> None:
     assert cooled(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
-def test_a_result_is_settled_without_a_scan() -> None:
-    assert not needs_scan(replace(OPEN, sighting=seen(claim="dead", result=RESULT)))
+def test_nothing_is_launched_again_while_our_storage_cannot_be_written() -> None:
+    late = replace(STARTING, launch_deadline=999.0)
+    assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
+    assert settle(late, NOW, SETTINGS, held=True) == []
+    used_up = replace(late, launches=SETTINGS.launches)
+    assert settle(used_up, NOW, SETTINGS) == [act.TakeClaim(1)]
+    assert settle(used_up, NOW, SETTINGS, held=True) == []
+    # What was launched into a folder that is not whole cannot have failed, however often.
+    assert settle(replace(used_up, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    failed = replace(late, launch_error="no such script")
+    assert settle(failed, NOW, SETTINGS, held=True) == [act.TakeClaim(1)]
+    # Everything else is done as ever.
+    ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
+    assert settle(ended, NOW, SETTINGS, held=True) == settle(ended, NOW, SETTINGS)
+    assert settle(replace(late, cancel=CANCEL), NOW, SETTINGS, held=True) == [act.TakeClaim(1)]

@@ -114,7 +114,9 @@ def after_status(reader: Reader) -> None:
 
 
 def after_retry(reader: Reader) -> None:
-    assert "accuracy on none" in reader.said["python scheduler.py retry 6"]
+    said = reader.said["python scheduler.py show 6"]
+    assert "accuracy on none" in said
+    assert re.search(r"job 6 failed, exit code 7.*job 6: queued.*^Attempt 1.*^History", said, re.DOTALL | re.M)
     reader.world.until(
         lambda jobs: jobs[6]["attempts"] == 2 and jobs[6]["state"] == "finished", "job 6 has run again"
     )
@@ -161,7 +163,7 @@ def after_reset(reader: Reader) -> None:
 THEN: dict[str, Callable[[Reader], None]] = {
     "cat >> jobs.txt <<'END'": after_append,
     "python scheduler.py status": after_status,
-    "python scheduler.py logs 6": after_retry,
+    "python scheduler.py why 6": after_retry,
     "python scheduler.py pause 3": after_pause,
     "python scheduler.py stop": after_stop,
     """printf '[share=0.5] echo "the answer is 42"\\n' > once.txt""": after_drain,
@@ -215,7 +217,8 @@ def test_the_options_of_start_and_their_defaults() -> None:
     by_option = {
         f"--{name.removesuffix('_s').replace('_', '-')}": value for name, value in vars(defaults).items()
     }
-    assert set(rows) == set(by_option)
+    # --daemon is the command line's own: the scheduler does not know that it is in the background.
+    assert set(rows) == {*by_option, "--daemon"}
     for option, value in by_option.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             assert float(rows[option]) == value, option

@@ -30,6 +30,7 @@ class Card:
     compute: tuple[tuple[int, int | None], ...] = ()
     graphics: tuple[tuple[int, int | None], ...] = ()
     lost: bool = False
+    mig: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,19 +67,15 @@ class Machine:
                 errors["GetHandleByIndex"] = 15
             if card.load is None:
                 errors["GetUtilizationRates"] = 3
-            values = {key: getattr(card, key) for key in ("uuid", "bus", "total", "used", "load")}
+            values = {key: getattr(card, key) for key in ("uuid", "bus", "total", "used", "load", "mig")}
             values |= {"compute": card.compute, "graphics": card.graphics, "errors": errors, "name": "Fake"}
             raw.append(values)
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 
     def _plant_smi(self, cards: Sequence[Card]) -> None:
-        lines = []
-        for index, card in sorted(enumerate(sorted(cards, key=lambda c: c.bus)), reverse=True):
-            load = "[N/A]" if card.load is None else f"{card.load:.0f}"
-            memory = f"{card.total}, {card.used}, {card.total - card.used}"
-            known = f"{index}, {card.uuid}, {load}, {memory}, 550.1, Fake, 0, Disabled, Disabled, 40"
-            lines.append("Unable to determine the device handle for GPU 0" if card.lost else known)
-        (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in lines))
+        # Out of order, as no driver prints them, so that the order is not taken for granted.
+        lines = [_smi_line(i, card) for i, card in enumerate(sorted(cards, key=lambda c: c.bus))]
+        (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)))
 
     def _plant_simulation(self, cards: Sequence[Card]) -> None:
         if self.kind != "simulated":
@@ -94,3 +91,12 @@ class Machine:
             load = max(card.load or 0 for card in cards if pid in dict(card.compute))
             text = json.dumps({"pid": pid, "gpus": uses, "load": load})
             (self.folder / f"{pid}-{usage.start_ticks(pid)}.json").write_text(text)
+
+
+def _smi_line(index: int, card: Card) -> str:
+    if card.lost:
+        return f"{index}, {card.uuid}, " + ", ".join(["[GPU is lost]"] * 5 + ["Fake"] + ["[GPU is lost]"] * 5)
+    load = "[N/A]" if card.load is None else f"{card.load:.0f}"
+    mode = {None: "[N/A]", 0: "Disabled", 1: "Enabled"}[card.mig]
+    memory = f"{card.total}, {card.used}, {card.total - card.used}"
+    return f"{index}, {card.uuid}, {load}, {memory}, 550.1, Fake, 0, Disabled, Disabled, 40, {mode}"

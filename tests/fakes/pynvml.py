@@ -1,26 +1,50 @@
 """Stands for nvidia-ml-py: the calls that the probe makes, answered from gpus.json in the folder $FAKE_GPUS.
 
     {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
-                              "compute": [[pid, MiB]], "graphics": [[pid, MiB]], "errors": {"call": code}}]}
+                              "compute": [[pid, MiB]], "graphics": [[pid, MiB]], "mig": null,
+                              "errors": {"call": code}}]}
 
-An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that card.
+An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that card;
+`init` and `count` hold such a code for the library. With a file `hang` there every count waits until that is
+gone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+NVML_ERROR_UNINITIALIZED = 1
 NVML_ERROR_NOT_SUPPORTED = 3
 NVML_ERROR_NO_PERMISSION = 4
 NVML_ERROR_DRIVER_NOT_LOADED = 9
+NVML_ERROR_TIMEOUT = 10
+NVML_ERROR_LIBRARY_NOT_FOUND = 12
 NVML_ERROR_FUNCTION_NOT_FOUND = 13
 NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_RESET_REQUIRED = 16
 NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
 NVML_ERROR_NO_DATA = 21
 NVML_ERROR_UNKNOWN = 999
+
+#: What the real one says (tests/probes/test_nvml.py compares).
+SAYS = {
+    1: "Uninitialized",
+    3: "Not Supported",
+    4: "Insufficient Permissions",
+    9: "Driver Not Loaded",
+    10: "Timeout",
+    12: "NVML Shared Library Not Found",
+    13: "Function Not Found",
+    15: "GPU is lost",
+    16: "GPU requires restart",
+    18: "RM has detected an NVML/RM version mismatch.",
+    999: "Unknown Error",
+}
 
 nvmlMemory_v2 = 0x02000028
 
@@ -33,9 +57,7 @@ class NVMLError(Exception):
         self.value = value
 
     def __str__(self) -> str:
-        return {9: "Driver Not Loaded", 15: "GPU is lost", 18: "version mismatch"}.get(
-            self.value, f"NVML Error with code {self.value}"
-        )
+        return SAYS.get(self.value, f"NVML Error with code {self.value}")
 
 
 def _world() -> Any:
@@ -70,6 +92,11 @@ def nvmlShutdown() -> None:
 
 
 def nvmlDeviceGetCount() -> int:
+    folder = Path(os.environ["FAKE_GPUS"])
+    while (folder / "hang").exists():
+        (folder / "hanging.part").write_text(str(os.getpid()))
+        (folder / "hanging.part").replace(folder / "hanging")
+        time.sleep(0.05)
     world = _world()
     if world.get("count") is not None:
         raise NVMLError(world["count"])
@@ -108,3 +135,10 @@ def nvmlDeviceGetComputeRunningProcesses(i: int) -> list[Any]:
 
 def nvmlDeviceGetGraphicsRunningProcesses(i: int) -> list[Any]:
     return _processes("Graphics", i)
+
+
+def nvmlDeviceGetMigMode(i: int) -> list[int]:
+    mode = _card("GetMigMode", i).get("mig")
+    if mode is None:
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    return [mode, mode]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,11 @@ def test_two_mistakes_do_not_make_up_for_each_other() -> None:
         together = set(refusals([*pair, "echo fine > o", "echo fine; echo b"]))
         assert together == {command for command in pair if refusals([command])}
         assert together
+
+
+@pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
+def test_one_that_bash_is_silent_about_hides_no_other(quiet: str) -> None:
+    assert set(refusals([quiet, "do"])) == {"do"}
 
 
 def test_unfinished_is_told_from_wrong() -> None:

@@ -39,6 +39,23 @@ def test_a_job_runs_once_and_its_code_is_known(rig: Rig, code: int) -> None:
     assert f"exit code {code}" in log.read_text()
 
 
+def test_starts_and_ends_are_on_the_disk_before_anything_follows_from_them(rig: Rig) -> None:
+    said: list[str] = []
+    rig.store.db.connection.set_trace_callback(said.append)
+    rig.ends(rig.add("exit 7"))
+    rig.store.db.connection.set_trace_callback(None)
+    safety, unsynced = "", []
+    for text in said:
+        if text.startswith("PRAGMA synchronous="):
+            safety = text.partition("=")[2]
+        elif safety == "NORMAL" and text.startswith(("INSERT", "UPDATE")):
+            unsynced.append(text)
+    assert safety
+    assert any("SET log = " in text for text in unsynced)
+    assert not [text for text in unsynced if "INTO attempt" in text or "outcome = " in text]
+    assert sum("INTO attempt" in text or "UPDATE attempt SET outcome" in text for text in said) == 2
+
+
 def test_results_are_known_to_a_scheduler_that_was_not_there(rig: Rig) -> None:
     jobs = [rig.add(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()

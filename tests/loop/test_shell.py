@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler import joblogs
+from gpu_scheduler.checks import check_paths
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
@@ -87,21 +89,18 @@ def test_the_default_log_folder_is_ours_private_and_no_link(
     default = tmp_path / "logs"
     monkeypatch.setattr(joblogs, "DEFAULT", default)
     monkeypatch.setenv("LOGNAME", "ada")
-    assert joblogs.log_folder(None) == default
+    assert joblogs.LogFolder.of(None).make() == default
     default.chmod(0o755)
-    assert joblogs.log_folder(None).stat().st_mode & 0o777 == 0o700
+    assert joblogs.LogFolder.of(None).make().stat().st_mode & 0o777 == 0o700
     default.rmdir()
     default.symlink_to(tmp_path)
-    assert joblogs.log_folder(None) == tmp_path / "logs_ada"
-    if os.geteuid() == 0:
-        default.unlink()
-        default.mkdir()
-        os.chown(default, 12345, 12345)
-        assert joblogs.log_folder(None) == tmp_path / "logs_ada"
+    assert joblogs.LogFolder.of(None).make() == tmp_path / "logs_ada"
     (tmp_path / "logs_ada").rmdir()
     (tmp_path / "logs_ada").symlink_to(tmp_path)
-    with pytest.raises(PermissionError, match="--log-dir"):
-        joblogs.log_folder(None)
+    with pytest.raises(PermissionError, match="logs_ada"):
+        joblogs.LogFolder.of(None).make()
+    with pytest.raises(UsageError, match=r"logs_ada: is a link; name a folder of yours with --log-dir"):
+        check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 
 def test_a_log_is_a_new_private_file_and_never_what_lies_there(tmp_path: Path) -> None:

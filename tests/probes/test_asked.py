@@ -96,6 +96,55 @@ def test_a_query_that_hangs_is_given_up_killed_and_asked_anew(hanging: Machine) 
         assert (probe.fileno(), probe.pid != first) == (fd, True)
 
 
+def test_no_more_than_three_queries_linger_that_cannot_be_killed(
+    hanging: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in the kernel's hands: the probe's process goes, the program that it waits for does not.
+    monkeypatch.setattr("gpu_scheduler.probes.child._KILL", signal.SIGTERM)
+    left: set[int] = set()
+    with AskedProbe("gputil", deadline_s=5.0) as probe:
+        for _ in range(3):
+            probe.ask(now=100.0)
+            left.add(hung_pid(hanging))
+            (hanging.folder / "hanging").unlink()
+            assert probe.expire(now=105.0) is not None
+        assert all(usage.start_ticks(pid) is not None for pid in left)
+        for _ in range(2):
+            probe.ask()
+            said = probe.read()
+            assert isinstance(said, ProbeFailure)
+            assert said.text == "3 earlier queries still hang in the driver"
+        assert (len(left), (hanging.folder / "hanging").exists()) == (3, False)
+        (hanging.folder / "hang").unlink()
+        until(lambda: all(usage.start_ticks(pid) is None for pid in left))
+        probe.ask()
+        assert isinstance(answer(probe), Snapshot)
+
+
+def test_a_library_that_hangs_is_given_up_like_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine("nvml", tmp_path / "machine", monkeypatch)
+    machine.plant(Card())
+    (machine.folder / "hang").touch()
+    with AskedProbe("nvml", deadline_s=5.0) as probe:
+        probe.ask(now=100.0)
+        assert hung_pid(machine) == probe.pid
+        assert isinstance(probe.expire(now=105.0), ProbeFailure)
+        (machine.folder / "hang").unlink()
+        probe.ask()
+        assert isinstance(answer(probe), Snapshot)
+
+
+def test_a_query_that_waited_for_the_driver_answers_once_it_goes_on(hanging: Machine) -> None:
+    with AskedProbe("gputil") as probe:
+        probe.ask()
+        hung_pid(hanging)
+        assert probe.read() is None
+        (hanging.folder / "hang").unlink()
+        assert isinstance(answer(probe), Snapshot)
+
+
 def test_a_first_sample_that_hangs_ends_in_time(hanging: Machine) -> None:
     with AskedProbe("gputil") as probe, pytest.raises(GpuStateError, match=r"within 0\.3 s\n.*nvidia-smi"):
         probe.first_sample(0.3)

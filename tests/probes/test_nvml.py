@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,39 @@ import pytest
 from gpu_scheduler.core.gpu import GpuProcess
 from gpu_scheduler.probes import ProbeError
 from tests.fakes.machine import Card, Machine
+from tests.fakes.pynvml import SAYS
 
-LOST, UNKNOWN, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 15, 999, 3, 4, 13
+UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, TIMEOUT, NO_LIBRARY = 1, 3, 4, 9, 10, 12
+FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_DATA, UNKNOWN = 13, 15, 16, 18, 21, 999
+
+#: An error of one call about one GPU, and the fault that comes of it (None = something is unknown, no more).
+ABOUT_ONE = [
+    ("GetHandleByIndex", LOST, "lost"),
+    ("GetHandleByIndex", UNKNOWN, "query failed: Unknown Error"),
+    ("GetHandleByIndex", TIMEOUT, "query failed: Timeout"),
+    ("GetUUID", LOST, "lost"),
+    ("GetPciInfo", UNKNOWN, "query failed: Unknown Error"),
+    ("GetMemoryInfo_v2", LOST, "lost"),
+    ("GetMemoryInfo_v2", NOT_SUPPORTED, None),
+    ("GetUtilizationRates", NOT_SUPPORTED, None),
+    ("GetUtilizationRates", NO_DATA, None),
+    ("GetUtilizationRates", RESET_REQUIRED, "query failed: GPU requires restart"),
+    ("GetUtilizationRates", 77, "query failed: NVML Error with code 77"),
+    ("GetComputeRunningProcesses", NO_PERMISSION, None),
+    ("GetGraphicsRunningProcesses", TIMEOUT, "query failed: Timeout"),
+    ("GetMigMode", FUNCTION_NOT_FOUND, None),
+    ("GetMigMode", UNKNOWN, "query failed: Unknown Error"),
+]
+
+#: An error of the library at its opening, at the count or in the middle: what is said, and the remedy.
+ABOUT_ALL = [
+    (NO_LIBRARY, "NVML Shared Library Not Found", "ldconfig -p | grep nvidia-ml"),
+    (NOT_LOADED, "Driver Not Loaded", "install the NVIDIA driver"),
+    (MISMATCH, "RM has detected an NVML/RM version mismatch.", "reboot"),
+    (NO_PERMISSION, "Insufficient Permissions", "ls -l /dev/nvidia*"),
+    (UNINITIALIZED, "Uninitialized", "install the NVIDIA driver"),
+    (UNKNOWN, "Unknown Error", "install the NVIDIA driver"),
+]
 
 
 @pytest.fixture
@@ -51,52 +84,80 @@ def test_a_fault_keeps_what_was_known_before_it(machine: Machine) -> None:
     machine.plant(Card(used=5, errors={"GetUtilizationRates": UNKNOWN}), Card("GPU-b", 2, used=6))
     first, second = machine.probe().sample()
     assert (first.used_mib, first.load_percent, first.processes) == (5, None, None)
-    assert first.fault == "query failed: NVML Error with code 999"
+    assert first.fault == "query failed: Unknown Error"
     assert (second.used_mib, second.fault) == (6, None)
 
 
-def test_a_gpu_lost_later_keeps_its_identity_and_place(machine: Machine) -> None:
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2), Card("GPU-c", 3))
-    probe = machine.probe()
-    probe.sample()
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True), Card("GPU-c", 3))
-    assert [(g.index, g.uuid, g.fault) for g in probe.sample()] == [
-        (0, "GPU-a", None),
-        (1, "GPU-b", "lost"),
-        (2, "GPU-c", None),
-    ]
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2), Card("GPU-c", 3))
-    assert [g.fault for g in probe.sample()] == [None, None, None]
+@pytest.mark.parametrize(("call", "code", "fault"), ABOUT_ONE)
+def test_an_error_about_one_gpu_is_its_own(call: str, code: int, fault: str | None, machine: Machine) -> None:
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, errors={call: code}), Card("GPU-c", 3, used=5))
+    gpus = machine.probe().sample()
+    assert [(g.index, g.fault) for g in gpus] == [(0, None), (1, fault), (2, None)]
+    assert (gpus[0].used_mib, gpus[2].used_mib) == (0, 5)
 
 
-def test_a_gpu_no_longer_counted_stays_as_lost(machine: Machine) -> None:
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2), Card("GPU-c", 3))
-    probe = machine.probe()
-    probe.sample()
-    machine.plant(count=UNKNOWN)
-    with pytest.raises(ProbeError, match="code 999"):
-        probe.sample()
-    machine.plant(Card("GPU-a", 1), Card("GPU-c", 3))
-    assert [(g.index, g.uuid, g.fault) for g in probe.sample()] == [
-        (0, "GPU-a", None),
-        (1, "GPU-b", "lost"),
-        (2, "GPU-c", None),
-    ]
+@pytest.mark.parametrize(("code", "said", "remedy"), ABOUT_ALL)
+@pytest.mark.parametrize("at", ["init", "count"])
+def test_an_error_of_the_library_is_about_all(
+    at: str, code: int, said: str, remedy: str, machine: Machine
+) -> None:
+    machine.plant(Card(), **{at: code})
+    with pytest.raises(ProbeError) as caught:
+        machine.probe().sample()
+    assert str(caught.value) == f"NVML: {said}"
+    assert remedy in caught.value.remedy
 
 
-def test_a_gpu_without_a_handle_from_the_first_look_leaves_no_ghost(machine: Machine) -> None:
+@pytest.mark.parametrize("call", ["GetHandleByIndex", "GetUtilizationRates"])
+@pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH])
+def test_a_library_that_fails_in_the_middle_loses_no_gpu(call: str, code: int, machine: Machine) -> None:
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, errors={call: code}))
+    with pytest.raises(ProbeError, match=r"^NVML: "):
+        machine.probe().sample()
+
+
+def test_a_gpu_that_this_user_may_not_open_does_not_count(machine: Machine) -> None:
+    denied = {"GetHandleByIndex": NO_PERMISSION}
+    machine.plant(Card("GPU-a", 1, errors=denied), Card("GPU-b", 2))
+    assert [(g.index, g.uuid) for g in machine.probe().sample()] == [(0, "GPU-b")]
+    machine.plant(Card("GPU-a", 1, errors=denied))
+    with pytest.raises(ProbeError, match="none of 1 GPUs may be used") as caught:
+        machine.probe().sample()
+    assert "/dev/nvidia*" in caught.value.remedy
+
+
+def test_a_gpu_without_a_handle_goes_by_its_index(machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True))
     probe = machine.probe()
-    assert [(g.index, g.fault) for g in probe.sample()] == [(0, None), (1, "lost")]
+    assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("unknown-1", "lost")]
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2))
     assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("GPU-b", None)]
 
 
-def test_a_driver_that_was_updated_under_us_asks_for_a_reboot(machine: Machine) -> None:
-    machine.plant(init=18)
-    with pytest.raises(ProbeError) as caught:
-        machine.probe().sample()
-    assert "reboot" in caught.value.remedy
+def test_the_library_is_opened_anew_for_a_gpu_that_came_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[None] = []
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: opened.append(None))
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True))
+    probe = machine.probe()
+    probe.sample()
+    probe.sample()
+    assert len(opened) == 1
+    monkeypatch.setattr("gpu_scheduler.probes.nvml.REOPEN_S", 0.0)
+    probe.sample()
+    assert len(opened) == 2
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2))
+    probe.sample()
+    probe.sample()
+    assert len(opened) == 3
+
+
+def test_the_fake_says_what_the_real_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    real = importlib.import_module("pynvml")
+    assert {code: str(real.NVMLError(code)) for code in SAYS} == SAYS
 
 
 def test_the_library_is_opened_again_after_it_failed(machine: Machine) -> None:

@@ -178,11 +178,11 @@ def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
 
 
 def test_runner_that_cannot_begin_says_why(make: Make, tmp_path: Path) -> None:
-    patch = "def full(fd): raise OSError(28, 'No space left on device')\nos.fsync = full"
+    patch = "def broken(fd): raise OSError(5, 'Input/output error')\nos.fsync = broken"
     executor = patched(tmp_path, patch)
     attempt = make("echo start").launch(executor)
     reap(executor, 0)
-    assert attempt.seen().strange == ("the runner failed: OSError: [Errno 28] No space left on device",)
+    assert attempt.seen().strange == ("the runner failed: OSError: [Errno 5] Input/output error",)
 
 
 def test_tokens_and_sweep(make: Make) -> None:

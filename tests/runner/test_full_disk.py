@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,10 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.attempt import Attempt
+from gpu_scheduler.executors.direct import DirectExecutor
+from tests.runner.attempt import Attempt, wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "dd if=/dev/zero of={home}/filler bs=4k 2>/dev/null; head -c 100000 /dev/zero; exit 9"
+
+
+def filled_before_the_claim(home: Path) -> None:
+    """Launch an attempt while there is no room for its claim, make room, and say what became of it."""
+    attempt = Attempt(home, f"echo >> {home}/ran; exit 9")
+    attempt.prepare()
+    filler = os.open(home / "filler", os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(filler, bytes(4096))
+    executor = DirectExecutor()
+    executor.launch(attempt.folder)
+    wait_for(lambda: list(attempt.folder.glob(".result.*")), "the runner has begun to reserve its result")
+    assert attempt.seen().claim == "none"
+    assert executor.running == 1
+    os.truncate(filler, 0)
+    result = attempt.result()
+    print(json.dumps([result.exit_code, result.cause, len((home / "ran").read_text())]))
 
 
 def inside(home: Path) -> None:
@@ -23,21 +44,38 @@ def inside(home: Path) -> None:
     print(json.dumps([result.exit_code, result.cause, attempt.log.stat().st_size]))
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode != 0,
-    reason="no file system can be mounted here",
-)
-def test_code_survives_a_full_disk() -> None:
+def on_small_disk(what: str) -> list[object]:
+    """The last words of this module run with its folder on a file system of 512 KiB."""
     with tempfile.TemporaryDirectory() as home:
-        mount = f"mount -t tmpfs -o size=512k tmpfs {home} && exec {sys.executable} -m {__name__} {home}"
+        mount = (
+            f"mount -t tmpfs -o size=512k tmpfs {home} && exec {sys.executable} -m {__name__} {home} {what}"
+        )
         answer = subprocess.run(
             ["unshare", "-Urm", "sh", "-c", mount], cwd=ROOT, capture_output=True, text=True, check=False
         )
     assert answer.returncode == 0, answer.stderr
-    code, cause, logged = json.loads(answer.stdout)
+    said: list[object] = json.loads(answer.stdout)
+    return said
+
+
+can_mount = pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no file system can be mounted here",
+)
+
+
+@can_mount
+def test_code_survives_a_full_disk() -> None:
+    code, cause, logged = on_small_disk("inside")
     assert (code, cause) == (9, None)
+    assert isinstance(logged, int)
     assert logged < 100000
 
 
+@can_mount
+def test_a_runner_that_finds_no_room_for_its_claim_waits_for_it() -> None:
+    assert on_small_disk("filled_before_the_claim") == [9, None, 1]
+
+
 if __name__ == "__main__":
-    inside(Path(sys.argv[1]))
+    {"inside": inside, "filled_before_the_claim": filled_before_the_claim}[sys.argv[2]](Path(sys.argv[1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 from pathlib import Path
 
@@ -99,6 +101,7 @@ def test_a_version_displaced_while_it_was_being_replaced_is_examined(machine: Ma
     pause(machine.store, [], True, "nobody", scheduler_is_up=False)
     with machine.store.db.transaction():
         machine.store.db.set_meta("statefile_examined", statefile.digest(before))
+        machine.store.db.set_meta("statefile_edit", "null")
         machine.store.db.connection.execute("DELETE FROM wish")
     machine.watch._exchange(before.replace(b'"jobs"', b'"jobs" '))
     machine.round()
@@ -138,6 +141,66 @@ def test_a_file_without_our_base_is_compared_with_the_record(machine: Machine) -
     machine.path.write_text('{"gpu_status": [0, 0, 0, 0]}')
     machine.round()
     assert machine.pauses() == ([3], [3])
+
+
+@pytest.mark.parametrize(
+    ("text", "paused"),
+    [
+        ('{"gpu_status": [1.0, 0.5, 0.0, 0.0], "paused_gpus": [1, 3]}', [1, 3]),
+        ('{"gpu_status": [0.5], "paused_gpus": ["1", 3.0, " 3 "]}', [1, 3]),  # a script's way
+        ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),  # of a larger machine
+        ('{"gpu_status": "strange", "paused_gpus": []}', []),
+        ('{"gpu_status": []}', []),
+    ],
+)
+def test_a_file_of_the_older_scheduler_is_taken_over(tmp_path: Path, text: str, paused: list[int]) -> None:
+    machine = Machine(tmp_path)
+    older = {**json.loads(text), "sessions": {"a": "/tmp/gpujob_0"}, "note": None}
+    machine.path.write_text(json.dumps(older))
+    assert take_in(machine.store, machine.path.read_bytes())[0].startswith(
+        "a state file of the older scheduler"
+    )
+    machine.begin()
+    assert machine.pauses() == (paused, paused)
+    state = json.loads(machine.path.read_text())
+    assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
+    assert (state["sessions"], state["note"]) == (older["sessions"], None)
+    assert take_in(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
+
+
+def test_a_number_of_a_gpu_is_no_other_text() -> None:
+    for value in ("-1", "one", "", 1.5, None, [1], True, "\u0661"):
+        with pytest.raises(ValueError, match="must be a list of GPU numbers"):
+            statefile.parse(json.dumps({"paused_gpus": [value]}).encode())
+
+
+def test_where_names_cannot_be_exchanged_it_compares_and_renames(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Libc:
+        """As NFS, CIFS and FUSE answer RENAME_EXCHANGE."""
+
+        @staticmethod
+        def renameat2(*args: object) -> int:
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: Libc)
+    machine.path.chmod(0o640)
+    machine.edit(0, 2, note="mine")
+    edited = machine.path.read_bytes()
+    machine.round()
+    assert machine.pauses() == ([0, 2], [0, 2])
+    assert json.loads(machine.path.read_text())["note"] == "mine"
+    assert machine.path.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in machine.path.parent.glob(".s.json*")] == []
+    # An edit that nobody looked at is what the exchange gives back, and lies beside until it is examined.
+    machine.edit(1)
+    edited = machine.path.read_bytes()
+    assert statefile.exchange(machine.path, b"{}") == edited
+    assert statefile.displaced(machine.path).read_bytes() == edited
+    machine.begin()
+    assert machine.pauses() == ([1], [1])
 
 
 def test_an_unmanaged_gpu_is_reported_and_ignored(machine: Machine) -> None:

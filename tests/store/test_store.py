@@ -231,3 +231,27 @@ def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     assert second.acquire()
     second.release()
     assert os.path.exists(path)
+
+
+def test_a_transaction_that_finds_the_disk_full_leaves_nothing_and_the_next_one_works(store: Store) -> None:
+    pages = store.db.row("PRAGMA page_count")
+    assert pages is not None
+    store.db.connection.execute(f"PRAGMA max_page_count = {pages[0]}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.db.set_meta("large", 100_000 * "x")
+    assert store.db.meta("large") is None
+    store.db.connection.execute("PRAGMA max_page_count = 1000000")
+    store.db.set_meta("large", "small")
+    assert store.db.meta("large") == "small"
+
+
+def test_the_room_of_the_write_ahead_log_can_be_given_back(store: Store) -> None:
+    store.db.set_meta("key", 50_000 * "x")
+    log = store.home.database.with_name(f"{store.home.database.name}-wal")
+    assert log.stat().st_size > 50_000
+    with Store(store.home).one_moment():
+        store.db.shrink()  # somebody reads: it is no more than tried
+    store.db.shrink()
+    assert log.stat().st_size == 0
+    [timeout] = store.db.rows("PRAGMA busy_timeout")
+    assert timeout[0] == 10_000

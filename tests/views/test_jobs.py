@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.facts import Now
-from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
+from gpu_scheduler.core.facts import Attempt, Now
+from gpu_scheduler.core.sighting import Evidence, ResultNote, Sighting, StopNote
+from gpu_scheduler.core.states import JobState
 from gpu_scheduler.views.jobs import RELEASING, Context, shown
+from gpu_scheduler.views.report import JobShown
 
 NOW = Now(1000.0, 500.0, "boot")
 
@@ -26,12 +29,19 @@ def attempt(**values: Any) -> dict[str, Any]:
     return {
         "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "gpus": '["B", "A"]',
         "launches": 1, "deadline_boot": 600.0, "launch_error": None, "released_boot": None, "settled": 0,
-        "outcome": None, "log": "/logs/3.log", "session": "gpujob_0_echo_3", "started_at": 950.0, **values,
+        "outcome": None, "strays": "[]", "log": "/logs/3.log", "session": "gpujob_0_echo_3",
+        "started_at": 950.0, **values,
     }  # fmt: skip
 
 
 def context(**values: Any) -> Context:
     return Context(NOW, indices={"A": 0, "B": 1}, **values)
+
+
+def seen_as(recorded: str, sighting: Sighting, evidence: Evidence | None = None) -> JobShown:
+    fact = Attempt(11, 3, "t", "boot", JobState(recorded), sighting=sighting, evidence=evidence)
+    fact = replace(fact, launch_deadline=NOW.boot + 100)
+    return shown(job(state=recorded), attempt(), context(open={11: fact}))
 
 
 @pytest.mark.parametrize(
@@ -97,16 +107,23 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
 def test_a_folder_knows_better_than_the_record(
     recorded: str, sighting: Sighting, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
-    seen = shown(job(state=recorded), attempt(), context(sightings={11: sighting}))
+    seen = seen_as(recorded, sighting)
     assert (seen.state, seen.outcome, seen.recorded) == (state, outcome, is_recorded)
 
 
 def test_values_of_an_end_that_is_not_recorded() -> None:
-    seen = shown(job(state="running"), attempt(), context(sightings={11: ended(None, 7)}))
+    seen = seen_as("running", ended(None, 7), Evidence("ValueError: x\n"))
+    assert seen.reason == "exit code 7: ValueError: x"
     assert (seen.exit_code, seen.signal, seen.started_at, seen.finished_at) == (7, None, 960.0, 990.0)
     assert (seen.gpus, seen.attempts, seen.log, seen.session) == ((0, 1), 1, "/logs/3.log", None)
 
 
 def test_a_live_session_is_told_in_full() -> None:
     live = Sighting("live", 12, "12.gpujob_0_echo_3")
-    assert shown(job(state="running"), attempt(), context(sightings={11: live})).session == live.session
+    assert seen_as("running", live).session == live.session
+
+
+def test_a_process_on_a_gpu_that_was_not_given_is_told() -> None:
+    seen = shown(job(state="running"), attempt(gpus='["A"]', strays='[["B", 71]]'), context())
+    [warning] = seen.warnings
+    assert warning.startswith("job 3 was given GPU 0 and uses GPU 1 (process 71): ")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.views.as_json import to_json
 from gpu_scheduler.views.report import GpuShown, JobsFileShown, JobShown, MalformedShown, Report
 from gpu_scheduler.views.text import to_text
@@ -56,6 +57,10 @@ REPORT = Report(
         MalformedShown("/home/me/jobs.txt", 4, "train.py &\x07", "it ends in &", "the same without the &"),
     ),
     jobs_files=(JobsFileShown("/home/me/jobs.txt"), JobsFileShown("/gone.txt", "no such file")),
+    troubles=(
+        Trouble("record", "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there", True),
+        Trouble("state file", "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False),
+    ),
 )  # fmt: skip
 
 
@@ -125,6 +130,7 @@ def test_every_key_is_documented_and_no_other() -> None:
         "An element of `jobs`": report["jobs"][0].keys(),
         "An element of `malformed`": report["malformed"][0].keys(),
         "An element of `jobs_files`": report["jobs_files"][0].keys(),
+        "An element of `troubles`": report["troubles"][0].keys(),
     }.items():
         rows = re.findall(r"^\| (`.*?) \|", sections[title], flags=re.MULTILINE)
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title

@@ -1,0 +1,25 @@
+"""`python -m bench [--tree PATH ...]`: every measurement, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bench.scheduler import arguments
+
+
+def main() -> int:
+    """Run them one after the other; 0 if all could be made."""
+    trees = [f"--tree={tree}" for tree in arguments("", __doc__).trees]
+    codes = [_run(name, *trees) for name in ("first_instruction", "handover", "throughput")]
+    codes += [_run("queue", tree) for tree in trees]
+    return max(codes)
+
+
+def _run(name: str, *words: str) -> int:
+    print(f"\n{name}", flush=True)
+    return subprocess.run([sys.executable, "-m", f"bench.{name}", *words], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""From the last instruction of a job to the first of the next one, which waits for the same GPU.
+
+`python -m bench.handover [--tree PATH ...] [--rounds 5]`; a round is five hand-overs. Rounds of several
+checkouts alternate.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.first_instruction import REST_S
+from bench.scheduler import Scheduler, arguments, stamp
+from bench.table import Row, table
+
+GOALS = {"direct": "<= 25", "screen": "<= 35"}
+PER_ROUND = 5
+
+
+def main() -> None:
+    """Measure both executors and print the table."""
+    args = arguments("handover", __doc__, 5)
+    rows = [measure(kind, args.trees, args.rounds) for kind in GOALS]
+    print(table([str(tree) for tree in args.trees], rows), flush=True)
+
+
+def measure(kind: str, trees: list[Path], rounds: int) -> Row:
+    """Milliseconds of each hand-over in each checkout."""
+    options = ["--simulate=1", *(["--screen"] if kind == "screen" else [])]
+    values: list[list[float]] = [[] for _ in trees]
+    with ExitStack() as stack:
+        schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
+        for number in range(rounds):
+            for scheduler, found in zip(schedulers, values, strict=True):
+                time.sleep(REST_S)
+                found += _round(scheduler, number)
+    return Row(f"end to next start, {kind}", "ms", GOALS[kind], values)
+
+
+def _round(scheduler: Scheduler, number: int) -> list[float]:
+    jobs = range(number * (PER_ROUND + 1), (number + 1) * (PER_ROUND + 1))
+    first, last = scheduler.folder / "first", scheduler.folder / "last"
+    scheduler.append(
+        [f"echo $EPOCHREALTIME > {first}{n}; sleep 0.1; echo $EPOCHREALTIME > {last}{n}" for n in jobs]
+    )
+    # Looked for seldom: the look is work for this machine, too.
+    scheduler.until("completed after", jobs[-1] + 1, every_s=0.05)
+    return [(stamp(Path(f"{first}{n + 1}")) - stamp(Path(f"{last}{n}"))) * 1000 for n in jobs[:-1]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A long queue: loading it, appending to it, editing it, looking at it, and what a round costs beside it.
+
+`python -m bench.queue [--sizes 1000 10000 100000] [--asks N] [--tree PATH]` prints a table with medians. It
+uses the command line and files alone, so `--tree` measures another commit as well (with this interpreter).
+
+Three of four simulated GPUs are busy and every line of the queue wants one of them; what is appended may use
+the fourth. The quiet time of DESIGN §5 that an edit waits for (2 s) is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: An edit that is not at the end counts when the file has been unchanged for so long.
+QUIET_S = 2.0
+RINGS = 50
+REPEATS = 5
+
+ROWS = (
+    ("load", "s", "start of the scheduler until every line is a job"),
+    ("record", "MiB", "size of the record then"),
+    ("rss", "MiB", "resident memory of the scheduler then"),
+    ("append", "ms", "append of a line until its job is on the record"),
+    ("run", "ms", "append of a line until its job's first instruction"),
+    ("edit", "ms", "a line edited in the middle until its job has changed, less the 2 s"),
+    ("round", "ms", "processor time of a wake with nothing to do"),
+    ("idle", "ms/s", "processor time of the scheduler left alone"),
+    ("wish", "ms", "`pause` or `resume`, whole command"),
+    ("text", "ms", "`status`, whole command"),
+    ("json", "ms", "`status --json`, whole command"),
+    ("all", "ms", "`status --all`, whole command"),
+    ("again", "s", "start on the full record until the file has been read"),
+    ("rss_end", "MiB", "resident memory of the scheduler at the end"),
+)
+
+
+def main() -> None:
+    """Measure every size and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.queue", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="LINES")
+    parser.add_argument("--asks", type=int, default=2, help="lines that want different things (default 2)")
+    parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
+    options = parser.parse_args()
+    print(f"queue of N lines, {options.asks} asks, medians")
+    columns = []
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            columns.append(Bench(Path(folder), options.tree.resolve(), size, options.asks).measured())
+        print(f"  {size:,} lines measured", file=sys.stderr, flush=True)
+    print(f"{'':8} {'':5}" + "".join(f"{size:>12,}" for size in options.sizes))
+    for name, unit, meaning in ROWS:
+        values = "".join(f"{column[name]:12.1f}" for column in columns)
+        print(f"{name:8} {unit:5}{values}   {meaning}")
+
+
+class Bench:
+    """One queue of one length, in a folder of its own."""
+
+    def __init__(self, folder: Path, tree: Path, size: int, asks: int) -> None:
+        self.folder, self.size, self.asks = folder, size, asks
+        self.file = folder / "jobs.txt"
+        self.environment = {**os.environ, "PYTHONPATH": str(tree)}
+        self.tree = tree
+        self.jobs = size
+
+    def measured(self) -> dict[str, float]:
+        """Every row of the table."""
+        busy = [f"[allowed={gpu}] exec sleep 100000\n" for gpu in range(3)]
+        self.file.write_text("".join(busy) + "".join(map(self._line, range(self.size - len(busy)))))
+        found: dict[str, float] = {}
+        try:
+            began = time.monotonic()
+            with self._scheduler() as pid:
+                self._until(lambda: self._count() >= self.size)
+                found["load"] = time.monotonic() - began
+                self._until(lambda: self._count("state = 'running'") == len(busy))
+                time.sleep(1.5)  # the state file has been written, and nothing falls due
+                found["rss"] = _rss_mib(pid)
+                files = self.folder.glob("gpu_scheduler_state.d/scheduler.db*")
+                found["record"] = sum(file.stat().st_size for file in files) / 2**20
+                found |= self._changes() | self._looks() | self._costs(pid)
+                found["rss_end"] = _rss_mib(pid)
+            found["again"] = self._started_again()
+        finally:
+            self._command("cancel", "1", "2", "3", "--grace", "0")
+        return found
+
+    def _line(self, n: int) -> str:
+        model = f"--llm m{n % self.asks}" if self.asks > 2 else ""
+        if n % 2:
+            return f"200,/data/train.py,env,--lr 0.001 --seed {n} --name run{n} {model},0-2\n"
+        return f"[allowed=0-2 gpus=2] python train.py --seed {n} --name run{n} {model} > log{n}.txt\n"
+
+    @contextmanager
+    def _scheduler(self) -> Iterator[int]:
+        options = ["--simulate=4", "--log-dir=logs"]
+        with (self.folder / "out").open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gpu_scheduler", "start", *options],
+                cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+        try:
+            yield process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+    def _changes(self) -> dict[str, float]:
+        seen, run, edited = [], [], []
+        for n in range(REPEATS):
+            self._append(f"[share=0.1 allowed=0-2] echo waits{n}\n")
+            seen.append(self._ms(self._taken_in))
+        for n in range(REPEATS):
+            mark = self.folder / f"mark{n}"
+            self._append(f"[share=0.1] echo > {mark}\n")
+            run.append(self._ms(mark.exists))
+        self._until(lambda: self._count("state = 'running'") == 3)
+        for n in range(3):
+            at = self.size // 2 + n
+            lines = self.file.read_text().split("\n")
+            lines[at - 1] = (
+                f"[name=edited{n}] python edited.py" if n == 2 else f"[name=edited{n}] {lines[at - 1]}"
+            )
+            lines[at - 1] = lines[at - 1].replace("] [", " ")
+            spare = self.folder / "spare"
+            spare.write_text("\n".join(lines))
+            spare.replace(self.file)
+            edited.append(self._ms(lambda n=n: self._count(f"name = 'edited{n}'") == 1) - 1000 * QUIET_S)
+        return {
+            "append": statistics.median(seen),
+            "run": statistics.median(run),
+            "edit": statistics.median(edited),
+        }
+
+    def _looks(self) -> dict[str, float]:
+        many = 1 if self.size > 20_000 else 3
+        return {
+            "wish": statistics.median(
+                self._ms(lambda verb=verb: self._command(verb, "3")) for verb in ("pause", "resume") * REPEATS
+            ),
+            "text": statistics.median(self._ms(lambda: self._command("status")) for _ in range(2 * REPEATS)),
+            "json": statistics.median(
+                self._ms(lambda: self._command("status", "--json")) for _ in range(REPEATS)
+            ),
+            "all": statistics.median(self._ms(lambda: self._command("status", "--all")) for _ in range(many)),
+        }
+
+    def _costs(self, pid: int) -> dict[str, float]:
+        """What rings and idleness cost; the ring is what every command does after its commit."""
+        time.sleep(2.0)
+        doorbell = self.folder / "gpu_scheduler_state.d" / "doorbell"
+        before = _cpu_ms(pid)
+        for _ in range(RINGS):
+            doorbell.touch()
+            time.sleep(0.02)
+        rung = (_cpu_ms(pid) - before) / RINGS
+        before = _cpu_ms(pid)
+        time.sleep(6.0)
+        return {"round": rung, "idle": (_cpu_ms(pid) - before) / 6.0}
+
+    def _started_again(self) -> float:
+        self._append("[share=0.1 allowed=0-2] echo last\n")
+        began = time.monotonic()
+        with self._scheduler():
+            self._until(self._taken_in)
+            return time.monotonic() - began
+
+    def _append(self, line: str) -> None:
+        self.jobs = self._count()
+        with self.file.open("a") as file:
+            file.write(line)
+
+    def _taken_in(self) -> bool:
+        return self._count() == self.jobs + 1
+
+    def _count(self, which: str = "") -> int:
+        """Jobs on the record: all by their highest number, or those of some kind."""
+        database = self.folder / "gpu_scheduler_state.d" / "scheduler.db"
+        sql = f"SELECT count(*) FROM job WHERE {which}" if which else "SELECT max(id) FROM job"
+        try:
+            with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60.0) as record:
+                return int(record.execute(sql).fetchone()[0] or 0)
+        except sqlite3.OperationalError:
+            return 0  # not made yet
+        finally:
+            if "record" in locals():
+                record.close()
+
+    def _command(self, *words: str) -> bool:
+        command = [sys.executable, "-m", "gpu_scheduler", *words]
+        subprocess.run(command, cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, check=True)
+        return True
+
+    def _ms(self, done: Callable[[], bool]) -> float:
+        began = time.monotonic()
+        self._until(done)
+        return 1000 * (time.monotonic() - began)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + 300
+        while not done():
+            if time.monotonic() > end:
+                raise SystemExit(
+                    "given up after 300 s; the scheduler printed:\n" + (self.folder / "out").read_text()
+                )
+            time.sleep(0.002)
+
+
+def _rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+def _cpu_ms(pid: int) -> float:
+    """Processor time of the scheduler's main thread, in which the rounds are."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A scheduler under measurement: that of any checkout, reached by its command line and its files alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+class Scheduler:
+    """`start` with these options in a new folder; what it prints is in the file `out` there."""
+
+    def __init__(self, tree: Path, *options: str) -> None:
+        self.tree = tree
+        self._options = options
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Scheduler:
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        self.jobs = self.folder / "jobs.txt"
+        self.jobs.touch()
+        with (self.folder / "out").open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpu_scheduler", "start", "--log-dir=logs", *self._options],
+                cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.tree)},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+        self._stack.callback(self._end)
+        self.until("scheduler up")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _end(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+    def append(self, lines: Sequence[str]) -> float:
+        """Append lines to the jobs file in one write; the wall time right before it."""
+        text = "".join(f"{line}\n" for line in lines)
+        with self.jobs.open("a") as file:
+            began = time.time()
+            file.write(text)
+        return began
+
+    def said(self, text: str) -> int:
+        """How often it has printed this."""
+        return (self.folder / "out").read_text("utf-8", "replace").count(text)
+
+    def until(self, text: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01) -> None:
+        """Wait until it has printed this so often."""
+        end = time.monotonic() + timeout_s
+        while self.said(text) < times:
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise SystemExit(f"{times} x {text!r} did not come from {self.tree}:\n{self._tail()}")
+            time.sleep(every_s)
+
+    def _tail(self) -> str:
+        return (self.folder / "out").read_text("utf-8", "replace")[-2000:]
+
+
+def arguments(module: str, about: str | None, rounds: int | None = None) -> argparse.Namespace:
+    """The words of a measurement: which checkouts, and how many rounds where it has such."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{module}".rstrip("."), description=about)
+    parser.add_argument(
+        "--tree", type=Path, action="append", metavar="PATH",
+        help="a checkout to measure, this one by default; several are measured in turns",
+    )  # fmt: skip
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    parsed = parser.parse_args()
+    parsed.trees = [path.resolve() for path in parsed.tree or [HERE]]
+    return parsed
+
+
+def stamp(path: Path) -> float:
+    """The wall time that a job wrote into a file."""
+    return float(path.read_text().replace(",", "."))

@@ -1,0 +1,36 @@
+"""Figures into a table: medians with their spread, one column for each checkout. Values in, text out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured, in which unit, and the values in each checkout, in the order of the columns."""
+
+    what: str
+    unit: str
+    goal: str
+    values: Sequence[Sequence[float]]
+
+
+def table(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """Medians, the tenth and ninetieth percentile in brackets, and how many values they are made of."""
+    head = ["", *columns, "unit", "goal"]
+    body = [[row.what, *map(_cell, row.values), row.unit, row.goal] for row in rows]
+    widths = [max(len(line[n]) for line in [head, *body]) for n in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [head, *body]
+    )
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    ordered = sorted(values)
+    low, high = (ordered[round(part * (len(ordered) - 1))] for part in (0.1, 0.9))
+    return f"{statistics.median(values):.1f} [{low:.1f}-{high:.1f}] n={len(values)}"

@@ -1,0 +1,58 @@
+"""Jobs per second: 400 lines of one short command each on four GPUs, a whole one for each job.
+
+`python -m bench.throughput [--tree PATH ...] [--rounds 3]`. The time runs from the first
+instruction of the first job to that of the last; the lines are in the file before the scheduler starts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.scheduler import arguments
+from bench.table import Row, table
+
+GOALS = {"direct": ">= 90", "screen": ""}
+JOBS = 400
+
+
+def main() -> None:
+    """Measure both executors and print the table."""
+    args = arguments("throughput", __doc__, 3)
+    rows = []
+    for kind, goal in GOALS.items():
+        values: list[list[float]] = [[] for _ in args.trees]
+        for _ in range(args.rounds):
+            for tree, found in zip(args.trees, values, strict=True):
+                found.append(drained(tree, kind))
+        rows.append(Row(f"{JOBS} one-line jobs on 4 GPUs, {kind}", "jobs/s", goal, values))
+    print(table([str(tree) for tree in args.trees], rows), flush=True)
+
+
+def drained(tree: Path, kind: str) -> float:
+    """Jobs per second of one run."""
+    options = ["--screen"] if kind == "screen" else []
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        times = folder / "times"
+        (folder / "jobs.txt").write_text(f"echo $EPOCHREALTIME >> {times}\n" * JOBS)
+        with (folder / "out").open("wb") as out:
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "gpu_scheduler", "start", "--simulate=4", "--drain"),
+                    *("--log-dir=logs", *options),
+                ],
+                cwd=folder, env={**os.environ, "PYTHONPATH": str(tree)},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=True, timeout=300,
+            )  # fmt: skip
+        stamps = sorted(float(text.replace(",", ".")) for text in times.read_text().split())
+    if len(stamps) != JOBS:
+        raise SystemExit(f"{tree}: {len(stamps)} of {JOBS} jobs ran")
+    return (JOBS - 1) / (stamps[-1] - stamps[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Asks an outside program, never longer than a deadline: one that hangs, even in the kernel, is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Seconds that a program may take, and bytes of its answer that are read.
+DEADLINE_S = 5.0
+MOST = 1 << 20
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Answer:
+    """code: None where the program did not end by itself, and `problem` says why. text: both its outputs."""
+
+    code: int | None
+    text: str
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether it ended with 0."""
+        return self.code == 0
+
+    def why(self) -> str:
+        """What went wrong, in a line."""
+        lines = self.text.strip().splitlines()
+        return self.problem or (lines[-1] if lines else f"exit code {self.code}")
+
+
+def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S) -> Answer:
+    """The answer of a program that gets no input and no terminal. Messages are in English."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**(os.environ if env is None else env), "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Answer(None, "", f"{argv[0]} cannot be started: {error.strerror}")
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        data, ended = _read(process, pipe.fileno(), time.monotonic() + timeout_s)
+    text = data.decode("utf-8", "replace")
+    if ended:
+        return Answer(process.returncode, text)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(0.5)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    return Answer(None, text, f"{argv[0]} has not answered within {timeout_s:g} s")
+
+
+def _read(process: subprocess.Popen[bytes], fd: int, end: float) -> tuple[bytes, bool]:
+    """What it writes until it ends, and whether it did. What it leaves running may keep the pipe open."""
+    data = bytearray()
+    while time.monotonic() < end and len(data) < MOST:
+        ended = process.poll() is not None
+        if select.select([fd], [], [], 0 if ended else _LOOK_EVERY_S)[0]:
+            chunk = os.read(fd, 1 << 16)
+            data += chunk
+            if chunk:
+                continue
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return bytes(data), False
+            return bytes(data), True
+        if ended:
+            return bytes(data), True
+    return bytes(data), False

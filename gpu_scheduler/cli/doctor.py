@@ -1,0 +1,42 @@
+"""`doctor`: a line per check, as soon as it is done, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import asdict
+
+from gpu_scheduler.cli.record import home_of
+from gpu_scheduler.doctor.examine import Asked, examine
+from gpu_scheduler.doctor.findings import Finding
+from gpu_scheduler.views.words import plural, visible
+
+
+def doctor(options: Namespace) -> int:
+    """Look at this machine; 1 if something will not work."""
+    asked = Asked(
+        home_of(options),
+        options.jobs_file,
+        options.llm_config,
+        options.log_dir,
+        options.gpu_probe,
+        options.simulate,
+        options.conda_sh,
+    )
+    found = []
+    for finding in examine(asked):
+        found.append(finding)
+        if not options.json:
+            print(line(finding), flush=True)
+    grades = [finding.grade for finding in found]
+    if options.json:
+        print(json.dumps({"ok": "bad" not in grades, "checks": [asdict(one) for one in found]}, indent=2))
+    else:
+        print(f"\n{plural(grades.count('warn'), 'warning')}, {grades.count('bad')} bad")
+    return 1 if "bad" in grades else 0
+
+
+def line(finding: Finding) -> str:
+    """A finding as a line, and another for the remedy."""
+    first = f"{finding.grade:<4}  {finding.check:<20}  {visible(finding.says)}"
+    return first if not finding.remedy else f"{first}\n      {'':<20}  {visible(finding.remedy)}"

@@ -1,0 +1,85 @@
+"""`lint`: what each line of a jobs file will do. It is read as the scheduler reads it; nothing is queued."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpu_scheduler.cli.add import from_record
+from gpu_scheduler.core.environment import find_conda_sh
+from gpu_scheduler.core.gpulist import parse_gpu_list
+from gpu_scheduler.core.lines import Line
+from gpu_scheduler.core.preview import Preview, Setting, preview
+from gpu_scheduler.core.reading import Accepted, NewJob, diff
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.intake.filelook import LARGEST, JobsFile
+from gpu_scheduler.intake.filetext import FileText, TextParser
+from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.views.lint import Linted, to_json, to_text
+from gpu_scheduler.views.report import MalformedShown
+
+
+def lint(options: Namespace) -> int:
+    """Show every line; 1 if one is malformed."""
+    config = LlmConfigFile(options.llm_config)
+    config.look()
+    content = _content(options.file)
+    known, cwd = from_record(options, os.path.abspath(options.file))
+    if options.gpus is not None:
+        known = _gpus(options.gpus)
+    parser = TextParser(cwd, os.path.expanduser("~"), known)
+    lines = parser.parse(content, FileText(), ()).lines
+    conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
+    setting = Setting(config.current, known, conda_sh, os.path.exists)
+    good = tuple(_previews(parser, lines, setting))
+    bad = [
+        MalformedShown(options.file, line.number, line.text, line.problem or "", line.accepted)
+        for line in lines
+        if line.malformed
+    ]
+    linted = Linted(options.file, cwd, good, bad)
+    sys.stdout.write(to_json(linted) if options.json else to_text(linted))
+    return 1 if bad else 0
+
+
+def _content(path: str) -> bytes:
+    if path == "-":
+        content = sys.stdin.buffer.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UsageError("the standard input is larger than 64 MiB, too large for a jobs file")
+        return content
+    look = JobsFile(Path(path)).look()
+    if look.state != "present":
+        raise UsageError(f"{look.problem}; name a jobs file, or - for the standard input")
+    return look.content
+
+
+def _gpus(option: str) -> frozenset[int] | None:
+    """The GPUs of `--gpus`, in the form that `start` takes: a count means the first ones."""
+    if re.fullmatch(r"[0-9]+", option):
+        return frozenset(range(int(option)))
+    listed = parse_gpu_list(option.removesuffix(","))
+    return None if listed is None else frozenset(listed)
+
+
+def _previews(parser: TextParser, lines: Sequence[Line], setting: Setting) -> Iterator[Preview]:
+    same = _same(lines)
+    for line in lines:
+        if not line.malformed:
+            yield preview(line.number, parser.spec_of(line), line.notes, same.get(line.number), setting)
+
+
+def _same(lines: Sequence[Line]) -> Mapping[int, int]:
+    """Number of a line that gives no job -> that of the line whose job it is, as a first reading has it."""
+    actions = diff((), Accepted(tuple(lines), (None,) * len(lines)), {}, {}).actions
+    jobs = {action.index for action in actions if isinstance(action, NewJob)}
+    first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}
+    return {
+        line.number: first[line.identity]
+        for index, line in enumerate(lines)
+        if index not in jobs and not line.malformed
+    }

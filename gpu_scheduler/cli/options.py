@@ -1,0 +1,191 @@
+"""What each command takes: its arguments and options, declared. Nothing is looked up or done here."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpu_scheduler import config
+from gpu_scheduler.cli import values
+from gpu_scheduler.cli.values import path
+
+_DAY_S = 86400
+_PRIORITY = values.whole(-(10**9) + 1, 10**9 - 1)
+
+
+def start(parser: argparse.ArgumentParser) -> None:
+    """The scheduler's own."""
+    defaults = config.StartOptions()
+    fraction = values.number(0, 1)
+    interval = values.number(0, _DAY_S)
+    option = parser.add_argument
+    _gpus(parser)
+    _jobs_file(parser)
+    _llm_config(parser)
+    option("--screen", action="store_true", help="run each job in a GNU Screen session of its own")
+    option("--mem-threshold", metavar="X", type=fraction, default=defaults.mem_threshold,
+           help="other people's share of a GPU's memory that keeps new jobs off (default: 0.8)")  # fmt: skip
+    option("--load-threshold", metavar="X", type=fraction, default=defaults.load_threshold,
+           help="load of a GPU used by others that keeps new jobs off (default: 0.8)")  # fmt: skip
+    option("--monitor-interval", metavar="S", type=interval, default=defaults.monitor_interval_s,
+           help="longest time until a change of the jobs file is seen (default: 30)")  # fmt: skip
+    option("--state-interval", metavar="S", type=interval, default=defaults.state_interval_s,
+           help="longest time until an edit of the state file is seen (default: 20)")  # fmt: skip
+    option("--max-assign-attempts", metavar="N", type=values.whole(1, 1000),
+           default=defaults.max_assign_attempts, help="tries to launch a job (default: 5)")  # fmt: skip
+    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, least=0),
+           default=defaults.assign_retry_wait_s, help="wait after a failed one (default: 5)")  # fmt: skip
+    _log_dir(parser)
+    _probe(parser)
+    option("--cuda-ids", choices=("physical", "visible"), default=defaults.cuda_ids,
+           help="the ids given by --cuda to scripts (default: physical)")  # fmt: skip
+    _conda_sh(parser)
+    option("--drain", action="store_true", help="end when no job can run any more; exit code of the jobs")
+    option("--take-over", action="store_true", help="go on with the record of another host, which is gone")
+    option("--daemon", action="store_true", help="go on in the background once it is up; print pid and log")
+
+
+def _gpus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
+                        help="a count (4) or a list (0,2,3 or 3,)")  # fmt: skip
+
+
+def _jobs_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs-file", metavar="PATH", default=config.JOBS_FILE, help='"" watches none')
+
+
+def _llm_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--llm-config", metavar="PATH", type=path,
+                        help=f"default: {config.LLM_CONFIG}, if it is there")  # fmt: skip
+
+
+def _log_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-dir", metavar="DIR", type=path,
+                        help="job logs (default: /tmp/gpu_scheduler_logs)")  # fmt: skip
+
+
+def _probe(parser: argparse.ArgumentParser) -> None:
+    default = config.StartOptions().gpu_probe
+    parser.add_argument("--gpu-probe", choices=("auto", "nvml", "gputil", "simulated"), default=default,
+                        help="who reads the GPUs (default: auto = NVML, else GPUtil)")  # fmt: skip
+    parser.add_argument("--simulate", metavar="N",
+                        help="simulated GPUs: 4 (24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip
+
+
+def _conda_sh(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--conda-sh", metavar="PATH", type=path,
+                        help="profile.d/conda.sh, where it is not found")  # fmt: skip
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="machine-readable, see docs/json.md")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The fields of a CSV line."""
+    option = parser.add_argument
+    option("script", metavar="SCRIPT", help="Python script; its path is made absolute")
+    option("--conda", metavar="ENV", help="conda environment (default: base)")
+    option(
+        "--args",
+        metavar='"…"',
+        default="",
+        type=lambda text: text.removeprefix(" "),
+        help='arguments of the script, such as "--epochs 3"',
+    )
+    option("--priority", metavar="N", type=_PRIORITY, default=0,
+           help="lower numbers run first (default: 0)")  # fmt: skip
+    option("--gpus", metavar="LIST", default="", help="GPUs that it may use: 0,2 or 0-3 (default: any)")
+    option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
+           help=f"jobs file; - only prints the line (default: {config.JOBS_FILE})")  # fmt: skip
+
+
+def lint(parser: argparse.ArgumentParser) -> None:
+    """A jobs file, and what its lines are judged by."""
+    parser.add_argument("file", metavar="FILE", nargs="?", default=config.JOBS_FILE, type=path,
+                        help=f"jobs file; - is the standard input (default: {config.JOBS_FILE})")  # fmt: skip
+    _llm_config(parser)
+    _gpus(parser)
+    _conda_sh(parser)
+    _json(parser)
+
+
+def status(parser: argparse.ArgumentParser) -> None:
+    """What is shown, and how."""
+    _json(parser)
+    parser.add_argument("--all", action="store_true", help="every queued and finished job")
+
+
+def gpus(parser: argparse.ArgumentParser) -> None:
+    """GPUs, one or more."""
+    parser.add_argument("ids", metavar="ID", nargs="+", type=values.gpu_ids,
+                        help="GPU ids such as 0, 0,2 or 0-3, or all")  # fmt: skip
+
+
+def screens(parser: argparse.ArgumentParser) -> None:
+    """How they are shown."""
+    _json(parser)
+
+
+def one_job(parser: argparse.ArgumentParser) -> None:
+    """A job."""
+    parser.add_argument("job", metavar="JOB", type=values.job_id, help="a job number that `status` shows")
+
+
+def show(parser: argparse.ArgumentParser) -> None:
+    """A job, and how it is told."""
+    one_job(parser)
+    _json(parser)
+
+
+def jobs(parser: argparse.ArgumentParser) -> None:
+    """Jobs, one or more."""
+    parser.add_argument("jobs", metavar="JOB", nargs="+", type=values.job_id, help="job numbers")
+
+
+def logs(parser: argparse.ArgumentParser) -> None:
+    """A job, and how much of its log."""
+    one_job(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("-n", "--lines", metavar="LINES", type=values.whole(0, 10**9 - 1),
+                        help="only the last ones (default: all)")  # fmt: skip
+    parser.add_argument("--attempt", metavar="K", type=values.whole(1, 10**9 - 1),
+                        help="its Kth attempt, from 1 (default: the newest)")  # fmt: skip
+
+
+def _grace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--grace", metavar="S", type=values.number(0, _DAY_S, least=0), default=10.0,
+                        help="seconds between SIGTERM and SIGKILL (default: 10)")  # fmt: skip
+
+
+def cancel(parser: argparse.ArgumentParser) -> None:
+    """Jobs, or all of them."""
+    parser.add_argument("jobs", metavar="JOB", nargs="*", type=values.job_id, help="job numbers")
+    parser.add_argument("--all", action="store_true", help="every job that is not finished")
+    _grace(parser)
+
+
+def priority(parser: argparse.ArgumentParser) -> None:
+    """Jobs, then the number."""
+    jobs(parser)
+    parser.add_argument("number", metavar="N", type=_PRIORITY, help="the priority; lower numbers run first")
+
+
+def doctor(parser: argparse.ArgumentParser) -> None:
+    """What `start` would be given."""
+    _jobs_file(parser)
+    _llm_config(parser)
+    _log_dir(parser)
+    _probe(parser)
+    _conda_sh(parser)
+    _json(parser)
+
+
+def completion(parser: argparse.ArgumentParser) -> None:
+    """A shell."""
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+
+
+def stop(parser: argparse.ArgumentParser) -> None:
+    """Whether jobs end too."""
+    parser.add_argument("--jobs", action="store_true", help="cancel the running jobs too")
+    _grace(parser)

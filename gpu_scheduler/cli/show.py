@@ -1,0 +1,108 @@
+"""`show`: everything that is known of one job. It reads; nothing is changed, no log is opened."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sqlite3
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_scheduler.cli.look import job_of
+from gpu_scheduler.cli.need import need_words
+from gpu_scheduler.cli.record import opened, pid_of
+from gpu_scheduler.cli.status import context_of
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views import jobs
+from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.story import AttemptShown, Story, hide_secrets, to_json, to_text
+
+
+def show(options: Namespace) -> int:
+    """Tell it."""
+    with opened(options, foreign=True) as store:
+        story = read(store, options.job)
+    sys.stdout.write(to_json(story) if options.json else to_text(story))
+    return 0
+
+
+def read(store: Store, job_id: int) -> Story:
+    """The story of a job. Raises SchedulerError where there is no such job."""
+    is_up = pid_of(store) is not None or store.foreign is not None
+    with store.one_moment():
+        row = job_of(store, job_id)
+        attempts = store.attempts(job_id)
+        open_now = [one for one in store.unsettled() if one["job_id"] == job_id]
+        context = context_of(store, open_now, is_up=is_up)
+        shown = jobs.shown(row, attempts[-1] if attempts else None, context)
+        spec = JobSpec.from_json(row["spec"])
+        line = store.line_of(job_id)
+        return Story(
+            now=context.now.wall,
+            job=shown,
+            kind=spec.kind,
+            identity=row["identity"],
+            origin=_origin(row, line),
+            line=None if line is None else (line["path"], line["number"]),
+            script=spec.script,
+            arguments=spec.arguments,
+            need=need_words(store, spec),
+            allowed=spec.allowed,
+            conda=spec.conda,
+            venv=spec.venv,
+            cwd=spec.cwd,
+            env=hide_secrets(spec.env),
+            attempts=tuple(_attempt(store, one, shown, context.indices) for one in attempts),
+            history=tuple((one["at"], one["state"], one["reason"]) for one in store.history(job_id)),
+        )
+
+
+def _origin(job: sqlite3.Row, line: sqlite3.Row | None) -> str:
+    kind, _, path = str(job["source"]).partition(":")
+    if line is not None:
+        return f"{line['path']}:{line['number']}"
+    return f"{path}, where its line is no more" if kind == "file" else f"`{kind}`"
+
+
+def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str, int]) -> AttemptShown:
+    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
+    # An end that is not recorded yet is that of the newest attempt, and told with the job.
+    seen = row["outcome"] is None and not job.recorded and job.outcome is not None
+    return AttemptShown(
+        number=row["number"],
+        gpus=jobs.indices_of(row, indices),
+        outcome=job.outcome if seen else row["outcome"],
+        reason=job.reason if seen else row["reason"] or row["launch_error"],
+        exit_code=job.exit_code if seen else row["exit_code"],
+        signal=job.signal if seen else row["signal"],
+        created_at=row["created_at"],
+        started_at=job.started_at if seen else row["started_at"],
+        ended_at=job.finished_at if seen else row["ended_at"],
+        log=row["log"],
+        session=job.session if row["outcome"] is None else row["session"],
+        folder=str(folder),
+        command=command_of(folder),
+        survivors=tuple(json.loads(row["survivors"])),
+        launches=row["launches"],
+        warnings=jobs.warnings(row, indices),
+    )
+
+
+def command_of(folder: Path) -> str | None:
+    """The job's own command, as the attempt's command.sh hands over to it."""
+    try:
+        text = (folder / "command.sh").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    _, found, last = text.rpartition("exec 3>&-\nexec ")
+    if not found:
+        return None
+    try:
+        words = shlex.split(last)
+    except ValueError:
+        return last.strip()
+    # What the user wrote as shell text is shown as that text.
+    return words[2] if words[:2] == ["bash", "-c"] and len(words) == 3 else last.strip()

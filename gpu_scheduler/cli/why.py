@@ -1,0 +1,240 @@
+"""`why`: the checks of a job that does not start, each with its answer; of one that failed, what is known of
+its end and what to do. It works with no scheduler up, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from gpu_scheduler.cli.doctor import line as finding_line
+from gpu_scheduler.cli.look import job_of
+from gpu_scheduler.cli.need import config_of, need_words
+from gpu_scheduler.cli.record import opened, pid_of
+from gpu_scheduler.cli.status import context_of
+from gpu_scheduler.core.command import conda_of
+from gpu_scheduler.core.facts import Attempt, Now
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.lasterror import text_lines
+from gpu_scheduler.core.needs import Ask, resolve
+from gpu_scheduler.core.remedies import remedy
+from gpu_scheduler.core.states import WAITING, JobState, Outcome
+from gpu_scheduler.doctor import job as checks
+from gpu_scheduler.doctor import seen
+from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.evidence import tail_of
+from gpu_scheduler.intake.pauses import wished_pauses
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.sight import look_at
+from gpu_scheduler.storage import LOG_FOLDER, troubles
+from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views import jobs
+from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.words import ago, explanation, outcome_words, visible
+
+#: Lines of a failed job's log, and of the main log about a job, that are shown.
+LAST_LINES = 10
+_ABOUT_IT = 3
+#: Jobs before it that are named, and lines around its own that count as near.
+_NAMED = 5
+_NEAR = 3
+_FAILED = frozenset({Outcome.FAILED.value, Outcome.TIMED_OUT.value, Outcome.NOT_STARTED.value})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One job and what is asked about it. attempts: all that are not settled, as they are now."""
+
+    store: Store
+    row: sqlite3.Row
+    attempt: sqlite3.Row | None
+    shown: JobShown
+    spec: JobSpec
+    attempts: tuple[Attempt, ...]
+    now: Now
+    pid: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is told: one line, the checks, and the last lines of the log of one that failed."""
+
+    headline: str
+    findings: tuple[Finding, ...]
+    log: tuple[str, ...] = ()
+
+
+def why(options: Namespace) -> int:
+    """Tell it."""
+    with opened(options, foreign=True) as store:
+        asked = _asked(store, options.job)
+        answer = Answer(_headline(asked.shown), tuple(_findings(asked)), _last_lines(asked))
+    sys.stdout.write(_to_json(asked, answer) if options.json else _to_text(answer))
+    return 0
+
+
+def _asked(store: Store, job_id: int) -> Asked:
+    pid = pid_of(store)
+    with store.one_moment():
+        row = job_of(store, job_id)
+        unsettled = store.unsettled()
+        context = context_of(store, unsettled, is_up=pid is not None or store.foreign is not None)
+        newest = store.newest_attempts([job_id]).get(job_id)
+        shown = jobs.shown(row, newest, context)
+        attempts = tuple(context.open.get(one["id"]) or look_at(store, one) for one in unsettled)
+    return Asked(store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid)
+
+
+def _headline(job: JobShown) -> str:
+    state = outcome_words(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
+    unrecorded = "" if job.recorded else " (not recorded yet)"
+    more = explanation(job.reason, job.exit_code, job.signal)
+    reason = f": {more}" if more else ""
+    return f"job {job.id} {'' if job.outcome else 'is '}{state}{unrecorded}{reason}"
+
+
+def _findings(asked: Asked) -> Iterator[Finding]:
+    state = JobState(asked.shown.state)
+    yield checks.scheduler(asked.pid, asked.store.foreign.name if asked.store.foreign else None)
+    if state in WAITING:
+        yield from _of_waiting(asked, state)
+    elif state is JobState.FINISHED:
+        yield from _of_finished(asked)
+    else:
+        yield from _of_running(asked)
+    yield from (warn("seen", warning, "") for warning in asked.shown.warnings)
+    yield from _of_logs(asked)
+
+
+def _of_waiting(asked: Asked, state: JobState) -> Iterator[Finding]:
+    store, row, spec = asked.store, asked.row, asked.spec
+    if state is JobState.HELD:
+        yield checks.held(row["id"], row["held_by"], asked.shown.reason)
+    yield from _of_storage(store)
+    yield ok("need", need_words(store, spec))
+    if store.foreign is None:  # processes, files and conda are those of the scheduler's host
+        yield from _of_gpus(asked)
+        conda_sh = started_with(store).conda_sh
+        yield from checks.environment(spec, conda_of(spec, conda_sh), conda_sh)
+        yield checks.script(spec)
+    if state is JobState.QUEUED:
+        yield checks.order(row["priority"], *store.before(row, _NAMED))
+    yield from checks.retry(row["id"], _wait_s(asked), row["launch_failures"])
+    yield from _of_line(asked)
+
+
+def _wait_s(asked: Asked) -> float | None:
+    at = asked.row["not_before_boot"]
+    return None if at is None or asked.row["boot_id"] != asked.now.boot_id else at - asked.now.boot
+
+
+def _of_storage(store: Store) -> Iterator[Finding]:
+    if store.foreign is not None:
+        return
+    logs = store.db.meta(LOG_FOLDER)
+    for trouble in troubles(store.home, LogFolder.from_json(logs) if logs else None):
+        grade = bad if trouble.stops else warn
+        yield grade(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
+
+
+def _of_gpus(asked: Asked) -> Iterator[Finding]:
+    store, spec = asked.store, asked.spec
+    rows = store.gpus()
+    if not rows:
+        yield bad("GPUs", "none is known yet", "`start` looks for them; `doctor` tells what it would find")
+        return
+    limits = started_with(store).limits
+    views = seen.views(rows, wished_pauses(store), asked.attempts, limits, asked.now)
+    need = resolve(Ask.of(spec), config_of(store))
+    yield checks.placing(need, spec.allowed, views, limits)
+    yield from checks.unmanaged(spec.allowed, [view.index for view in views])
+    for view in views:
+        holders = {a.job_id for a in asked.attempts if view.uuid in a.gpus and a.released_at is None}
+        yield checks.gpu(view, need, spec.allowed, limits, holders)
+    sampled = max((row["sampled_at"] for row in rows if row["sampled_at"] is not None), default=None)
+    if asked.pid is None and sampled is not None:
+        yield warn("values", f"those of the GPUs are as of {ago(sampled, asked.now.wall)}", "")
+
+
+def _of_line(asked: Asked) -> Iterator[Finding]:
+    row = asked.row
+    where = asked.store.line_of(row["id"])
+    path = str(row["source"]).partition(":")[2]
+    bad_lines = [(one["number"], one["problem"]) for one in asked.store.malformed() if one["path"] == path]
+    number = None if where is None else where["number"]
+    near = [one for one in bad_lines if number is not None and abs(one[0] - number) <= _NEAR]
+    place = None if where is None else (where["path"], where["number"])
+    yield from checks.line(row["source"], place, bool(row["gone"]), near, len(bad_lines))
+
+
+def _of_running(asked: Asked) -> Iterator[Finding]:
+    job = asked.shown
+    gpus = ", ".join(map(str, job.gpus))
+    since = f", since {ago(job.started_at, asked.now.wall)}" if job.started_at is not None else ""
+    follow = f"`attach {job.id}`, or `logs {job.id} -f`" if job.session else f"`logs {job.id} -f` follows it"
+    yield ok("runs", f"on GPU {gpus}{since}; {follow}")
+
+
+def _of_finished(asked: Asked) -> Iterator[Finding]:
+    job = asked.shown
+    again = f"`retry {job.id}` runs it again"
+    if job.outcome == Outcome.COMPLETED.value:
+        yield ok("end", f"it exited with 0; {again}")
+        return
+    told = job.reason or outcome_words(job.outcome or "ended", job.exit_code, job.signal)
+    if job.outcome not in _FAILED:
+        yield warn("end", told, again)
+        return
+    found = remedy(told)
+    yield bad("end", told, f"{found}; then {again}" if found else again)
+    if asked.attempt is not None:
+        folder = asked.store.home.attempt(job.id, asked.attempt["number"], asked.attempt["token"])
+        yield checks.by_hand(str(folder))
+
+
+def _of_logs(asked: Asked) -> Iterator[Finding]:
+    job, home = asked.shown, asked.store.home
+    if job.log is not None:
+        there = os.path.exists(job.log)
+        yield ok("log", job.log) if there else warn("log", f"{job.log} is not there any more", "")
+    else:
+        yield ok("log", "none: it was never started")
+    about = re.compile(rf"\bjob {job.id}\b")
+    for line in [text for text in text_lines(tail_of(str(home.log))) if about.search(text)][-_ABOUT_IT:]:
+        yield ok(home.log.name, line)
+
+
+def _last_lines(asked: Asked) -> tuple[str, ...]:
+    """Of a job that ended badly. No other's log is opened."""
+    if asked.shown.outcome not in _FAILED and asked.row["held_by"] != Outcome.INTERRUPTED.value:
+        return ()
+    return tuple(text_lines(tail_of(asked.shown.log))[-LAST_LINES:])
+
+
+def _to_text(answer: Answer) -> str:
+    lines = [visible(answer.headline), "", *(finding_line(finding) for finding in answer.findings)]
+    if answer.log:
+        lines += ["", "The end of its log:", *(f"  {visible(line)}" for line in answer.log)]
+    return "\n".join(lines) + "\n"
+
+
+def _to_json(asked: Asked, answer: Answer) -> str:
+    job = asked.shown
+    value: Mapping[str, object] = {
+        "now": asked.now.wall,
+        "job": job.id,
+        "state": job.state,
+        "outcome": job.outcome,
+        "reason": job.reason,
+        "recorded": job.recorded,
+        "scheduler": asked.pid,
+        "checks": [asdict(finding) for finding in answer.findings],
+        "log_end": list(answer.log),
+    }
+    return json.dumps(value, indent=1) + "\n"

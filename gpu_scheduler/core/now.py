@@ -1,0 +1,15 @@
+"""One reading of the clocks, for those who need no other fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Now:
+    """One reading of the clocks: wall (seconds since 1970, for display), boot (CLOCK_BOOTTIME seconds, for
+    every deadline) and the boot that it counts from."""
+
+    wall: float
+    boot: float
+    boot_id: str

@@ -1,0 +1,111 @@
+"""What a line of a jobs file will do once it is a job, told before it is one."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from gpu_scheduler.core.command import conda_of, shown
+from gpu_scheduler.core.csvline import parse_csv
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.needs import Ask, LlmConfig, Need, resolve
+from gpu_scheduler.core.order import NORMAL
+from gpu_scheduler.core.shelltext import needs_bash
+
+#: Stands in a command for the numbers of the GPUs that its job will get.
+IDS = "IDS"
+
+_PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a line is judged by. known_gpus: the indices there are, None = any; conda_sh: the file that has
+    `conda`, None = there is no conda; exists: whether there is a file or folder of this path."""
+
+    config: LlmConfig
+    known_gpus: Collection[int] | None
+    conda_sh: str | None
+    exists: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A well-formed line. conda: the environment that is activated, None = none; same_as: the line whose job
+    it is already; warnings: what would keep it from running, or surprise."""
+
+    number: int
+    spec: JobSpec
+    need: Need
+    priority: int
+    conda: str | None
+    command: str
+    same_as: int | None
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def preview(
+    number: int, spec: JobSpec, notes: tuple[str, ...], same_as: int | None, setting: Setting
+) -> Preview:
+    """What the job of this line needs and runs. notes: what the parser says about it."""
+    need = resolve(Ask.of(spec), setting.config)
+    return Preview(
+        number,
+        spec,
+        need,
+        NORMAL if spec.priority is None else spec.priority,
+        conda_of(spec, setting.conda_sh),
+        shown(spec, IDS),
+        same_as,
+        (*notes, *_notes(spec, setting)),
+        tuple(_warnings(spec, need, setting)),
+    )
+
+
+def _notes(spec: JobSpec, setting: Setting) -> Iterator[str]:
+    says_need = spec.share is not None or spec.gpus is not None or spec.torchrun is not None
+    if spec.llm is not None and not says_need and spec.llm not in setting.config.models:
+        yield f"model {spec.llm} is not in llm_config.json: the default requirement counts"
+    if spec.kind == "csv" and not _written(spec).startswith(("/", "~")):
+        yield f"script {_written(spec)} is a relative path: it is looked for in {spec.cwd}"
+
+
+def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
+    if setting.known_gpus is not None:
+        usable = len([gpu for gpu in setting.known_gpus if spec.allowed is None or gpu in spec.allowed])
+        if need.count > usable:
+            yield f"it needs {need}, and may use {usable}: it would wait until there are more"
+    if not setting.exists(spec.cwd):
+        yield f"its folder {spec.cwd} does not exist"
+    if spec.conda is not None and setting.conda_sh is None:
+        yield f"conda environment {spec.conda}: no conda was found; --conda-sh names its conda.sh"
+    if spec.venv is not None and not setting.exists(f"{spec.venv}/bin/activate"):
+        yield f"virtual environment {spec.venv} does not exist (no bin/activate in it)"
+    if spec.script is not None and not setting.exists(spec.script):
+        yield f"script {spec.script} does not exist"
+    missing = _missing(spec, setting.exists) if spec.kind == "command" else None
+    if missing is not None:
+        yield f"script {missing} does not exist"
+
+
+def _written(spec: JobSpec) -> str:
+    """The script as it stands on the line."""
+    try:
+        return parse_csv(spec.text, None).script
+    except ValueError:
+        return spec.script or ""
+
+
+def _missing(spec: JobSpec, exists: Callable[[str], bool]) -> str | None:
+    """The script of a plain `python SCRIPT …`, where there is none; in other commands none is guessed."""
+    words = spec.words()
+    if needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
+        return None
+    first = next((word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m", "-")), None)
+    if first is None or not first.endswith(".py"):
+        return None
+    path = posixpath.join(spec.cwd, first)
+    return None if exists(path) else path

@@ -1,0 +1,63 @@
+"""All checks in their order, one finding after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.core.environment import find_conda_sh
+from gpu_scheduler.doctor import files, gpus, logind, machine, software
+from gpu_scheduler.doctor.findings import Finding
+from gpu_scheduler.doctor.screen import screen
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.probes import ProbeKind
+from gpu_scheduler.store.home import Home
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `start` would be given."""
+
+    home: Home
+    jobs_file: str
+    llm_config: str | None
+    log_dir: str | None
+    gpu_probe: ProbeKind
+    simulate: str | None
+    conda_sh: str | None
+
+
+def examine(asked: Asked) -> Iterator[Finding]:
+    """Every finding, as soon as it is known."""
+    home, uid, user = asked.home, os.geteuid(), logind.user_name()
+    simulated = asked.simulate is not None or asked.gpu_probe == "simulated"
+    yield software.python()
+    yield software.packages()
+    yield software.user(uid)
+    yield from screen()
+    yield from software.conda(
+        asked.conda_sh or find_conda_sh(os.environ, os.path.exists), asked.conda_sh is not None
+    )
+    if not simulated:
+        yield gpus.driver()
+    yield from gpus.probe(asked.gpu_probe, asked.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    yield from files.folders(home, _logs(asked.log_dir))
+    yield from files.record(home)
+    yield files.state_file(home)
+    yield files.jobs_file(asked.jobs_file)
+    yield files.llm_config(asked.llm_config)
+    yield files.scheduler(home)
+    yield from logind.judge(logind.read(user), user, uid)
+    yield machine.inotify()
+    yield machine.ptys()
+    yield machine.clock(time.time(), (home.database, home.state_file))
+
+
+def _logs(chosen: str | None) -> LogFolder:
+    # LogFolder.of would make a folder that is named.
+    return (
+        LogFolder.of(None) if chosen is None else LogFolder((Path(os.path.realpath(chosen)),), os.geteuid())
+    )

@@ -1,0 +1,171 @@
+"""Our files and folders: whether they can be used, and whether somebody else could change them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.storage import troubles
+from gpu_scheduler.store import statefile
+from gpu_scheduler.store.filesystem import is_shared, kind_of
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import scheduler_pid
+
+#: Free space below this is told, in bytes.
+_LITTLE = 256 * 1024 * 1024
+#: Seconds that a check of the record may take.
+_CHECK_S = 20.0
+
+
+def folders(home: Home, logs: LogFolder) -> Iterator[Finding]:
+    """What is wrong with the places that we write to, as the scheduler sees it; else how much room it is."""
+    found = troubles(home, logs)
+    yield from (_trouble(trouble) for trouble in found)
+    told = {trouble.what for trouble in found if trouble.stops}
+    for what, path in (("log folder", logs.usable()), ("record", home.folder)):
+        if what not in told and path is not None:
+            yield _room(what, path)
+
+
+def _trouble(trouble: Trouble) -> Finding:
+    judge = bad if trouble.stops else warn
+    return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
+
+
+def _room(what: str, path: Path) -> Finding:
+    there = path
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    says = f"{path}{'' if there == path else ' (not made yet)'}, {free / 1024**3:.1f} GiB free"
+    if there == path and (open_to := _open_to_others(path)) is not None:
+        return warn(what, f"{says}; {open_to}", f"chmod go-w {path}")
+    return warn(what, says, "free space there") if free < _LITTLE else ok(what, says)
+
+
+def record(home: Home) -> Iterator[Finding]:
+    """The database, and the kind of disk that it lies on."""
+    kind = kind_of(home.folder)
+    if is_shared(kind):
+        says = f"{home.folder} is on {kind}: its locks and files are not those of one host"
+        yield bad("file system", says, "name a folder on a local disk with --data-dir")
+    else:
+        yield ok("file system", f"{kind or 'unknown'}, under {home.folder}")
+    if not home.database.exists():
+        yield ok("database", "there is none yet; the first `start` makes it")
+        return
+    try:
+        yield _checked(home.database)
+    except sqlite3.OperationalError as error:
+        remedy = "look at its permissions and at those of its folder"
+        yield warn("database", f"{home.database} cannot be read: {error}", remedy)
+    except sqlite3.DatabaseError as error:
+        remedy = f"stop the scheduler and move {home.database} aside to begin with an empty record"
+        yield bad("database", f"{home.database}: {error}", remedy)
+
+
+def _checked(path: Path) -> Finding:
+    end = time.monotonic() + _CHECK_S
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
+    try:
+        db.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+        schema = db.execute("PRAGMA user_version").fetchone()[0]
+        try:
+            said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if "interrupt" not in str(error):
+                raise
+            said = "ok"  # too large to be read through in time; what was read is whole
+    finally:
+        db.close()
+    if said != "ok":
+        remedy = f"stop the scheduler and move {path} aside; what it held is lost"
+        return bad("database", f"{path} is damaged: {said}", remedy)
+    size = path.stat().st_size / 1024**2
+    return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, whole")
+
+
+def state_file(home: Home) -> Finding:
+    """The JSON file, which people and scripts edit."""
+    path = home.state_file
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ok("state file", f"{path} (not there yet)")
+    except OSError as error:
+        return bad("state file", f"{path}: {error.strerror}", f"chmod u+rw {path}")
+    try:
+        statefile.parse(content)
+    except ValueError as error:
+        remedy = "mend it; else it is set aside as .bad and written anew"
+        return warn("state file", f"{path}: {error}", remedy)
+    return _guarded("state file", path, "JSON")
+
+
+def jobs_file(path: str) -> Finding:
+    """Whoever can write it runs commands as us."""
+    if not path:
+        return ok("jobs file", "none is watched")
+    file = Path(os.path.abspath(path))
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return ok("jobs file", f"{file} (not there; it is waited for)")
+    except OSError as error:
+        return bad("jobs file", f"{file}: {error.strerror}", "name a file that you may read")
+    if not stat.S_ISREG(status.st_mode):
+        return bad("jobs file", f"{file} is not a file", "name a text file of jobs")
+    if not os.access(file, os.R_OK):
+        return bad("jobs file", f"{file} may not be read", f"chmod u+r {file}")
+    return _guarded("jobs file", file, f"`lint {path}` says what its lines do")
+
+
+def llm_config(named: str | None) -> Finding:
+    """The needs of models."""
+    try:
+        file = LlmConfigFile(named)
+    except UsageError as error:
+        return bad("llm_config", str(error), "mend it, or name another one with --llm-config")
+    if not file.path.exists():
+        return ok("llm_config", f"{file.path} (not there: a job that names no share needs 1 GPU)")
+    return _guarded("llm_config", file.path, "JSON, as it should be")
+
+
+def scheduler(home: Home) -> Finding:
+    """Whether one is up."""
+    pid = scheduler_pid(home.lock)
+    return ok("scheduler", "not running" if pid is None else f"running, pid {pid}")
+
+
+def _guarded(check: str, path: Path, says: str) -> Finding:
+    """Fine, unless somebody else could change the file."""
+    for place in (path, path.parent):
+        status = place.stat()
+        if status.st_uid not in (os.geteuid(), 0):
+            says = f"{place} belongs to uid {status.st_uid}, who can change what is run"
+            return bad(check, says, f"sudo chown {os.geteuid()} {place}, or use a folder of yours")
+        who = _open_to_others(place)
+        if who is not None:
+            judge = bad if status.st_mode & stat.S_IWOTH else warn
+            return judge(check, f"{place} {who}: they can change what is run", f"chmod go-w {place}")
+    return ok(check, f"{path}; {says}")
+
+
+def _open_to_others(path: Path) -> str | None:
+    """Who else may write there, as a predicate. In a sticky folder files stay their owners'."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return None
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everybody"
+    return "may be written by its group" if status.st_mode & stat.S_IWGRP else None

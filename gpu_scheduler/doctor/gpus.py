@@ -1,0 +1,58 @@
+"""The driver, and what each GPU says to the probe that `start` would use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.probes import ProbeKind
+from gpu_scheduler.probes.asked import AskedProbe
+from gpu_scheduler.probes.visible import restrict
+
+#: Seconds for the first answer.
+_PROBE_S = 15.0
+
+
+def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
+    """The kernel's part of it."""
+    try:
+        text = version.read_text("utf-8", "replace")
+    except OSError:
+        return warn("driver", "the NVIDIA driver is not loaded", "install it, or use --simulate 4")
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return ok("driver", f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
+
+
+def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterator[Finding]:
+    """Each GPU. visible: the value of CUDA_VISIBLE_DEVICES, None = not set."""
+    with AskedProbe(kind, simulate) as asked:
+        try:
+            snapshot = asked.first_sample(_PROBE_S)
+        except GpuStateError as error:
+            says, _, remedy = str(error).partition("\n")
+            yield bad("probe", says, remedy or "see whether `nvidia-smi` answers")
+            return
+    managed, note = restrict(snapshot.gpus, visible)
+    if note is not None:
+        judge = warn if managed else bad
+        yield judge("CUDA_VISIBLE_DEVICES", note, "unset it, if all GPUs shall be used")
+    for gpu in snapshot.gpus:
+        yield _one(gpu)
+
+
+def _one(gpu: GpuSample) -> Finding:
+    check = f"GPU {gpu.index}"
+    if gpu.fault is not None:
+        return bad(check, f"{gpu.name}: {gpu.fault}", "see what `nvidia-smi` and the kernel's log say of it")
+    unknown = [
+        name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None
+    ]
+    if unknown:
+        says = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
+        return warn(check, says, f"see what `nvidia-smi -q -i {gpu.index}` says of it")
+    memory = f"{gpu.used_mib} of {gpu.total_mib} MiB in use"
+    return ok(check, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %")

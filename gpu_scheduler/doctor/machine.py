@@ -1,0 +1,70 @@
+"""Limits of the kernel that many jobs can reach, and the clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpu_scheduler.doctor.findings import Finding, ok, warn
+
+#: Watches that a scheduler with some hundred jobs uses, and ptys that should be left.
+_WATCHES, _PTYS = 1024, 64
+#: 2024-01-01; a clock before it was never set. Seconds that files may be ahead of it.
+_LEAST, _AHEAD_S = 1_704_067_200.0, 60.0
+
+
+def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
+    """Whether a new instance can be had, and how many files it may watch."""
+    from inotify_simple import INotify
+
+    instances, watches = (_number(limits / f"max_user_{name}") for name in ("instances", "watches"))
+    try:
+        INotify().close()
+    except OSError as error:
+        says = f"no instance is left ({error.strerror}): changes are seen by looking every few seconds"
+        return warn("inotify", says, f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}")
+    if watches is not None and watches < _WATCHES:
+        says = f"{watches} watches at most: with many jobs, changes are seen by looking every few seconds"
+        return warn("inotify", says, "sudo sysctl fs.inotify.max_user_watches=65536")
+    return ok("inotify", f"{_shown(instances)} instances, {_shown(watches)} watches at most")
+
+
+def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
+    """Each session takes two."""
+    most, used = _number(limits / "max"), _number(limits / "nr")
+    if most is not None and used is not None and most - used < _PTYS:
+        says = f"{most - used} of {most} are left; each job in Screen takes two"
+        return warn("ptys", says, f"sudo sysctl kernel.pty.max={2 * most}")
+    return ok("ptys", f"{_shown(used)} of {_shown(most)} in use")
+
+
+def clock(now: float, files: Iterable[Path]) -> Finding:
+    """now: wall seconds; files: some that were written before it."""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
+    if now < _LEAST:
+        return warn("clock", f"{shown}: it was never set", "set it (timedatectl): ages and times are wrong")
+    ahead = [path for path in files if _written(path) > now + _AHEAD_S]
+    if ahead:
+        says = f"{shown}: {ahead[0]} was written later than that"
+        return warn("clock", says, "set it (timedatectl); what was recorded keeps its times")
+    return ok("clock", shown)
+
+
+def _written(path: Path) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _shown(number: int | None) -> str:
+    return "?" if number is None else str(number)

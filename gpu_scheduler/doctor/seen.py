@@ -1,0 +1,50 @@
+"""The managed GPUs as placement sees them, from the record: the values of the last sample, judged by the code
+that the scheduler itself goes by."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+from gpu_scheduler.core.facts import Attempt, Facts, Now, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.gpuview import view
+from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.placement import GpuView, Limits
+from gpu_scheduler.gpus import GpuWatch
+
+
+def views(
+    rows: Sequence[sqlite3.Row],
+    paused: Mapping[str, bool],
+    attempts: Sequence[Attempt],
+    limits: Limits,
+    now: Now,
+) -> list[GpuView]:
+    """A view of each GPU of these rows (`Store.gpus`). attempts: all that are not settled."""
+    sampled = [(row, json.loads(row["loads"])) for row in rows if row["sampled_at"] is not None]
+    watch = GpuWatch()
+    # The samples again, the newest last; of the earlier ones only the load is left, and matters.
+    for ago in reversed(range(max((len(loads) for _, loads in sampled), default=1) or 1)):
+        samples = [_sample(row, loads, ago) for row, loads in sampled if ago < max(1, len(loads))]
+        watch.take(Snapshot(now.boot, tuple(samples)))
+    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+    managed = {row["uuid"]: (row["idx"], paused.get(row["uuid"], False)) for row in rows}
+    gpus = watch.gpus(managed, tokens)
+    facts = Facts(now, Settings(limits=limits), LlmConfig(), gpus, attempts=tuple(attempts))
+    return [view(gpu, facts) for gpu in gpus]
+
+
+def _sample(row: sqlite3.Row, loads: Sequence[float | None], ago: int) -> GpuSample:
+    listed = None if row["processes"] is None else json.loads(row["processes"])
+    return GpuSample(
+        uuid=row["uuid"],
+        index=row["idx"],
+        name=row["name"],
+        total_mib=row["total_mib"],
+        used_mib=row["used_mib"],
+        load_percent=loads[-1 - ago] if loads else None,
+        processes=None if listed is None else tuple(GpuProcess(*process) for process in listed),
+        fault=row["fault"],
+    )

@@ -1,0 +1,95 @@
+"""The programs that we rest on: Python, our packages, conda; and as whom we run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from gpu_scheduler import __version__
+from gpu_scheduler.asking import Answer, ask
+from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+
+#: Module -> the package that brings it.
+PACKAGES = {
+    "GPUtil": "GPUtil",
+    "pynvml": "nvidia-ml-py",
+    "psutil": "psutil",
+    "inotify_simple": "inotify_simple",
+    "rich": "rich",
+    "rich_argparse": "rich-argparse",
+    "shtab": "shtab",
+    **({"setuptools": "setuptools"} if sys.version_info >= (3, 12) else {}),
+}
+#: Seconds for `conda env list`, which is a large Python program.
+_CONDA_S = 20.0
+_SHOWN = 12
+
+
+def python() -> Finding:
+    """The interpreter, which runs the scheduler and its runners."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if not sys.executable:
+        remedy = "start it with a Python that knows its own path"
+        return bad("Python", f"{found}, of which the path is unknown", remedy)
+    return ok("Python", f"{found}, {sys.executable}")
+
+
+def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
+    """Ours and those that it needs."""
+    missing = [package for module, package in wanted.items() if find_spec(module) is None]
+    if missing:
+        return bad("packages", f"missing: {', '.join(missing)}", "make install, or pip install .")
+    found = ", ".join(f"{package} {_version(package)}" for package in wanted.values())
+    return ok("packages", f"gpu-scheduler {__version__}; {found}")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(unknown)"
+
+
+def user(uid: int) -> Finding:
+    """As whom jobs run."""
+    if uid == 0:
+        says = "root: whoever can write the jobs file runs commands as root"
+        return warn("user", says, "run it as a user of its own")
+    return ok("user", f"uid {uid}")
+
+
+def conda(conda_sh: str | None, named: bool) -> Iterator[Finding]:
+    """conda_sh: the file that defines `conda`, None where none was found; named: by --conda-sh."""
+    if conda_sh is None:
+        yield ok("conda", "none found; jobs whose line names no environment run without it")
+        return
+    if not os.path.isfile(conda_sh):
+        remedy = "name etc/profile.d/conda.sh of the installation" if named else "install conda again"
+        yield bad("conda", f"{conda_sh}: no such file", remedy)
+        return
+    said = ask_conda(conda_sh)
+    if not said.good:
+        remedy = f"see what `. {conda_sh}; conda env list` says"
+        yield bad("conda", f"{conda_sh}: `conda env list`: {said.why()}", remedy)
+        return
+    yield ok("conda", f"{conda_sh}; environments: {_listed(environments(said.text))}")
+
+
+def ask_conda(conda_sh: str) -> Answer:
+    """What `conda env list` prints; `environments` reads it."""
+    return ask(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_CONDA_S)
+
+
+def environments(text: str) -> list[str]:
+    """The environments that `conda env list` prints; those without a name by their folder."""
+    rows = (line.split() for line in text.splitlines())
+    return [words[0] for words in rows if words and not words[0].startswith("#")]
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more if every else "none"

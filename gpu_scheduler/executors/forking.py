@@ -1,0 +1,144 @@
+"""Runners without a terminal, forked by a helper that has their modules loaded: some 20 ms less for each job.
+
+The helper (`runner.forks`) is started by exec and shares nothing with the scheduler but two pipes. While it
+is not ready, refuses, or does not answer, runners are started as `direct` starts them. A request that is lost
+with the helper is a launch that nobody claims, which the loop tries again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.spawn import Children, bare_environment
+from gpu_scheduler.runner.folder import FORKED, NO_TOKEN, READY, START, TITLE_ROOM, TOKEN, spec_of
+
+#: Seconds for an answer, which takes a millisecond; a helper that needs longer is given up.
+_ANSWER_S = 2.0
+#: Seconds between two starts of a helper.
+_START_EVERY_S = 10.0
+
+
+class ForkingExecutor:
+    """interpreter: a real Python, not looked up on PATH; start: the file that makes it runner or helper."""
+
+    def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
+        self._fallback = DirectExecutor(interpreter, start)
+        self._command = (interpreter, "-I", "-S", start, "--forks", "." * TITLE_ROOM)
+        self._children = Children()
+        self._helper: _Helper | None = None
+        self._start_at = 0.0
+        self._start()
+
+    def launch(self, folder: Path) -> None:
+        """Start a runner. Raises LaunchError."""
+        try:
+            token = spec_of(folder)["token"]
+        except OSError as error:
+            raise LaunchError(f"the runner cannot be started: {error}") from error
+        if not self._fork(token, folder):
+            self._fallback.launch(folder)
+
+    def reap(self) -> None:
+        """Collect runners of the fallback, and helpers; the helper collects its own runners."""
+        self._fallback.reap()
+        self._children.reap()
+
+    def close(self) -> None:
+        """Let the helper end; its runners go on."""
+        if self._helper is not None:
+            self._helper.close()
+            self._helper = None
+
+    def helper(self) -> int | None:
+        """The pid of the helper once it is ready."""
+        return self._helper.pid if self._helper is not None and self._helper.ready() else None
+
+    def _fork(self, token: str, folder: Path) -> bool:
+        helper = self._helper
+        if helper is None:
+            self._start()
+            return False
+        if len(token) != len(NO_TOKEN):
+            return False
+        try:
+            return helper.ready() and helper.fork(token, folder)
+        except OSError:
+            # What it has not answered it shall not do later either.
+            self._children.kill(helper.pid)
+            self.close()
+            if not helper.was_ready:
+                self._start_at = float("inf")  # forking does not work here
+            return False
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        if now < self._start_at:
+            return
+        self._start_at = now + _START_EVERY_S
+        try:
+            self._helper = _Helper(self._children, self._command)
+        except OSError:
+            pass  # the fallback says what is wrong
+
+
+class _Helper:
+    """One helper: its pid and the near ends of its pipes. Raises OSError if it cannot be started or asked."""
+
+    def __init__(self, children: Children, command: tuple[str, ...]) -> None:
+        far_in, self._requests = _pipe()
+        self._answers, far_out = _pipe()
+        try:
+            env = bare_environment(os.environ) | {TOKEN: NO_TOKEN}
+            self.pid = children.start(command, env, (far_in, far_out))
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(far_in)
+            os.close(far_out)
+        self.was_ready = False
+
+    def ready(self) -> bool:
+        """Whether it has said that it can fork; does not wait."""
+        if not self.was_ready:
+            self.was_ready = self._heard(0.0) == READY
+        return self.was_ready
+
+    def fork(self, token: str, folder: Path) -> bool:
+        """Whether it has forked a runner for this folder; False: it could not."""
+        os.write(self._requests, token.encode("ascii") + os.fsencode(folder.absolute()) + b"\0")
+        answer = self._heard(_ANSWER_S)
+        if answer is None:
+            raise TimeoutError
+        return answer == FORKED
+
+    def _heard(self, timeout_s: float) -> bytes | None:
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
+            return None
+        answer = os.read(self._answers, 1)
+        if not answer:
+            raise BrokenPipeError
+        return answer
+
+    def close(self) -> None:
+        """Close its pipes, which ends it."""
+        os.close(self._requests)
+        os.close(self._answers)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are neither of 0, 1 and 2, even if those are free."""
+    ends = os.pipe()
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in ends]
+    for fd in ends:
+        os.close(fd)
+    return above[0], above[1]

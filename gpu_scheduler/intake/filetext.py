@@ -1,0 +1,249 @@
+"""The text of a jobs file into lines. Only what has changed is parsed: what stands unchanged at the beginning
+and at the end of the text keeps the lines that it had, so that a long file costs what is done to it."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from gpu_scheduler.core import grown, shelltext
+from gpu_scheduler.core.jobline import LineResult, Malformed, Parsed, parse_line
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.lines import Line, Reading, parsed_line
+from gpu_scheduler.intake import bashcheck
+from gpu_scheduler.intake.multiline import FARTHEST, with_completions
+
+_UTF8 = "text in UTF-8; save the file as UTF-8"
+#: Mistakes, and answers of bash, that are remembered.
+_MOST = 10_000
+
+
+@dataclass(frozen=True)
+class FileText:
+    """A text and what it says. count: its lines, blank ones and comments too; lines: those that are jobs or
+    mistakes; mistakes: the malformed of them."""
+
+    content: bytes = b""
+    count: int = 0
+    lines: tuple[Line, ...] = ()
+    mistakes: tuple[Line, ...] = ()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no line that is appended can be a part of one that is there, or change what one means."""
+        if not self.content.endswith(b"\n"):
+            return not self.content
+        if not self.mistakes:
+            return True
+        near = self.mistakes[-1].number > self.count - FARTHEST
+        continued = self.content[-1024:].rstrip().endswith(b"\\")
+        return not near and not continued and all(line.problem != grown.REASON for line in self.mistakes)
+
+
+class TextParser:
+    """Parses the texts of one jobs file. cwd: the working folder of its lines; home: what `~/` stands for;
+    known_gpus: the indices there are, None = any."""
+
+    def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
+        self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
+        #: What a raw line is by itself, of those that ended up as mistakes: bash is asked about them once.
+        self._wrong: dict[bytes, LineResult] = {}
+        self._completes: dict[str, bool] = {}
+
+    def parse(self, content: bytes, before: FileText, previous: Reading) -> FileText:
+        """The text as it is now. before: as it was; previous: the last reading."""
+        head, tail = _unchanged(before.content, content)
+        raws = list(io.BytesIO(content[head : len(content) - tail]))
+        first, behind = _count(content[:head]), _count(content[len(content) - tail :])
+        count = first + len(raws) + behind
+        kept = before.lines[: _up_to(before.lines, first)]
+        moved = before.lines[_up_to(before.lines, before.count - behind) :]
+        last = tuple(line.numbered(line.number + count - before.count) for line in moved)
+        read = self._read(raws)
+        if not before.mistakes and not any(isinstance(result, Malformed) for result in read):
+            lines = (*kept, *_lines(raws, first, read), *last)
+        else:
+            raws = list(io.BytesIO(content))
+            results: list[LineResult | Line] = [None] * count
+            results[first : first + len(read)] = read
+            for line in (*kept, *last):
+                results[line.number - 1] = line
+            wrong = [line.number - 1 for line in (*kept, *last) if line.malformed]
+            for index, result in zip(wrong, self._read([raws[i] for i in wrong]), strict=True):
+                results[index] = result
+            lines = _lines(raws, 0, self._in_context(raws, 0, results, previous))
+        if not before.lines:
+            lines = _those_known(lines, previous)
+        return FileText(content, count, lines, tuple(line for line in lines if line.malformed))
+
+    def append(
+        self, content: bytes, before: FileText, previous: Reading, most: int | None
+    ) -> tuple[FileText, tuple[Line, ...]]:
+        """The text that `content` continues, and about `most` lines more (None: all); and their lines.
+
+        before: the beginning of `content`; it is closed.
+        """
+        stream = io.BytesIO(content)
+        stream.seek(len(before.content))
+        raws: list[bytes] = []
+        read: list[LineResult] = []
+        while True:
+            more = list(islice(stream, FARTHEST if raws else most))
+            raws += more
+            read += self._read(more)
+            lines = _lines(raws, before.count, self._in_context(raws, before.count, read, previous))
+            mistakes = (*before.mistakes, *(line for line in lines if line.malformed))
+            text = FileText(
+                content[: stream.tell()], before.count + len(raws), (*before.lines, *lines), mistakes
+            )
+            if text.is_closed or len(text.content) == len(content):
+                return text, lines
+
+    def spec_of(self, line: Line) -> JobSpec:
+        """The job of a well-formed line, parsed once more where the line does not hold it."""
+        if line.spec is not None:
+            return line.spec
+        for known in (self._known_gpus, None):
+            result = parse_line(line.raw, self._cwd, self._home, known)
+            if isinstance(result, Parsed):
+                return result.spec
+        raise AssertionError(f"no job: {line}")
+
+    def _read(self, raws: Sequence[bytes]) -> list[LineResult]:
+        """What each line is by itself; bash is asked about all of them at once."""
+        found: dict[bytes, LineResult] = {}
+        asking: dict[bytes, str] = {}
+        for raw in raws:
+            if raw in found:
+                continue
+            found[raw] = result = self._wrong[raw] if raw in self._wrong else self._read_one(raw)
+            if isinstance(result, Parsed) and result.ask_bash and raw not in self._wrong:
+                asking[raw] = result.spec.command or ""
+        refused = bashcheck.refusals(list(asking.values())) if asking else {}
+        for raw, command in asking.items():
+            if command in refused:
+                refusal = refused[command]
+                found[raw] = Malformed(refusal.reason, shelltext.ACCEPTED, refusal.unfinished)
+        return [found[raw] for raw in raws]
+
+    def _read_one(self, raw: bytes) -> LineResult:
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            column = len(raw[: error.start].decode("utf-8")) + 1
+            reason = f"column {column}: byte 0x{raw[error.start]:02x} is not UTF-8"
+            if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+                reason += "; the file looks like UTF-16"
+            return Malformed(reason, _UTF8)
+        return parse_line(text, self._cwd, self._home, self._known_gpus)
+
+    def _in_context(
+        self, raws: Sequence[bytes], before: int, alone: Sequence[LineResult | Line], previous: Reading
+    ) -> Sequence[LineResult | Line]:
+        """What the lines behind the first `before` ones are together, from what each is by itself (a Line:
+        what it was, and it was no mistake)."""
+        if not any(isinstance(result, Malformed) for result in alone):
+            return alone
+        texts = [_text(raw).rstrip("\r\n") for raw in raws]
+        results = list(alone)
+        self._keep_known(texts, results, previous)
+        for index, malformed in with_completions(texts, results, self._is_whole, before).items():
+            if results[index] is not None:
+                results[index] = malformed
+        if len(self._wrong) > _MOST:
+            self._wrong.clear()
+        for raw, result, by_itself in zip(raws, results, alone, strict=True):
+            if isinstance(result, Malformed) and not isinstance(by_itself, Line):
+                self._wrong[raw] = by_itself
+        return results
+
+    def _keep_known(self, texts: Sequence[str], results: list[LineResult | Line], previous: Reading) -> None:
+        """A line that has been a job stays one when GPUs are fewer than they were; its job waits instead."""
+        good = {line.raw.rstrip("\r\n") for line in previous if not line.malformed}
+        for index, text in enumerate(texts):
+            if not isinstance(results[index], Malformed) or text not in good:
+                continue
+            anew = parse_line(text, self._cwd, self._home, None)
+            # What bash refuses is Parsed both times, and stays refused.
+            now = parse_line(text, self._cwd, self._home, self._known_gpus)
+            if isinstance(anew, Parsed) and isinstance(now, Malformed):
+                results[index] = anew
+
+    def _is_whole(self, text: str) -> bool:
+        if len(self._completes) > _MOST:
+            self._completes.clear()
+        if text not in self._completes:
+            self._completes[text] = bashcheck.completes(text)
+        return self._completes[text]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _lines(raws: Sequence[bytes], before: int, results: Sequence[LineResult | Line]) -> tuple[Line, ...]:
+    """The lines behind the first `before` ones, blank ones and comments left out."""
+    return tuple(
+        result if isinstance(result, Line) else parsed_line(number, _text(raw), result)
+        for number, (raw, result) in enumerate(zip(raws, results, strict=True), before + 1)
+        if result is not None
+    )
+
+
+def _those_known(lines: tuple[Line, ...], previous: Reading) -> tuple[Line, ...]:
+    """The lines, with those of the last reading in the places of equal ones: nothing else is kept of them."""
+    same = [
+        old if line.is_written_as(old) and not line.malformed else line
+        for line, old in zip(lines, previous, strict=False)
+    ]
+    return (*same, *lines[len(same) :])
+
+
+def _up_to(lines: Sequence[Line], number: int) -> int:
+    """How many of the lines are among the first `number` of the file."""
+    return bisect_right(lines, number, key=lambda line: line.number)
+
+
+def _count(content: bytes) -> int:
+    """The lines of a text that begins with a whole one."""
+    return content.count(b"\n") + (content != b"" and not content.endswith(b"\n"))
+
+
+def _unchanged(old: bytes, new: bytes) -> tuple[int, int]:
+    """How many bytes, in whole lines, are equal at the beginning of two texts, and behind that at the end."""
+    head = new.rfind(b"\n", 0, _common(old, new, min(len(old), len(new)))) + 1
+    most = min(len(old), len(new)) - head
+    tail = _common_end(old, new, most)
+    if not (_begins_line(old, len(old) - tail) and _begins_line(new, len(new) - tail)):
+        tail = len(new) - (new.find(b"\n", len(new) - tail) + 1) if b"\n" in new[len(new) - tail :] else 0
+    return head, tail
+
+
+def _begins_line(content: bytes, at: int) -> bool:
+    return at == 0 or content[at - 1 : at] == b"\n"
+
+
+def _common(one: bytes, other: bytes, most: int) -> int:
+    """The length of the common beginning; halving compares as fast as memory is read."""
+    low = 0
+    while low < most:
+        middle = (low + most + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            most = middle - 1
+    return low
+
+
+def _common_end(one: bytes, other: bytes, most: int) -> int:
+    low = 0
+    while low < most:
+        middle = (low + most + 1) // 2
+        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
+            low = middle
+        else:
+            most = middle - 1
+    return low

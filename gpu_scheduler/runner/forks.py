@@ -1,0 +1,121 @@
+"""Runners by fork: a process that has the runner's modules loaded, and forks one for each request.
+
+A request on descriptor 0 is a token and the absolute path of a folder, ended by a zero byte; the answer on
+descriptor 1 is one byte, FORKED or REFUSED, after the one that says READY. It ends when the requests end; its
+runners go on. It knows neither the record nor what its runners do.
+
+/proc shows a forked process with the environment and the arguments of the program that forked, whatever
+`setenv` says. So this process is started with room for a token in its environment and for a path in its
+arguments, and a runner writes its own there before anything else: the sweep sees it as it sees all others.
+"""
+
+from __future__ import annotations
+
+import _ctypes  # noqa: F401 - for the runners, as `leftovers` is: they would import it late
+import gc
+import os
+import sys
+
+from . import leftovers, signals, supervise  # noqa: F401
+from .folder import FORKED, NO_TOKEN, READY, REFUSED, START, TITLE_ROOM, TOKEN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
+
+
+def main() -> None:
+    """Serve until descriptor 0 ends; never returns."""
+    os.chdir("/")
+    supervise.close_inherited()
+    # The kernel collects the runners. Each puts it back before it has children of its own.
+    _signal.signal(signals.CHLD, _signal.SIG_IGN)
+    room = Room()
+    room.title([sys.executable, "-I", "-S", START, "--forks"])
+    gc.collect()
+    gc.freeze()
+    os.write(1, READY)
+    rest = b""
+    while data := os.read(0, 1 << 16):
+        *requests, rest = (rest + data).split(b"\0")
+        for request in requests:
+            os.write(1, _fork(room, request))
+    os._exit(0)
+
+
+def _fork(room: Room, request: bytes) -> bytes:
+    token, path = request[: len(NO_TOKEN)].decode("ascii"), os.fsdecode(request[len(NO_TOKEN) :])
+    try:
+        pid = os.fork()
+    except OSError:
+        return REFUSED
+    if pid:
+        return FORKED
+    try:
+        _become_runner(room, token, path)
+    finally:
+        os._exit(70)
+
+
+def _become_runner(room: Room, token: str, path: str) -> None:
+    os.dup2(2, 0)
+    os.dup2(2, 1)
+    os.setsid()
+    _signal.signal(signals.CHLD, _signal.SIG_DFL)
+    sys.orig_argv = command = [sys.executable, "-I", "-S", START, path]
+    os.environ[TOKEN] = token
+    try:
+        room.token(token)
+        room.title(command)
+    except OSError:
+        os.execve(sys.executable, command, os.environ)
+    supervise.main(path)
+
+
+class Room:
+    """The places in this process's own memory from which /proc reads its environment and its arguments.
+
+    Raises OSError where they cannot be found or written.
+    """
+
+    def __init__(self) -> None:
+        fields = _read("stat").rpartition(b")")[2].split()
+        self._arguments, arguments_end, environment = (int(fields[n]) for n in (45, 46, 47))
+        self._size = arguments_end - self._arguments
+        mark = f"{TOKEN}={NO_TOKEN}\0".encode("ascii")
+        at = _read("environ").find(mark)
+        if at < 0 or self._size < TITLE_ROOM:
+            raise OSError("no room for a token")
+        self._token = environment + at + len(TOKEN) + 1
+        self.token("0" * len(NO_TOKEN))
+        if mark in _read("environ"):
+            raise OSError("the environment cannot be written")
+        self.token(NO_TOKEN)
+
+    def token(self, token: str) -> None:
+        """Carry this token."""
+        self._write({self._token: token.encode("ascii")})
+
+    def title(self, command: list[str]) -> None:
+        """Show this command, as far as there is room."""
+        shown = os.fsencode(" ".join(command))[: self._size - 2] + b"\0"
+        # A last byte that is not zero tells the kernel that one text up to its zero is to be shown.
+        self._write({self._arguments: shown, self._arguments + self._size - 1: b"."})
+
+    def _write(self, texts: dict[int, bytes]) -> None:
+        memory = os.open("/proc/self/mem", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for address, text in texts.items():
+                os.pwrite(memory, text, address)
+        finally:
+            os.close(memory)
+
+
+def _read(name: str) -> bytes:
+    fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b""))
+    finally:
+        os.close(fd)

@@ -1,0 +1,74 @@
+"""How many processes the kernel has killed for want of memory since the command was about to start.
+
+The counter is that of this process's cgroup (v2: memory.events, v1: memory.oom_control), else the machine's
+(/proc/vmstat). A counter that cannot be read is None, never zero. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+class OomCounter:
+    """The kernel's counter, kept open: asked at once, and again at the end."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._before: int | None = None
+        for path in _places():
+            try:
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            self._before = self._count()
+            if self._before is not None:
+                return
+            os.close(self._fd)
+
+    def kills(self) -> int | None:
+        """How far it has gone up since this value was made; None = unknown."""
+        now = None if self._before is None else self._count()
+        return None if now is None or self._before is None else max(0, now - self._before)
+
+    def _count(self) -> int | None:
+        try:
+            text = os.pread(self._fd, 1 << 16, 0)
+        except OSError:
+            return None
+        for line in text.split(b"\n"):
+            if line.startswith(b"oom_kill "):
+                return int(line[9:])
+        return None
+
+
+def _places() -> Iterator[str]:
+    """Where the counter may be, the one that fits best first."""
+    for line in _text("/proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers == "":
+            yield f"{_CGROUPS}{path}/memory.events"
+        elif "memory" in controllers.split(","):
+            yield f"{_CGROUPS}/memory{path}/memory.oom_control"
+    # In a container the path may be that of the host, and what is mounted the container's own group.
+    yield f"{_CGROUPS}/memory.events"
+    yield f"{_CGROUPS}/memory/memory.oom_control"
+    yield "/proc/vmstat"
+
+
+def _text(path: str) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

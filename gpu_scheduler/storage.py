@@ -1,0 +1,152 @@
+"""The places that we write to, and what is wrong with them: told by trying, since no number of free bytes
+says whether a quota, a mount or a permission lets us write.
+
+`troubles` is one look, for the scheduler and for readers alike.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.store.home import Home
+
+#: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
+FAILURES = (OSError, sqlite3.OperationalError)
+#: The key under which the record says where job logs go.
+LOG_FOLDER = "log_folder"
+#: Bytes that must fit: the folder of one more attempt, and the ends of those that run.
+ROOM = 64 * 1024
+
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+#: What a folder says that cannot be written; another error only tells that it knows no files without a name.
+_TOLD = (*_FORBIDDEN, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOTDIR, errno.ESTALE)
+
+
+def troubles(home: Home, logs: LogFolder | None) -> tuple[Trouble, ...]:
+    """What is wrong now, what stops new starts first. Changes nothing. logs None: not known."""
+    found = [*_of_logs(logs)] if logs is not None else []
+    record = _of_folder("record", home.folder, home.runs)
+    if record is not None:
+        found.append(record)
+    found += _of_files(home, told=record is not None and _same_disk(home.folder, home.state_file.parent))
+    return tuple(sorted(found, key=lambda trouble: not trouble.stops))
+
+
+def refusal(home: Home, error: Exception) -> str:
+    """Why the record cannot be used, in words, with the remedy."""
+    for trouble in troubles(home, None):
+        if trouble.stops:
+            return f"{trouble} ({error})"
+    if "locked" in str(error):
+        return f"{home.database}: {error}: end the program that holds it locked, then try again"
+    return f"{home.database}: {error}: look at its permissions and at those of its folder"
+
+
+def _of_logs(logs: LogFolder) -> Iterator[Trouble]:
+    usable = logs.usable()
+    remedy = "remove it, or name a folder of yours with --log-dir"
+    for path in logs.paths:
+        why = logs.foreign(path)
+        if why is None:
+            break
+        instead = f"job logs go to {usable}; {remedy}" if usable is not None else remedy
+        yield Trouble("log folder", str(path), why, instead, stops=usable is None)
+    if usable is not None:
+        trouble = _of_folder("log folder", usable)
+        if trouble is not None:
+            yield trouble
+
+
+def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble | None:
+    """One that is missing is made when it is needed, if the folder above it allows. within: where in it."""
+    path = within or folder
+    while not os.path.exists(path) and path != path.parent:
+        path = path.parent
+    error = _cannot_hold(path)
+    return None if error is None else Trouble(what, str(folder), *_words(error, path), stops=True)
+
+
+def _of_files(home: Home, told: bool) -> Iterator[Trouble]:
+    """The state file and the main log, without which all goes on. told: their disk is told of already."""
+    folder = home.state_file.parent
+    error = _cannot_hold(folder)
+    if error is not None and (not told or error.errno in _FORBIDDEN):
+        yield Trouble("state file", str(home.state_file), *_words(error, folder), stops=False)
+    elif error is None:
+        yield from _of_file("state file", home.state_file, os.R_OK)
+        yield from _of_file("main log", home.log, os.W_OK)
+
+
+def _of_file(what: str, path: Path, access: int) -> Iterator[Trouble]:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield Trouble(what, str(path), f"cannot be opened ({error.strerror})", "remove it", stops=False)
+        return
+    if not stat.S_ISREG(status.st_mode):
+        yield Trouble(what, str(path), "is not a file", "remove it, or move it aside", stops=False)
+    elif not os.access(path, access, effective_ids=True):
+        verb = "read" if access == os.R_OK else "written"
+        remedy = f"chmod u+rw {shlex.quote(str(path))}"
+        yield Trouble(what, str(path), f"may not be {verb}", remedy, stops=False)
+
+
+def _cannot_hold(folder: Path) -> OSError | None:
+    """The error of writing ROOM bytes into a file without a name; None if there is none."""
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error if error.errno in _TOLD else _by_numbers(folder)
+    try:
+        if os.write(fd, bytes(ROOM)) < ROOM:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return None
+    except OSError as error:
+        return error
+    finally:
+        os.close(fd)
+
+
+def _by_numbers(folder: Path) -> OSError | None:
+    number = 0
+    try:
+        if not folder.is_dir():
+            number = errno.ENOTDIR
+        elif not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+            number = errno.EACCES
+        else:
+            disk = os.statvfs(folder)
+            free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+            number = errno.ENOSPC if free * disk.f_frsize < ROOM else 0
+    except OSError as error:
+        return error
+    return OSError(number, os.strerror(number)) if number else None
+
+
+def _words(error: OSError, folder: Path) -> tuple[str, str]:
+    if error.errno == errno.ENOSPC:
+        return "is on a full disk", "free space there"
+    if error.errno == errno.EDQUOT:
+        return "is over your quota", "free space there"
+    if error.errno == errno.EROFS:
+        return "is on a read-only file system", "mount it for writing"
+    if error.errno in _FORBIDDEN:
+        return "may not be written", f"chmod u+rwx {shlex.quote(str(folder))}"
+    return f"cannot be written ({error.strerror})", f"look at {folder}"
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:
+        return False

@@ -1,0 +1,86 @@
+"""Which kind of file system a path lies on, and whether a record is safe there.
+
+Locks and shared memory of a network file system are not those of one host, and a database needs both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_MOUNTINFO = "/proc/self/mountinfo"
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+
+#: Kinds whose files other hosts may hold open too.
+_SHARED = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "dvs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
+    "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
+})  # fmt: skip
+#: The root of rootless containers: FUSE, but of one kernel. (fuseblk is a local disk in any case.)
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A line of mountinfo. device: "major:minor"."""
+
+    device: str
+    point: str
+    kind: str
+
+
+def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
+    """The mounts, in the order in which they were made. Lines of another form are left out."""
+    mounts = []
+    for line in lines:
+        before, _, behind = line.partition(b" - ")
+        fields, kind = before.split(b" "), behind.split(b" ")[0]
+        if len(fields) >= 6 and kind:
+            point = _OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), fields[4])
+            mounts.append(Mount(fields[2].decode("ascii", "replace"), os.fsdecode(point), os.fsdecode(kind)))
+    return tuple(mounts)
+
+
+def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
+    """The kind of file system of an existing path without links. device: that of the path, "major:minor".
+
+    By the device, which sees through bind mounts; where no mount has it (a subvolume of btrfs), by the
+    longest mount point above the path, of equal ones the last, which hides the others.
+    """
+    above = [mount for mount in mounts if mount.point == "/" or f"{path}/".startswith(f"{mount.point}/")]
+    same = [mount for mount in mounts if mount.device == device]
+    if same:
+        return same[-1].kind
+    return max(reversed(above), key=lambda mount: len(mount.point)).kind if above else None
+
+
+def kind_of(path: str | os.PathLike[str]) -> str | None:
+    """The kind of file system that a path lies on, or would lie on; None where that cannot be told."""
+    at = os.path.realpath(path)
+    while True:
+        try:
+            device = os.stat(at).st_dev
+            break
+        except OSError:
+            if at == os.path.dirname(at):
+                return None
+            at = os.path.dirname(at)
+    try:
+        with open(_MOUNTINFO, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # Hosts of containers have thousands of lines; as a rule one of them will do.
+    likely = parse_mountinfo([line for line in lines if f" {number} ".encode() in line])
+    known = any(mount.device == number for mount in likely)
+    return kind_at(at, number, likely if known else parse_mountinfo(lines))
+
+
+def is_shared(kind: str | None) -> bool:
+    """Whether a record must not lie on this kind of file system: one of a network, or of FUSE."""
+    if kind is None or kind in _LOCAL_FUSE:
+        return False
+    return kind in _SHARED or kind == "fuse" or kind.startswith("fuse.")

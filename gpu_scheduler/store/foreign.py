@@ -1,0 +1,70 @@
+"""The record of another host, read without touching it: from a copy, since even a reader of SQLite takes
+locks, maps shared memory and may fold the log into the file, which two hosts cannot do together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+
+from gpu_scheduler.errors import SchedulerError
+
+_TRIES = 20
+_WAIT_S = 0.05
+
+
+def copy_of(database: Path, refusal: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder of our own with a whole copy of the database and its log.
+
+    Raises SchedulerError, with the refusal, where there is none here or it does not stand still.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="gpu_scheduler_record_")
+    try:
+        for _ in range(_TRIES):
+            if _copied(database, Path(folder.name)):
+                return folder
+            time.sleep(_WAIT_S)
+        raise SchedulerError(f"{refusal}\n{database} changes too fast to be read from here; try again")
+    except FileNotFoundError:
+        folder.cleanup()
+        raise SchedulerError(refusal) from None
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+def _copied(database: Path, folder: Path) -> bool:
+    log = database.with_name(f"{database.name}-wal")
+    before = _version(database, log)
+    target = folder / database.name
+    shutil.copyfile(database, target)
+    try:
+        shutil.copyfile(log, folder / log.name)
+    except FileNotFoundError:
+        (folder / log.name).unlink(missing_ok=True)
+    return _version(database, log) == before and _is_whole(target)
+
+
+def _version(*paths: Path) -> list[tuple[int, int, int] | None]:
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        except FileNotFoundError:
+            found.append(None)
+    return found
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        connection = sqlite3.connect(path)
+        try:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+        finally:
+            connection.close()
+    except sqlite3.DatabaseError:
+        return False

@@ -1,0 +1,40 @@
+"""What readers need to know of the options of the scheduler that runs, or ran last, on this record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from gpu_scheduler.core.jobspec import CudaIds
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.store.store import Store
+
+_KEY = "started_with"
+
+
+@dataclass(frozen=True)
+class Started:
+    """llm_config, conda_sh: absolute paths; None = none was found."""
+
+    mem_threshold: float = Limits.memory
+    load_threshold: float = Limits.load
+    cuda_ids: CudaIds = "physical"
+    llm_config: str | None = None
+    conda_sh: str | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """The thresholds, as placement takes them."""
+        return Limits(self.mem_threshold, self.load_threshold)
+
+
+def note(store: Store, started: Started) -> None:
+    """Write down what this scheduler was started with."""
+    store.db.set_meta(_KEY, json.dumps(asdict(started)))
+
+
+def started_with(store: Store) -> Started:
+    """What the newest scheduler was started with; the defaults where none has said."""
+    said = json.loads(store.db.meta(_KEY) or "{}")
+    known = {field.name for field in fields(Started)}
+    return Started(**{name: value for name, value in said.items() if name in known})

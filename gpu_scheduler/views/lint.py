@@ -1,0 +1,102 @@
+"""What the lines of a jobs file will do, into text and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core.gpulist import format_gpu_list
+from gpu_scheduler.core.preview import Preview
+from gpu_scheduler.core.share import WHOLE
+from gpu_scheduler.views.report import MalformedShown
+from gpu_scheduler.views.words import plural, visible
+
+
+@dataclass(frozen=True)
+class Linted:
+    """A jobs file. path: as people know it; cwd: where its lines run."""
+
+    path: str
+    cwd: str
+    lines: Sequence[Preview]
+    malformed: Sequence[MalformedShown]
+
+
+def to_text(linted: Linted) -> str:
+    """Every line in its order, then how many of which kind there are."""
+    blocks = [(line.number, _line(linted.path, line)) for line in linted.lines]
+    blocks += [(bad.number, _bad(bad)) for bad in linted.malformed]
+    same = sum(line.same_as is not None for line in linted.lines)
+    warned = sum(bool(line.warnings) for line in linted.lines)
+    counts = [plural(len(linted.lines) - same, "job")]
+    counts += [plural(same, "duplicate line")] if same else []
+    counts += [f"{plural(warned, 'line')} with a warning"] if warned else []
+    counts += [f"{len(linted.malformed):,} malformed"]
+    return "\n".join([*(text for _, text in sorted(blocks)), ", ".join(counts)]) + "\n"
+
+
+def _line(path: str, line: Preview) -> str:
+    spec = line.spec
+    if line.same_as is not None:
+        return f"{visible(path)}:{line.number}: the same as line {line.same_as}; they are one job"
+    where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
+    facts = [_kind(line), f"needs {line.need}", f"GPUs {where}", f"priority {line.priority}"]
+    facts += [f"name {spec.name}"] if spec.name else []
+    facts += [f"conda {line.conda}"] if line.conda else []
+    facts += [f"venv {spec.venv}"] if spec.venv else []
+    facts += [f"env {' '.join(name for name, _ in spec.env)}"] if spec.env else []
+    facts += ["held until `release`"] if spec.hold else []
+    facts += ["never run: cancel"] if spec.cancel else []
+    below = [f"{visible(line.command)}", f"in {visible(spec.cwd)}"]
+    below += [f"note: {visible(note)}" for note in line.notes]
+    below += [f"warning: {visible(warning)}" for warning in line.warnings]
+    head = f"{visible(path)}:{line.number}: {visible('; '.join(facts))}"
+    return "\n".join([head, *(f"    {text}" for text in below)])
+
+
+def _kind(line: Preview) -> str:
+    return "torchrun" if line.spec.torchrun is not None else line.spec.kind
+
+
+def _bad(bad: MalformedShown) -> str:
+    head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(bad.reason)}"
+    return f"{head}\n    {visible(bad.text)}\n    accepted: {visible(bad.accepted or '')}"
+
+
+def to_json(linted: Linted) -> str:
+    """The form that docs/json.md describes."""
+    value = {
+        "file": linted.path,
+        "cwd": linted.cwd,
+        "lines": [_object(line) for line in linted.lines],
+        "malformed": [
+            {"line": bad.number, "text": bad.text, "reason": bad.reason, "accepted": bad.accepted}
+            for bad in linted.malformed
+        ],
+    }
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _object(line: Preview) -> dict[str, Any]:
+    spec, need = line.spec, line.need
+    return {
+        "line": line.number,
+        "text": spec.text,
+        "kind": _kind(line),
+        "name": spec.name,
+        "same_as_line": line.same_as,
+        "priority": line.priority,
+        "need": {"gpus": need.count, "share": need.share / WHOLE, "idle": need.alone, "words": str(need)},
+        "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
+        "conda": line.conda,
+        "venv": spec.venv,
+        "cwd": spec.cwd,
+        "env": dict(spec.env),
+        "command": line.command,
+        "hold": spec.hold,
+        "cancel": spec.cancel,
+        "notes": list(line.notes),
+        "warnings": list(line.warnings),
+    }

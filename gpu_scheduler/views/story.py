@@ -1,0 +1,194 @@
+"""Everything about one job, as values, as text for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from gpu_scheduler.views.as_json import job_object
+from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.words import ago, duration, outcome_words, visible
+
+#: What is written for a value that nobody should read over a shoulder.
+HIDDEN = "(hidden)"
+
+_WIDTH = 14
+_SECRET = re.compile(
+    r"(?:.*_)?(?:API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)"
+    r"(?:_.*)?",
+    re.IGNORECASE,
+)
+_NO_SECRET = frozenset({"PWD", "OLDPWD"})
+#: A password inside an address, and the forms of well-known keys.
+_SECRET_VALUE = re.compile(
+    r"\w+://[^/\s:@]*:[^/\s@]+@|\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza)\w|-----BEGIN "
+)
+
+
+@dataclass(frozen=True)
+class AttemptShown:
+    """One attempt. Times in wall seconds; command: as its command.sh runs it, None where there is none."""
+
+    number: int
+    gpus: tuple[int, ...]
+    outcome: str | None
+    reason: str | None
+    exit_code: int | None
+    signal: int | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    log: str | None
+    session: str | None
+    folder: str
+    command: str | None
+    survivors: tuple[int, ...]
+    launches: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """One job at `now`. line: (file, number) of its line now; origin and need: in words.
+
+    env: its `env:` variables, those hidden that look like secrets; history: (time, state, reason).
+    """
+
+    now: float
+    job: JobShown
+    kind: str
+    identity: str
+    origin: str
+    line: tuple[str, int] | None
+    script: str | None
+    arguments: tuple[str, ...]
+    need: str
+    allowed: tuple[int, ...] | None
+    conda: str | None
+    venv: str | None
+    cwd: str
+    env: Mapping[str, str]
+    attempts: tuple[AttemptShown, ...]
+    history: tuple[tuple[float, str, str | None], ...]
+
+
+def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The variables with the values hidden that look like secrets, by their names or by themselves."""
+    return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    by_name = _SECRET.fullmatch(name) is not None and name not in _NO_SECRET
+    return by_name or _SECRET_VALUE.search(value) is not None
+
+
+def to_json(story: Story) -> str:
+    """One object, pure ASCII; docs/json.md describes it."""
+    return json.dumps(
+        {
+            "now": story.now,
+            "job": job_object(story.job),
+            "kind": story.kind,
+            "identity": story.identity,
+            "line": None if story.line is None else {"file": story.line[0], "line": story.line[1]},
+            "script": story.script,
+            "arguments": list(story.arguments),
+            "need": story.need,
+            "allowed": None if story.allowed is None else list(story.allowed),
+            "environment": {
+                "conda": story.conda, "venv": story.venv, "cwd": story.cwd, "env": dict(story.env),
+            },
+            "attempts": [asdict(attempt) for attempt in story.attempts],
+            "history": [{"at": at, "state": state, "reason": why} for at, state, why in story.history],
+        },
+        indent=1,
+    ) + "\n"  # fmt: skip
+
+
+def to_text(story: Story) -> str:
+    """For people, a line per fact."""
+    blocks = ["\n".join(_facts(story))]
+    blocks += ["\n".join(_attempt(attempt, story.now)) for attempt in story.attempts]
+    blocks.append("\n".join(["History", *_history(story)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _row(title: str, value: str) -> str:
+    return f"{title:<{_WIDTH}}{visible(value)}"
+
+
+def _facts(story: Story) -> Iterator[str]:
+    job = story.job
+    unrecorded = "" if job.recorded else " (not recorded yet)"
+    state = outcome_words(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
+    yield _row(f"Job {job.id}", f"{job.name}: {job.text}" if job.name else job.text)
+    yield _row("State", state + unrecorded)
+    if job.reason:
+        yield _row("Reason", job.reason)
+    yield from (_row("Seen", warning) for warning in job.warnings)
+    yield _row("From", story.origin)
+    yield _row("Kind", f"{story.kind}, identity {story.identity}")
+    if story.script is not None:
+        yield _row("Script", story.script)
+        yield _row("Arguments", " ".join(story.arguments) or "none")
+    yield _row("Need", story.need)
+    yield _row("Allowed GPUs", "any" if story.allowed is None else ", ".join(map(str, story.allowed)))
+    yield _row("Priority", str(job.priority))
+    yield _row("Environment", _environment(story))
+    yield _row("Folder", story.cwd)
+    yield from (_row("Variable", f"{name}={value}") for name, value in story.env.items())
+    yield _row("Came in", _at(job.created_at, story.now))
+
+
+def _environment(story: Story) -> str:
+    if story.venv is not None:
+        return f"venv {story.venv}"
+    if story.conda:
+        return f"conda {story.conda}"
+    return "conda base, where there is a conda" if story.kind == "csv" else "none named"
+
+
+def _attempt(attempt: AttemptShown, now: float) -> Iterator[str]:
+    gpus = ", ".join(map(str, attempt.gpus)) or "none"
+    yield f"Attempt {attempt.number}"
+    yield _row("  GPUs", gpus)
+    if attempt.started_at is None:
+        yield _row("  Started", f"not yet; asked for at {_at(attempt.created_at, now)}")
+    else:
+        yield _row("  Started", _at(attempt.started_at, now))
+    if attempt.outcome is not None:
+        took = ""
+        if attempt.started_at is not None and attempt.ended_at is not None:
+            took = f", after {duration(attempt.ended_at - attempt.started_at)}"
+        yield _row("  Ended", f"{_at(attempt.ended_at, now)}{took}")
+        yield _row("  Outcome", outcome_words(attempt.outcome, attempt.exit_code, attempt.signal))
+    if attempt.reason:
+        yield _row("  Reason", attempt.reason)
+    yield from (_row("  Seen", warning) for warning in attempt.warnings)
+    if attempt.launches > 1:
+        yield _row("  Launches", str(attempt.launches))
+    if attempt.survivors:
+        yield _row("  Left behind", "processes " + ", ".join(map(str, attempt.survivors)))
+    for title, value in (
+        ("  Command", attempt.command), ("  Log", attempt.log), ("  Session", attempt.session),
+        ("  Files", attempt.folder),
+    ):  # fmt: skip
+        if value:
+            yield _row(title, value)
+
+
+def _history(story: Story) -> Iterator[str]:
+    for at, state, reason in story.history:
+        said = f": {visible(reason)}" if reason else ""
+        yield f"  {_clock(at)}  {state}{said}"
+
+
+def _at(at: float | None, now: float) -> str:
+    return "?" if at is None else f"{_clock(at)} ({ago(at, now)})"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -1,0 +1,86 @@
+"""The scripts that complete commands, by the shells themselves where there are any."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.cli import _MODULES
+from gpu_scheduler.cli.completion import script
+from tests.cli.desk import Desk
+
+ASK = """\
+source ./script
+compopt() { :; }
+shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_shtab_gpu_scheduler
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    (folder / "script").write_text(script("bash"))
+    (folder / "ask.sh").write_text(ASK)
+    done = subprocess.run(
+        ["bash", "--norc", "ask.sh", "-", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "file_a").touch()
+    (tmp_path / "folder_b").mkdir()
+    assert set(completed(tmp_path, "gpu-scheduler", "")) == set(_MODULES)
+    assert completed(tmp_path, "scheduler.py", "doc") == ["doctor"]
+    assert {"--drain", "--daemon"} <= set(completed(tmp_path, "gpu-scheduler", "start", "--d"))
+    offered = completed(tmp_path, "gpu-scheduler", "start", "--gpu-probe", "")
+    assert offered == ["auto", "nvml", "gputil", "simulated"]
+    assert sorted(completed(tmp_path, "gpu-scheduler", "lint", "f")) == ["file_a", "folder_b"]
+    assert completed(tmp_path, "gpu-scheduler", "start", "--log-dir", "f") == ["folder_b"]
+    assert completed(tmp_path, "gpu-scheduler", "--state-file", "x.json", "sto") == ["stop"]
+    assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
+
+
+def test_bash_completes_both_names_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(script("bash"))
+    done = subprocess.run(
+        ["bash", "--norc", "-c", "source ./script; complete -p"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=20, check=True,
+    )  # fmt: skip
+    assert "_shtab_gpu_scheduler gpu-scheduler\n" in done.stdout
+    assert "_shtab_gpu_scheduler scheduler.py\n" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_every_command_under_both_names(desk: Desk, shell: str) -> None:
+    code, out, err = desk.run("completion", shell)
+    assert (code, err) == (0, "")
+    assert all(command in out for command in _MODULES)
+    assert any("scheduler.py" in line and "gpu-scheduler" in line for line in out.splitlines())
+    assert "Usage" in "".join(line for line in out.splitlines() if line.startswith("#"))
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_script_is_one_of_that_shell(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "script").write_text(script(shell))
+    done = subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_another_shell_is_a_mistake(desk: Desk) -> None:
+    code, out, err = desk.run("completion", "cmd.exe")
+    assert (code, out) == (2, "")
+    assert "bash" in err

@@ -1,0 +1,73 @@
+"""`doctor` as a whole; its checks have tests of their own in tests/doctor."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from tests.cli.desk import Desk
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
+    monkeypatch.setattr("gpu_scheduler.cli.doctor.examine", lambda asked: iter(found))
+
+
+def test_a_line_per_check_and_what_to_do(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings(monkeypatch, ok("a", "fine"), warn("b", "odd \x1b", "do this"), bad("c", "broken", "do that"))
+    assert desk.run("doctor") == (
+        1,
+        "ok    a                     fine\n"
+        "warn  b                     odd \\x1b\n"
+        "                            do this\n"
+        "bad   c                     broken\n"
+        "                            do that\n"
+        "\n1 warning, 1 bad\n",
+        "",
+    )
+    findings(monkeypatch, ok("a", "fine"), warn("b", "odd", "do this"))
+    assert desk.run("doctor")[0] == 0
+
+
+def test_json(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings(monkeypatch, warn("b", "odd", "do this"))
+    code, out, _ = desk.run("doctor", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "ok": True,
+        "checks": [{"check": "b", "grade": "warn", "says": "odd", "remedy": "do this"}],
+    }
+
+
+def test_every_check_runs_without_a_record_and_makes_nothing(desk: Desk) -> None:
+    desk.path.chmod(0o700)
+    words = ("--simulate", "2", "--log-dir", "logs", "--json")
+    told = json.loads(desk.run("doctor", *words)[1])
+    names = [one["check"] for one in told["checks"]]
+    expected = {
+        "Python", "packages", "user", "Screen", "conda", "GPU 0", "GPU 1", "log folder", "record",
+        "file system", "database", "state file", "jobs file", "llm_config", "scheduler", "logind", "inotify",
+        "ptys", "clock",
+    }  # fmt: skip
+    assert expected <= set(names)
+    assert len(names) == len(set(names))
+    assert list(desk.path.iterdir()) == []
+
+
+def test_the_scheduler_that_is_up_is_named(desk: Desk) -> None:
+    with desk.scheduler() as pid:
+        told = json.loads(desk.run("doctor", "--simulate", "1", "--json")[1])
+    says = {one["check"]: one["says"] for one in told["checks"]}
+    assert says["scheduler"] == f"running, pid {pid}"
+    assert "whole" in says["database"]
+
+
+def test_what_start_would_be_given_is_looked_at(desk: Desk) -> None:
+    (desk.path / "lines").write_text("true\n")
+    asked = ("--jobs-file", "lines", "--llm-config", "none.json", "--conda-sh", "none.sh", "--simulate", "1")
+    code, out, _ = desk.run("doctor", *asked)
+    assert code == 1
+    assert f"{desk.path}/lines" in out
+    assert "none.json" in out
+    assert "bad   conda" in out

@@ -1,0 +1,136 @@
+"""Commands on the record of another host: what reads says so, what writes names it and the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState
+from gpu_scheduler.store.host import Host, read_host, this_host, write_host
+from tests.cli.desk import Desk
+
+ELSEWHERE = Host("gpu-other", "0" * 32)
+
+
+@pytest.fixture
+def there(desk: Desk) -> Desk:
+    """A desk whose record is another host's, with a waiting job 1 and, as recorded, a running job 2."""
+    desk.job("echo waits")
+    row = desk.attempt(desk.job("sleep 100"))
+    log = desk.path / "job_2.log"
+    log.write_text("seen from afar\n")
+    desk.recorder.note_log(row["id"], str(log), "1.gpujob_0_sleep_2")
+    desk.record(act.Move(2, row["id"], JobState.RUNNING))
+    write_host(desk.home.host, ELSEWHERE)
+    return desk
+
+
+def test_status_reads_and_judges_nothing(there: Desk) -> None:
+    code, out, _ = there.run("status")
+    assert code == 0
+    assert "Scheduler   on host gpu-other; seen from another host: what runs cannot be checked" in out
+    assert str(there.home.folder) in out
+    shown = json.loads(there.run("status", "--json")[1])
+    assert (shown["scheduler"]["host"], shown["scheduler"]["pid"]) == ("gpu-other", None)
+    assert {job["id"]: (job["state"], job["recorded"]) for job in shown["jobs"]} == {
+        1: ("queued", True),
+        2: ("running", True),  # its folder, looked at from here, would tell that it is gone
+    }
+    assert "no scheduler" not in out
+
+
+def test_at_home_no_host_is_named(desk: Desk) -> None:
+    desk.job("echo waits")
+    assert json.loads(desk.run("status", "--json")[1])["scheduler"]["host"] is None
+
+
+def test_logs_are_read_where_they_can_be(there: Desk) -> None:
+    assert there.run("logs", "2") == (0, "seen from afar\n", "")
+    (there.path / "job_2.log").unlink()
+    code, _, err = there.run("logs", "2")
+    assert code == 1
+    assert "it was written on host gpu-other" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cancel", "1"], ["cancel", "--all"], ["retry", "1"], ["hold", "1"], ["release", "1"], ["pause", "0"],
+        ["resume", "all"], ["stop"], ["stop", "--jobs"], ["attach", "2"], ["logs", "2", "-f"],
+        ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
+    ],
+)  # fmt: skip
+def test_what_writes_or_asks_processes_is_refused(there: Desk, words: list[str]) -> None:
+    code, out, err = there.run(*words)
+    assert (code, out) == (1, "")
+    assert f"the record of {there.home.state_file} belongs to host gpu-other" in err
+    assert f"this is host {this_host().name}" in err
+    assert "start --take-over" in err
+    assert len(err.splitlines()) == 2
+    assert there.wishes() == []
+    assert read_host(there.home.host) == ELSEWHERE
+
+
+def test_add_needs_no_record_of_its_own(there: Desk) -> None:
+    (there.path / "t.py").touch()
+    assert there.run("add", "t.py", "--gpus", "1")[0] == 0
+    code, _, err = there.run("add", "t.py", "--gpus", "9")
+    assert code == 2
+    assert "no GPU 9" in err
+
+
+def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """A start to the end of what there is to do. before: Python that is run in it first."""
+    program = f"import sys\n{before}\nfrom gpu_scheduler.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, "start", "--simulate", "1", "--drain", "--log-dir", "logs", *options],
+        cwd=desk.path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_a_start_that_takes_over_goes_on_here(there: Desk) -> None:
+    (there.path / "jobs.txt").write_text("")
+    done = start(there, "--take-over")
+    assert read_host(there.home.host) == this_host()
+    assert there.state(1) == "finished"
+    # Nobody can know what became of a job of that host: it is held, and never taken for a success.
+    assert there.state(2) == "held", done.stdout + done.stderr
+    assert done.returncode == 3
+    assert there.run("cancel", "2")[0] == 0
+
+
+def test_a_folder_on_the_network_has_its_record_on_this_host(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.path / "local"))
+    (desk.path / "jobs.txt").write_text("[share=0.5] echo hello\n")
+    net = (
+        "from gpu_scheduler.store import home\n"
+        f"home.kind_of = lambda path: 'nfs4' if str(path).startswith({str(desk.home.folder)!r}) else 'ext4'"
+    )
+    done = start(desk, before=net)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not desk.home.folder.exists()
+    [folder] = (desk.path / "local" / "gpu_scheduler").iterdir()
+    assert (folder / "scheduler.db").exists()
+    assert (folder / "runs" / "1").exists()
+    assert f"record {folder}" in done.stdout + done.stderr
+    ours = json.loads(desk.home.state_file.read_text())["_scheduler"]
+    assert ours["record"] == str(folder)
+    # Another host with the same folder, and its own disk.
+    ours["host"] = ELSEWHERE.to_object()
+    desk.home.state_file.write_text(json.dumps({"_scheduler": ours}))
+    refused = start(desk, before=net)
+    assert (refused.returncode, "belongs to host gpu-other" in refused.stderr) == (1, True)
+    assert start(desk, "--take-over", before=net).returncode == 0
+    assert start(desk, before=net).returncode == 0
+    refused = start(desk, before=net.replace("'ext4'", "'fuse.sshfs'"))
+    assert refused.returncode == 1
+    assert "--data-dir /local/folder" in refused.stderr

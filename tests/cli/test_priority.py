@@ -1,0 +1,55 @@
+"""`priority`: another place in the queue for jobs that wait."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import Outcome
+from tests.cli.desk import Desk
+
+
+def test_a_wish_is_recorded_and_shown_with_no_scheduler_up(desk: Desk) -> None:
+    first, second = desk.job(), desk.job("echo b")
+    code, out, err = desk.run("priority", first, second, -5)
+    said = "recorded; takes effect when the scheduler starts"
+    assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
+    assert [json.loads(row["args"]) for row in desk.store.open_wishes()] == [
+        {"name": "priority", "value": -5}
+    ] * 2
+    jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
+    assert jobs[0]["reason"] == "priority=-5 is asked for; waits for the scheduler"
+    with desk.scheduler():
+        assert desk.run("priority", second, 7)[:2] == (0, f"job {second}: priority set\n")
+    jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
+    assert [(job["id"], job["priority"]) for job in jobs] == [(first, -5), (second, 7)]
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_only_jobs_that_wait_have_one(desk: Desk, up: bool) -> None:
+    ended, held = desk.job(), desk.job("echo held", hold=True)
+    desk.record(act.Finish(ended, Outcome.COMPLETED, ""))
+    with desk.scheduler() if up else nullcontext():
+        code, out, err = desk.run("priority", ended, 99, held, 1)
+    assert code == 1
+    assert out.startswith(f"job {held}: ")
+    assert f"job {ended} is finished" in err
+    assert "there is no job 99" in err
+
+
+def test_a_running_job_keeps_its_own(desk: Desk) -> None:
+    job = desk.run_job("echo up; sleep 60")
+    code, out, err = desk.run("priority", job, 1)
+    assert (code, out) == (1, "")
+    assert err == f"gpu-scheduler: job {job} is running; priority is for a job that is held or queued\n"
+    assert desk.wishes() == []
+
+
+@pytest.mark.parametrize("words", [["3"], ["3", "high"], ["3", "1.5"], ["x", "3"]])
+def test_jobs_come_first_and_one_number_last(desk: Desk, words: list[str]) -> None:
+    code, out, err = desk.run("priority", *words)
+    assert (code, out) == (2, "")
+    assert "priority --help" in err

@@ -1,0 +1,158 @@
+"""`show`: everything about one job."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.cli.show import command_of
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.command import build
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.views.story import HIDDEN, hide_secrets
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+
+def told(desk: Desk, job: int) -> dict[str, Any]:
+    code, out, err = desk.run("show", job, "--json")
+    assert (code, err) == (0, "")
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+def test_a_job_that_waits(desk: Desk) -> None:
+    job = desk.job(
+        "python t.py", share=500, allowed=(1,), conda="env", name="bert", priority=7,
+        env=(("HF_TOKEN", "hf_x"), ("LR", "0.1")),
+    )  # fmt: skip
+    story = told(desk, job)
+    assert (story["job"]["id"], story["job"]["state"], story["job"]["priority"]) == (job, "queued", 7)
+    assert (story["kind"], story["need"], story["allowed"]) == (
+        "command",
+        "0.5 of a GPU (its attributes)",
+        [1],
+    )
+    assert story["environment"] == {
+        "conda": "env", "venv": None, "cwd": str(desk.path), "env": {"HF_TOKEN": HIDDEN, "LR": "0.1"},
+    }  # fmt: skip
+    assert (story["attempts"], story["line"]) == ([], None)
+    assert [step["state"] for step in story["history"]] == ["queued"]
+    code, out, _ = desk.run("show", job)
+    assert code == 0
+    for words in ("bert: python t.py", "conda env", "LR=0.1", f"HF_TOKEN={HIDDEN}", "From          `cli`"):
+        assert words in out
+    assert "hf_x" not in out
+
+
+def test_its_attempts_and_its_history(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    desk.recorder.note_log(row["id"], "/logs/1.log", "gpujob_0_echo_1")
+    desk.record(act.Move(job, row["id"], JobState.RUNNING), act.NoteStray(job, row["id"], "SIM-1", 71))
+    desk.record(
+        act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
+                  reason="exit code 1: ValueError: x", exit_code=1, survivors=(9,), started_at=1000.0,
+                  ended_at=1060.0)
+    )  # fmt: skip
+    [attempt] = told(desk, job)["attempts"]
+    assert (attempt["number"], attempt["gpus"], attempt["outcome"]) == (1, [0], "failed")
+    assert (attempt["exit_code"], attempt["reason"]) == (1, "exit code 1: ValueError: x")
+    assert (attempt["log"], attempt["session"]) == ("/logs/1.log", "gpujob_0_echo_1")
+    assert (attempt["survivors"], attempt["folder"]) == ([9], str(desk.folder(row)))
+    assert attempt["ended_at"] - attempt["started_at"] == 60.0
+    out = desk.run("show", job)[1]
+    assert "after 1 min" in out
+    assert out.count(f"job {job} was given GPU 0 and uses GPU 1 (process 71)") == 2
+    assert [step["state"] for step in told(desk, job)["history"]] == [
+        "queued", "starting", "running", "finished",
+    ]  # fmt: skip
+
+
+def test_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
+    job = desk.run_job("echo 'ValueError: x'; exit 4")
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
+    story = told(desk, job)
+    [attempt] = story["attempts"]
+    assert (story["job"]["recorded"], story["job"]["outcome"], attempt["exit_code"]) == (False, "failed", 4)
+    assert attempt["reason"] == "exit code 4: ValueError: x"
+    assert desk.state(job) == "running"
+    desk.wait_until_gone()
+
+
+def test_where_its_line_is(desk: Desk) -> None:
+    path = str(desk.path / "jobs.txt")
+    spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
+    job = desk.store.insert_job(spec, f"file:{path}")
+    assert told(desk, job)["line"] is None
+    assert f"{path}, where its line is no more" in desk.run("show", job)[1]
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (path, str(desk.path)))
+        db.execute(
+            "INSERT INTO line (path, position, number, text, job_id) VALUES (?, 0, 12, 'x', ?)", (path, job)
+        )
+    story = told(desk, job)
+    assert story["line"] == {"file": path, "line": 12}
+    assert (story["script"], story["arguments"]) == ("/x/t.py", ["--lr", "1"])
+    assert f"{path}:12" in desk.run("show", job)[1]
+
+
+def test_every_key_is_documented_and_no_other(desk: Desk) -> None:
+    job = desk.job()
+    desk.attempt(job)
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    why = json.loads(desk.run("why", job, "--json")[1])
+    for title, keys in {
+        "# `show --json`": told(desk, job).keys(),
+        "## An element of `attempts`": told(desk, job)["attempts"][0].keys(),
+        "# `why --json`": why.keys(),
+    }.items():
+        section = re.split(r"^#", text.partition(f"\n{title}\n")[2], flags=re.MULTILINE)[0]
+        rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+        assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
+
+
+def test_no_such_job(desk: Desk) -> None:
+    assert desk.store
+    for command in ("show", "why"):
+        code, out, err = desk.run(command, 77)
+        assert (code, out) == (1, "")
+        assert err.startswith("gpu-scheduler: there is no job 77 in ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "command"),
+    [
+        (JobSpec("command", "a | b", "/", command="a | b 'c d'"), "a | b 'c d'"),
+        (
+            JobSpec("csv", "x", "/", script="/x/t.py", arguments=("a b",)),
+            "\"$python\" -u /x/t.py 'a b' --cuda 1",
+        ),
+    ],
+)
+def test_the_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
+    made = build(spec, [1], {}, "t", 3, 1, None, "physical")
+    (desk.path / "command.sh").write_text(made.command_sh)
+    assert command_of(desk.path) == command
+    assert command_of(desk.path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        ("HF_TOKEN", "x", True), ("WANDB_API_KEY", "x", True), ("AWS_SECRET_ACCESS_KEY", "x", True),
+        ("db_password", "x", True), ("GITHUB_TOKEN_FILE", "x", True), ("MY_DSN", "x", True),
+        ("DATABASE_URL", "postgres://me:secret@host/db", True), ("X", "hf_abcdef", True),
+        ("X", "-----BEGIN PRIVATE KEY", True), ("TOKENIZERS_PARALLELISM", "false", False),
+        ("KEYBOARD", "us", False), ("PWD", "/x", False), ("MAX_TOKENIZED", "3", False),
+        ("PROXY", "http://host:3128", False), ("LR", "0.1", False), ("MONKEY", "x", False),
+    ],
+)  # fmt: skip
+def test_values_that_look_like_secrets_are_hidden(name: str, value: str, hidden: bool) -> None:
+    assert hide_secrets([(name, value)]) == {name: HIDDEN if hidden else value}

@@ -1,0 +1,50 @@
+"""What `start` says about logging out, once it is up."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.cli import start
+from gpu_scheduler.doctor import logind
+from gpu_scheduler.doctor.logind import Logind
+
+KILLS = Logind(kills=True, removes_ipc=False, lingers=False, excluded=(), scope="session")
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's log, as caplog can see it."""
+    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
+
+
+@pytest.mark.usefixtures("logger")
+def test_a_session_that_kills_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logind, "read", lambda user, timeout_s: KILLS)
+    monkeypatch.setattr(logind, "user_name", lambda: "ann")
+    start._log_logout()
+    (record,) = caplog.records
+    assert "KillUserProcesses=yes" in record.getMessage()
+    assert "sudo loginctl enable-linger ann" in record.getMessage()
+    start._in_background(12, Path("/x/gpu_scheduler.log"))
+    out, err = capsys.readouterr()
+    assert out == "scheduler up in the background, pid 12; log /x/gpu_scheduler.log\n"
+    assert err == f"gpu-scheduler: {record.getMessage()}\n"
+
+
+@pytest.mark.parametrize("found", [None, Logind(False, False, False, scope="session")])
+@pytest.mark.usefixtures("logger")
+def test_otherwise_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    found: Logind | None,
+) -> None:
+    monkeypatch.setattr(logind, "read", lambda user, timeout_s: found)
+    start._log_logout()
+    start._in_background(12, Path("/x/gpu_scheduler.log"))
+    assert (caplog.records, capsys.readouterr().err) == ([], "")

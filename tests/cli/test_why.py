@@ -1,0 +1,202 @@
+"""`why`: the checks of a job that does not start, each with its answer, and why another one failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.store.started import Started, note
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
+
+
+def answer(desk: Desk, job: int) -> dict[str, Any]:
+    code, out, err = desk.run("why", job, "--json")
+    assert (code, err) == (0, "")
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
+    """check -> grade, what it says, remedy; of several with one name the first."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for one in answer(desk, job)["checks"]:
+        found.setdefault(one["check"], (one["grade"], one["says"], one["remedy"]))
+    return found
+
+
+def test_whether_a_scheduler_is_up(desk: Desk) -> None:
+    job = desk.job()
+    assert checks(desk, job)["scheduler"][0] == "bad"
+    assert "`start` runs it" in desk.run("why", job)[1]
+    assert checks(desk, job)["values"][1].startswith("those of the GPUs are as of ")
+    with desk.scheduler("deaf") as pid:
+        found = checks(desk, job)
+        assert found["scheduler"] == ("ok", f"running, pid {pid}", "")
+        assert "values" not in found
+
+
+def test_each_gpu_says_whether_it_takes_the_job(desk: Desk) -> None:
+    holder = desk.job(share=600)
+    desk.record(act.Start(holder, ("SIM-0",), 600))
+    desk.record(act.SetPaused("SIM-1", True))
+    job = desk.job(share=500)
+    found = checks(desk, job)
+    assert found["GPU 0"][:2] == (
+        "warn",
+        f"does not take it: 0.4 free; share 0.6 held by job {holder}, others hold 0 MiB, 0 % of it (threshold"
+        " 80 %), load 0 % (threshold 80 %, which counts only beside a process of others)",
+    )
+    assert found["GPU 1"][0] == "warn"
+    assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
+    assert found["GPU 1"][2] == "`resume 1` lets it take jobs again"
+    assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
+    desk.store.wish("resume", "SIM-1")
+    assert checks(desk, job)["GPU 1"][1].startswith("takes it; ")
+    assert checks(desk, job)["placing"][:2] == ("ok", "GPU 1 would take it now")
+
+
+def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
+    foreign = GpuSample("SIM-0", 0, "card", 1000, 600, 55.0, (GpuProcess(os.getpid(), 600),))
+    job = desk.job(share=500, allowed=(0,))
+    desk.recorder.note_gpus([foreign], None, Clock().now())
+    assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
+    note(desk.store, Started(mem_threshold=0.5))
+    grade, says, _ = checks(desk, job)["GPU 0"]
+    assert grade == "warn"
+    assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
+    assert "60 % of it (threshold 50 %), load " in says
+    note(desk.store, Started(load_threshold=0.2))
+    # The mean of the loads that were sampled: 0 and 55 percent.
+    assert f"foreign process {os.getpid()}, load 28 %" in checks(desk, job)["GPU 0"][1]
+    assert checks(desk, job)["GPU 1"][1].startswith("not for this job, which may use 0; ")
+    for load in (90.0, 80.0, 70.0):
+        desk.recorder.note_gpus([replace(foreign, load_percent=load)], None, Clock().now())
+    assert f"foreign process {os.getpid()}, load 80 %" in checks(desk, job)["GPU 0"][1]
+
+
+def test_what_can_never_fit(desk: Desk) -> None:
+    assert checks(desk, desk.job(gpus=9))["placing"][:2] == (
+        "bad",
+        "infeasible: needs 9 idle GPUs, 2 managed",
+    )
+    assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0, 1"
+
+
+def test_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))
+    os.makedirs(desk.path / "conda" / "envs" / "good" / "bin")
+    script = desk.path / "t.py"
+    script.write_text("pass\n")
+
+    def csv(conda: str | None, path: str, **values: Any) -> dict[str, tuple[str, str, str]]:
+        spec = JobSpec("csv", f"0,{path},,,", str(desk.path), script=path, conda=conda, **values)
+        return checks(desk, desk.store.insert_job(spec, "cli"))
+
+    assert csv("good", str(script))["environment"][1] == "conda good: no conda was found"
+    note(desk.store, Started(conda_sh=str(CONDA)))
+    found = csv("good", str(script))
+    assert found["environment"][:2] == ("ok", "conda good exists")
+    assert found["script"][:2] == ("ok", f"{script} (absolute)")
+    found = csv("nope", "/nowhere/t.py")
+    assert found["environment"][0] == "bad"
+    assert found["environment"][1].startswith("conda environment nope does not exist; environments: ")
+    assert "good" in found["environment"][1]
+    assert found["script"][:2] == ("bad", "/nowhere/t.py does not exist")
+    assert csv(None, str(desk.path))["script"][0] == "bad"
+    assert csv(None, str(script), venv="/no/venv")["environment"][0] == "bad"
+    assert checks(desk, desk.job(cwd="/no/folder"))["folder"][:2] == ("bad", "/no/folder does not exist")
+
+
+def test_the_order_and_the_retry(desk: Desk) -> None:
+    jobs = [desk.job(priority=1) for _ in range(8)]
+    job = desk.job(priority=5)
+    assert checks(desk, jobs[0])["order"][1] == "it is the first in the queue (priority 1)"
+    listed = ", ".join(map(str, jobs[:5]))
+    assert f"8 queued jobs before it: {listed} and 3 more;" in checks(desk, job)["order"][1]
+    row = desk.attempt(job)
+    desk.record(
+        act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=2,
+                  not_before=Clock().now().boot + 100)
+    )  # fmt: skip
+    grade, says, _ = checks(desk, job)["retry"]
+    assert grade == "warn"
+    assert says.startswith("2 failed starts; tried again in ")
+
+
+def test_a_held_job(desk: Desk) -> None:
+    job = desk.job(hold=True)
+    assert checks(desk, job)["held"] == ("bad", "held by its line", f"`release {job}` queues it")
+
+
+def test_its_line_and_malformed_ones_near_it(desk: Desk) -> None:
+    path = str(desk.path / "jobs.txt")
+    job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
+    assert checks(desk, job)["line"][1] == f"it is not in {path} any more"
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (path, str(desk.path)))
+        for position, (number, job_id, problem) in enumerate(
+            [(3, None, "two commas"), (5, job, None), (40, None, "far")]
+        ):
+            db.execute(
+                "INSERT INTO line (path, position, number, text, job_id, problem)"
+                " VALUES (?, ?, ?, 'x', ?, ?)",
+                (path, position, number, job_id, problem),
+            )
+    found = checks(desk, job)
+    assert found["line"][1] == f"{path}:5"
+    assert found["near it"][1] == f"{path}:3 is malformed: two commas"
+    assert found["jobs file"][1] == "1 malformed line elsewhere in it"
+
+
+def test_a_job_that_failed(desk: Desk) -> None:
+    job = desk.run_job("seq 20; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
+    desk.wait_until_gone()
+    told = answer(desk, job)
+    reason = "exit code 1: ModuleNotFoundError: No module named 'torch'"
+    assert (told["state"], told["outcome"], told["reason"]) == ("finished", "failed", reason)
+    found = checks(desk, job)
+    assert found["end"][:2] == ("bad", reason)
+    assert found["end"][2].startswith("install it in the environment of the job")
+    assert found["by hand"][1] == f"bash {desk.folder(row)}/command.sh"
+    assert told["log_end"] == [*map(str, range(12, 21)), "ModuleNotFoundError: No module named 'torch'"]
+    out = desk.run("why", job)[1]
+    assert out.startswith(
+        f"job {job} failed, exit code 1 (not recorded yet): ModuleNotFoundError: No module named 'torch'\n"
+    )
+    assert "The end of its log:\n  12\n" in out
+
+
+def test_the_main_log_about_it(desk: Desk) -> None:
+    job = desk.job()
+    desk.home.log.write_text("".join(f"job {n} started\n" for n in (job, 10 * job, job + 1)))
+    assert [one["says"] for one in answer(desk, job)["checks"] if one["check"] == "gpu_scheduler.log"] == [
+        f"job {job} started"
+    ]
+
+
+def test_a_job_that_runs_and_one_that_completed(desk: Desk) -> None:
+    job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
+    assert checks(desk, job)["runs"][1].startswith("on GPU 0")
+    (desk.path / "go").touch()
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
+    desk.wait_until_gone()
+    os.chmod(desk.path / f"job_{job}.log", stat.S_IWUSR)
+    assert checks(desk, job)["end"] == ("ok", f"it exited with 0; `retry {job}` runs it again", "")
+    assert answer(desk, job)["log_end"] == []

@@ -1,0 +1,145 @@
+"""Why a job failed, in one line, and what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.explain import ended, explain, is_failure
+from gpu_scheduler.core.remedies import remedy
+from gpu_scheduler.core.sighting import Evidence, ResultNote
+
+ORDINAL = "RuntimeError: CUDA error: invalid device ordinal"
+ADVICE = (
+    "; it was given --cuda 2,3, but what it sees is numbered from 0: put [cuda-ids=visible] before its line,"
+    " or start the scheduler with --cuda-ids visible"
+)
+
+
+def result(
+    exit_code: int | None = None, signal: int | None = None, oom: int | None = None, cause: str | None = None
+) -> ResultNote:
+    return ResultNote(cause, exit_code, signal, True, None, (), 1.0, 2.0, oom)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "signal", "oom", "words"),
+    [
+        (3, None, 0, "exit code 3"),
+        (126, None, 0, "exit code 126 (found, but it cannot be executed)"),
+        (127, None, 0, "exit code 127 (command not found)"),
+        (137, None, 0, "exit code 137 (a program that it ran was killed by SIGKILL)"),
+        (137, None, 1, "exit code 137 (a program that it ran was killed by SIGKILL), probably out of memory"),
+        (139, None, 5, "exit code 139 (a program that it ran was killed by SIGSEGV)"),
+        (128, None, 0, "exit code 128"),
+        (160, None, 0, "exit code 160"),
+        (255, None, 0, "exit code 255"),
+        (None, 9, 0, "killed by SIGKILL"),
+        (None, 9, None, "killed by SIGKILL"),
+        (None, 9, 2, "killed by SIGKILL, probably out of memory"),
+        (None, 11, 2, "killed by SIGSEGV (invalid memory access)"),
+        (None, 40, 0, "killed by signal 40"),
+        (None, None, None, "nothing was started"),
+    ],
+)
+def test_code_and_signal_in_words(
+    exit_code: int | None, signal: int | None, oom: int | None, words: str
+) -> None:
+    assert ended(result(exit_code, signal, oom)) == words
+
+
+@pytest.mark.parametrize(
+    ("how", "evidence", "told"),
+    [
+        (result(1), None, "exit code 1"),
+        (result(1), Evidence(), "exit code 1"),
+        (result(1), Evidence("ValueError: x\n"), "exit code 1: ValueError: x"),
+        (result(1), Evidence(f"{ORDINAL}\n"), f"exit code 1: {ORDINAL}"),
+        (result(1), Evidence(f"{ORDINAL}\n", (2, 3)), f"exit code 1: {ORDINAL}{ADVICE}"),
+        (result(1), Evidence("ValueError: x\n", (2, 3)), "exit code 1: ValueError: x"),
+        (
+            result(1, oom=1),
+            Evidence("Killed\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"),
+            "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
+            " a process of it was killed by SIGKILL, probably out of memory",
+        ),
+        # The counter is shared with others: without a sign of it in the log nothing is said.
+        (result(1, oom=1), Evidence("ValueError: x\n"), "exit code 1: ValueError: x"),
+        (result(1, oom=0), Evidence("Killed\n"), "exit code 1"),
+        (result(1), Evidence(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
+        (result(1), Evidence("ValueError: a\tb\x07\u202ec\n"), "exit code 1: ValueError: a b c"),
+        (result(3), Evidence("ValueError: handled\n" + "on\n" * 50), "exit code 3"),
+    ],
+)
+def test_a_failure_in_one_line(how: ResultNote, evidence: Evidence | None, told: str) -> None:
+    assert explain(how, evidence) == told
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: CUDA error: invalid device ordinal",
+        "torch.AcceleratorError: CUDA error: invalid device ordinal",
+        "RuntimeError: cuda runtime error (10) : invalid device ordinal at torch/csrc/cuda/Module.cpp:32",
+        "AssertionError: Invalid device id",
+        "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
+        "InvalidArgumentError: Invalid device ordinal value (1). Valid range is [0, 0].",
+        "InvalidArgumentError: 'visible_device_list' listed an invalid GPU id '3' but visible device count",
+        "InvalidArgumentError: /job:localhost/replica:0/task:0/device:GPU:3 unknown device.",
+        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInvalidDevice: invalid device ordinal",
+    ],
+)
+def test_the_advice_on_device_numbers(said: str) -> None:
+    assert explain(result(1), Evidence(f"{said}\n", (2, 3))).endswith(ADVICE)
+
+
+@pytest.mark.parametrize(
+    ("how", "failed"),
+    [
+        (result(1), True),
+        (result(None, 9), True),
+        (result(0), False),
+        (result(None, 15, cause="cancelled"), False),
+        (ResultNote(None, 1, None, False, "no script", (), None, 2.0), False),
+    ],
+)
+def test_whose_log_is_looked_at(how: ResultNote, failed: bool) -> None:
+    assert is_failure(how) is failed
+
+
+@given(
+    st.integers(-1000, 1000) | st.none(),
+    st.integers(-10, 1000) | st.none(),
+    st.integers(0, 3) | st.none(),
+    st.text() | st.text().map(lambda text: f"Traceback (most recent call last):\nE: {text}"),
+    st.lists(st.integers(0, 99), max_size=3).map(tuple),
+)
+def test_it_is_always_one_line_that_can_be_printed(
+    exit_code: int | None, signal: int | None, oom: int | None, tail: str, ids: tuple[int, ...]
+) -> None:
+    told = explain(result(exit_code, signal, oom), Evidence(tail, ids))
+    assert told
+    assert told.isprintable()
+    assert len(told) <= 700
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (f"exit code 1: {ORDINAL}{ADVICE}", None),
+        ("exit code 2: t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
+        ("exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "larger share"),
+        ("killed by SIGKILL, probably out of memory", "fewer workers"),
+        ("exit code 1: ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
+        ("exit code 127 (command not found)", "check the spelling"),
+        ("exit code 126 (found, but it cannot be executed)", "chmod +x"),
+        ("exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'a'", "[cwd=DIR]"),
+        ("exit code 1: OSError: [Errno 28] No space left on device", "free disk space"),
+        ("killed by SIGKILL", "by force"),
+        ("exit code 3", None),
+    ],
+)
+def test_the_remedy(told: str, words: str | None) -> None:
+    found = remedy(told)
+    assert (found is None) if words is None else (found is not None and words in found)

@@ -1,0 +1,64 @@
+"""Samples of GPUs: what cannot be true is unknown, and what is unknown is never zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.core.facts import Gpu
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, without_impossible
+from gpu_scheduler.core.gpuview import foreign_memory
+from gpu_scheduler.core.needs import Need
+from gpu_scheduler.core.placement import GpuView, Limits, obstacle
+
+Values = tuple[int | None, int | None, float | None]
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ((100, 5, 7.0), (100, 5, 7.0)),
+        ((100, 100, 100.0), (100, 100, 100.0)),
+        ((None, None, None), (None, None, None)),
+        ((0, 0, 0.0), (None, 0, 0.0)),
+        ((-1, 5, 0.0), (None, 5, 0.0)),
+        ((10**30, 5, 0.0), (None, 5, 0.0)),
+        ((None, 10**30, 0.0), (None, None, 0.0)),
+        ((100, 101, 0.0), (100, None, 0.0)),
+        ((100, -1, 0.0), (100, None, 0.0)),
+        ((100, 5, 100.5), (100, 5, None)),
+        ((100, 5, -1.0), (100, 5, None)),
+        ((100, 5, float("nan")), (100, 5, None)),
+    ],
+)
+def test_what_cannot_be_true_is_unknown(said: Values, believed: Values) -> None:
+    found = without_impossible(GpuSample("GPU-a", 0, "card", *said))
+    assert (found.total_mib, found.used_mib, found.load_percent) == believed
+
+
+@pytest.mark.parametrize(
+    ("processes", "foreign"),
+    [(None, None), ((GpuProcess(1, None),), None), ((), 0), ((GpuProcess(1, 300), GpuProcess(2, 4)), 304)],
+)
+def test_unknown_memory_in_use_is_what_its_processes_use_or_unknown(
+    processes: tuple[GpuProcess, ...] | None, foreign: int | None
+) -> None:
+    """A GB10 shares the memory of its machine: it tells what processes use, and no total."""
+    sample = GpuSample("GPU-a", 0, "NVIDIA GB10", None, None, 2.0, processes)
+    assert foreign_memory(Gpu("GPU-a", 0, sample=sample), ()) == foreign
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (GpuView("GPU-a", 0, 100, foreign_mib=None), "memory unknown"),
+        (GpuView("GPU-a", 0, None, foreign_mib=0), None),
+        (GpuView("GPU-a", 0, 0, foreign_mib=0), None),
+        (GpuView("GPU-a", 0, 100, foreign_mib=10, foreign="process 7", load=None), None),
+        (
+            GpuView("GPU-a", 0, 100, foreign_mib=10, foreign="process 7", load=99.0),
+            "foreign process 7, load 99 %",
+        ),
+    ],
+)
+def test_unknown_is_not_zero_and_not_full(view: GpuView, why: str | None) -> None:
+    assert obstacle(view, Need(1, 500), Limits()) == why

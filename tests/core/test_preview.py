@@ -1,0 +1,113 @@
+"""What is told of a line before it is a job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.preview import Preview, Setting, preview
+
+CONFIG = parse_llm_config(
+    '{"default_requirement": 1.0, "models": {"small": 0.5, "big": {"gpus": 2, "share": 1}}}'
+)
+THERE = ("/w", "/s/a.py", "/w/a.py", "/v/bin/activate")
+
+
+def told(
+    line: str,
+    known: Collection[int] | None = None,
+    conda_sh: str | None = "/c/conda.sh",
+    config: LlmConfig = CONFIG,
+) -> Preview:
+    read = parse_line(line, "/w", "/home/u")
+    assert isinstance(read, Parsed)
+    return preview(1, read.spec, read.notes, None, Setting(config, known, conda_sh, THERE.__contains__))
+
+
+@pytest.mark.parametrize(
+    ("line", "need", "priority", "conda", "command"),
+    [
+        ("3,/s/a.py,env,--llm small,", "0.5 of a GPU", 3, "env", "python -u /s/a.py --llm small --cuda IDS"),
+        (",/s/a.py,,,", "1 free GPU", 200, "base", "python -u /s/a.py --cuda IDS"),
+        ("1,/s/a.py,,--llm big --cuda 7,", "2 free GPUs", 1, "base",
+         "python -u /s/a.py --llm big --cuda IDS"),
+        ("echo hi", "1 idle GPU", 200, None, "echo hi"),
+        ("[gpus=2 priority=4] python a.py --cuda 0", "2 idle GPUs", 4, None, "python a.py --cuda IDS"),
+        ("[share=0.25] true", "0.25 of a GPU", 200, None, "true"),
+        ("[venv=/v] 0,/s/a.py", "1 free GPU", 0, None, "python -u /s/a.py --cuda IDS"),
+    ],
+)  # fmt: skip
+def test_need_place_environment_and_command(
+    line: str, need: str, priority: int, conda: str | None, command: str
+) -> None:
+    seen = told(line)
+    assert (str(seen.need), seen.priority, seen.conda, seen.command) == (need, priority, conda, command)
+    assert seen.warnings == ()
+
+
+def test_where_there_is_no_conda_none_is_told() -> None:
+    assert told("0,/s/a.py", conda_sh=None).conda is None
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("0,/s/none.py", "script /s/none.py does not exist"),
+        ("0,~/a.py", "script /home/u/a.py does not exist"),
+        ("[cwd=/nowhere] true", "its folder /nowhere does not exist"),
+        ("[venv=/none] true", "virtual environment /none"),
+        ("python none.py --x 1", "script /w/none.py does not exist"),
+        ("/usr/bin/python3.11 -u none.py", "script /w/none.py does not exist"),
+    ],
+)
+def test_what_would_keep_it_from_running_is_a_warning(line: str, part: str) -> None:
+    (warning,) = told(line).warnings
+    assert part in warning
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python a.py", "python -m none.py", "python -c none.py", "cd x && python none.py", "python $X.py",
+     "python", "run none.py", "FOO=1 python none.py"],
+)  # fmt: skip
+def test_of_other_commands_no_script_is_guessed(line: str) -> None:
+    assert told(line).warnings == ()
+
+
+def test_a_conda_environment_without_conda_is_a_warning() -> None:
+    assert "no conda was found" in told("0,/s/a.py,env", conda_sh=None).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "known", "warned"),
+    [
+        ("[gpus=2] true", {0}, True),
+        ("[gpus=2] true", {0, 1}, False),
+        ("[gpus=2 allowed=1-2] true", {0, 1}, True),
+        ("[share=0.5 allowed=5] true", {0, 1}, True),
+        ("[gpus=8] true", None, False),
+    ],
+)
+def test_more_gpus_than_there_are_is_a_warning(
+    line: str, known: Collection[int] | None, warned: bool
+) -> None:
+    assert any("would wait" in warning for warning in told(line, known).warnings) is warned
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("0,a.py", ["a.py is a relative path", "in /w"]),
+        ("0,/s/a.py,,--llm other,", ["model other is not in llm_config.json"]),
+        ("0,/s/a.py,,--layers 3,0", ["read as arguments: --layers 3 | GPUs: 0"]),
+        ("CUDA_VISIBLE_DEVICES=0 python a.py", ["sets CUDA_VISIBLE_DEVICES itself"]),
+        ("[share=1] 0,/s/a.py,,--llm other,", []),
+    ],
+)
+def test_notes(line: str, parts: list[str]) -> None:
+    notes = "\n".join(told(line).notes)
+    assert bool(notes) is bool(parts)
+    assert all(part in notes for part in parts), notes

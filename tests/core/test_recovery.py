@@ -1,0 +1,131 @@
+"""A lost GPU gets nothing new and comes back after three good samples in a row, a restart between or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.recovery import UNLISTED, UNREADABLE, Change, Known, settle
+
+ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
+BLIND = f"{UNREADABLE}no answer"
+
+
+def sample(index: int, uuid: str, fault: str | None = None) -> GpuSample:
+    return GpuSample(uuid, index, "card", 24576, 0, 0.0, (), fault)
+
+
+def known(index: int, uuid: str, fault: str | None = None) -> Known:
+    return Known(uuid, index, "card", fault)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "after", "back"),
+    [
+        (None, None, None, None),
+        (None, "lost", "lost", False),
+        ("lost", "lost", "lost", None),
+        ("lost", "query failed: Timeout", "query failed: Timeout", None),
+        ("lost", None, ONE, None),
+        (ONE, None, TWO, None),
+        (TWO, None, None, True),
+        (TWO, "lost", "lost", None),
+        (UNLISTED, None, ONE, None),
+        # That no GPU could be read is no loss of one.
+        (BLIND, None, None, None),
+        (BLIND, "lost", "lost", False),
+        # Somebody else's words that only look like ours.
+        ("recovering: soon", None, ONE, None),
+    ],
+)
+def test_the_fault_of_the_last_sample_and_this_one_make_the_next(
+    before: str | None, now: str | None, after: str | None, back: bool | None
+) -> None:
+    (gpu,), changes = settle([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
+    assert (gpu.fault, gpu.used_mib) == (after, 0)
+    assert changes == (() if back is None else (Change(gpu, back),))
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_it_is_used_again_exactly_after_three_good_samples_in_a_row(good: list[bool]) -> None:
+    fault: str | None = None
+    lost, row = False, 0
+    for answers in good:
+        (gpu,), changes = settle(
+            [sample(0, "GPU-a", None if answers else "lost")], [known(0, "GPU-a", fault)]
+        )
+        row = row + 1 if answers else 0
+        before, lost = lost, not answers or (lost and row < 3)
+        assert (gpu.fault is not None, len(changes)) == (lost, before != lost)
+        fault = gpu.fault
+
+
+def test_a_gpu_that_is_not_known_is_taken_as_it_is() -> None:
+    shown, changes = settle([sample(0, "GPU-a", "lost"), sample(1, "GPU-b")], [])
+    assert ([gpu.fault for gpu in shown], changes) == (["lost", None], ())
+
+
+def test_one_that_is_not_listed_is_there_as_lost_at_its_place_and_comes_back() -> None:
+    shown, changes = settle(
+        [sample(0, "GPU-a"), sample(2, "GPU-c")], [known(i, f"GPU-{c}") for i, c in enumerate("abc")]
+    )
+    assert [(gpu.index, gpu.uuid, gpu.name, gpu.fault) for gpu in shown] == [
+        (0, "GPU-a", "card", None),
+        (1, "GPU-b", "card", UNLISTED),
+        (2, "GPU-c", "card", None),
+    ]
+    assert changes == (Change(shown[1], back=False),)
+    (back,), _ = settle([sample(1, "GPU-b")], [known(1, "GPU-b", UNLISTED)])
+    assert back.fault == ONE
+
+
+def test_where_the_others_moved_up_the_missing_one_goes_behind_them() -> None:
+    before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
+    shown, _ = settle([sample(0, "GPU-a"), sample(1, "GPU-d")], before)
+    assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
+        (0, "GPU-a", None),
+        (1, "GPU-d", None),
+        (2, "GPU-c", UNLISTED),
+        (3, "GPU-b", UNLISTED),
+    ]
+    again, _ = settle(
+        [sample(0, "GPU-a"), sample(1, "GPU-d")], [Known(g.uuid, g.index, g.name, g.fault) for g in shown]
+    )
+    assert again == shown
+
+
+def test_another_order_keeps_the_cards_apart() -> None:
+    before = [known(0, "GPU-a"), known(1, "GPU-b", "lost"), known(2, "GPU-c")]
+    shown, changes = settle([sample(0, "GPU-b"), sample(1, "GPU-c"), sample(2, "GPU-a")], before)
+    assert [(gpu.uuid, gpu.fault) for gpu in shown] == [("GPU-b", ONE), ("GPU-c", None), ("GPU-a", None)]
+    assert changes == ()
+
+
+def test_one_that_tells_no_uuid_is_the_known_one_that_is_missing() -> None:
+    before = [known(0, "GPU-a"), known(1, "GPU-b"), known(2, "GPU-c")]
+    faulty = replace(sample(1, "unknown-1", "lost"), name="unknown")
+    shown, changes = settle([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
+    assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "card")
+    assert changes == (Change(shown[1], back=False),)
+    # At another place, since the order changed: still the only one that it can be.
+    moved = replace(faulty, index=0, uuid="unknown-0")
+    shown, _ = settle([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
+    assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
+    # None is missing: it was never on the record.
+    shown, _ = settle([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
+    assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]
+
+
+@given(st.permutations(["GPU-a", "GPU-b", "GPU-c", "GPU-d"]), st.sets(st.sampled_from("abcd")))
+def test_every_known_gpu_is_there_once_with_an_index_of_its_own(order: list[str], gone: set[str]) -> None:
+    before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
+    left = [uuid for uuid in order if uuid[-1] not in gone]
+    shown, _ = settle([sample(i, uuid) for i, uuid in enumerate(left)], before)
+    assert sorted(gpu.uuid for gpu in shown) == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    assert len({gpu.index for gpu in shown}) == 4
+    assert {gpu.uuid for gpu in shown if gpu.fault} == {f"GPU-{c}" for c in gone}
+    assert [gpu.uuid for gpu in shown if not gpu.fault] == left

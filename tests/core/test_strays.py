@@ -1,0 +1,66 @@
+"""Processes of a job on a GPU that it was not given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.actions import NoteStray
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Now, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.planning import plan
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.core.strays import stray_words, strays
+
+RUNNING = Attempt(1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, sighting=Sighting("live", 5))
+
+
+def gpu(index: int, *processes: GpuProcess, owners: dict[int, int | None] | None = None) -> Gpu:
+    sample = GpuSample(f"U{index}", index, "card", 24576, 0, 0.0, processes)
+    return Gpu(f"U{index}", index, sample=sample, sampled_at=1.0, load=0.0, owners=owners or {})
+
+
+def facts(*gpus: Gpu, attempt: Attempt = RUNNING, others: tuple[Gpu, ...] = ()) -> Facts:
+    return Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), gpus, others=others, attempts=(attempt,))
+
+
+HERE = gpu(2, GpuProcess(71, 300), GpuProcess(72, 4000), owners={71: 1, 72: 1})
+NOTE = NoteStray(7, 1, "U2", 72)
+
+
+def test_it_is_named_once_with_the_process_that_uses_most() -> None:
+    assert strays(facts(gpu(0), HERE)) == [NOTE]
+    assert plan(facts(gpu(0), HERE)) == [NOTE]
+    assert strays(facts(gpu(0), HERE, attempt=replace(RUNNING, strays=("U2",)))) == []
+
+
+def test_each_gpu_is_named_also_one_that_is_not_managed() -> None:
+    third = gpu(3, GpuProcess(72, 1), owners={72: 1})
+    assert strays(facts(HERE, others=(third,))) == [NOTE, NoteStray(7, 1, "U3", 72)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "attempt"),
+    [
+        (gpu(0, GpuProcess(71, 300), owners={71: 1}), RUNNING),
+        (gpu(2, GpuProcess(71, 300), owners={71: None}), RUNNING),
+        (gpu(2, GpuProcess(71, 300), owners={71: 99}), RUNNING),
+        (gpu(2, GpuProcess(71, 300, graphics_only=True), owners={71: 1}), RUNNING),
+        (replace(HERE, sample=GpuSample("U2", 2, "card", 24576, 300, 0.0, None)), RUNNING),
+        (replace(HERE, sample=None), RUNNING),
+        (HERE, replace(RUNNING, outcome=Outcome.COMPLETED, released_at=1.0)),
+    ],
+    ids=["its own", "foreign", "unknown", "a display", "no list", "no sample", "ended"],
+)
+def test_what_is_none(seen: Gpu, attempt: Attempt) -> None:
+    assert strays(facts(seen, attempt=attempt)) == []
+
+
+def test_the_words_name_both_gpus() -> None:
+    assert stray_words(3, (0,), 2, 4711).startswith(
+        "job 3 was given GPU 0 and uses GPU 2 (process 4711): it probably sets CUDA_VISIBLE_DEVICES itself"
+    )
+    assert "was given GPUs 0,1 and" in stray_words(3, (0, 1), 2, 4711)

@@ -1,0 +1,144 @@
+"""Our files in every state that they can be in."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.doctor import files
+from gpu_scheduler.doctor.findings import Finding
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A state file in a private folder."""
+    tmp_path.chmod(0o700)
+    return Home.of(str(tmp_path / "s.json"))
+
+
+def logs(path: Path) -> LogFolder:
+    return LogFolder((path,), os.geteuid())
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def test_nothing_is_there_yet_and_nothing_is_made(home: Home, tmp_path: Path) -> None:
+    found = by_check([*files.folders(home, logs(tmp_path / "logs")), *files.record(home)])
+    assert {finding.grade for finding in found.values()} == {"ok"}
+    assert "not made yet" in found["log folder"].says
+    assert "not made yet" in found["record"].says
+    assert "none yet" in found["database"].says
+    assert "not there" in files.state_file(home).says
+    assert files.scheduler(home).says == "not running"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_is_read_through(home: Home) -> None:
+    Store(home, create=True).close()
+    found = by_check(list(files.record(home)))
+    assert found["database"].grade == "ok"
+    assert "whole" in found["database"].says
+
+
+def test_a_damaged_record_is_bad(home: Home) -> None:
+    Store(home, create=True).close()
+    content = bytearray(home.database.read_bytes())
+    content[4096:8192] = os.urandom(4096)
+    home.database.write_bytes(content)
+    found = by_check(list(files.record(home)))["database"]
+    assert found.grade == "bad"
+    assert "aside" in found.remedy
+    home.database.write_bytes(b"no database" * 1000)
+    assert by_check(list(files.record(home)))["database"].grade == "bad"
+
+
+def test_a_record_that_is_locked_by_its_scheduler_is_read_all_the_same(home: Home) -> None:
+    store = Store(home, create=True)
+    writer = sqlite3.connect(home.database)
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        assert by_check(list(files.record(home)))["database"].grade == "ok"
+    finally:
+        writer.close()
+        store.close()
+
+
+def test_a_folder_that_is_a_link_is_told_by_the_scheduler_s_own_rule(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs").symlink_to("elsewhere")
+    found = by_check(list(files.folders(home, logs(tmp_path / "logs"))))["log folder"]
+    assert found.grade == "bad"
+    assert "is a link" in found.says
+    assert "--log-dir" in found.remedy
+
+
+def test_a_folder_that_others_may_write_is_a_warning(home: Home, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    found = by_check(list(files.folders(home, logs(folder))))["log folder"]
+    assert (found.grade, found.remedy) == ("warn", f"chmod go-w {folder}")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "grade", "part"),
+    [
+        ("{}", 0o644, "ok", "JSON"),
+        ("{", 0o644, "warn", "not JSON"),
+        ("[]", 0o644, "warn", "object"),
+        ("{}", 0o666, "bad", "everybody"),
+        ("{}", 0o664, "warn", "its group"),
+    ],
+)
+def test_the_state_file(home: Home, content: str, mode: int, grade: str, part: str) -> None:
+    home.state_file.write_text(content)
+    home.state_file.chmod(mode)
+    found = files.state_file(home)
+    assert found.grade == grade
+    assert part in found.says
+    assert home.state_file.read_text() == content
+
+
+def test_the_jobs_file(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.txt"
+    tmp_path.chmod(0o700)
+    assert files.jobs_file("").grade == "ok"
+    assert "waited for" in files.jobs_file(str(path)).says
+    path.write_text("true\n")
+    path.chmod(0o644)
+    assert files.jobs_file(str(path)).grade == "ok"
+    path.chmod(0o666)
+    found = files.jobs_file(str(path))
+    assert (found.grade, found.remedy) == ("bad", f"chmod go-w {path}")
+    path.chmod(0o660)
+    assert files.jobs_file(str(path)).grade == "warn"
+    path.chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert f"{tmp_path} may be written by everybody" in files.jobs_file(str(path)).says
+    tmp_path.chmod(0o1777)
+    assert files.jobs_file(str(path)).grade == "ok"
+    tmp_path.chmod(0o700)
+    assert files.jobs_file(str(tmp_path)).grade == "bad"
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        assert "belongs to uid 65534" in files.jobs_file(str(path)).says
+
+
+def test_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert files.llm_config(None).grade == "ok"
+    assert files.llm_config("none.json").grade == "bad"
+    (tmp_path / "llm_config.json").write_text('{"models": []}')
+    assert files.llm_config(None).grade == "bad"
+    (tmp_path / "llm_config.json").write_text("{}")
+    (tmp_path / "llm_config.json").chmod(0o644)
+    assert files.llm_config(None).grade == "ok"

@@ -1,0 +1,105 @@
+"""What logging out does, from answers of logind and from its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.doctor import logind
+from gpu_scheduler.doctor.logind import Logind, judge
+
+LINGER = "sudo loginctl enable-linger ann"
+RUN = "systemd-run --user --scope"
+
+
+@pytest.mark.parametrize(
+    ("found", "grades", "parts"),
+    [
+        (None, ["ok"], []),
+        (Logind(False, False, False, scope="session"), ["ok", "ok"], []),
+        (Logind(True, False, False, scope="session"), ["warn", "ok"], [LINGER, RUN, "are killed"]),
+        # Lingering does not save what lies in the session's scope.
+        (Logind(True, False, True, scope="session"), ["warn", "ok"], [RUN]),
+        (Logind(True, False, True, scope="manager"), ["ok", "ok"], []),
+        (Logind(True, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
+        (Logind(False, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
+        (Logind(True, False, False, excluded=("root", "ann"), scope="session"), ["ok", "ok"], []),
+        (Logind(True, False, False, only=("bob",), scope="session"), ["ok", "ok"], []),
+        (Logind(True, False, False, only=("ann",), scope="session"), ["warn", "ok"], [LINGER]),
+        (Logind(False, True, False, scope="session"), ["ok", "warn"], [LINGER, "shared memory"]),
+        (Logind(False, None, False, scope="session"), ["ok", "warn"], [LINGER]),
+        (Logind(False, True, True, scope="session"), ["ok", "ok"], []),
+        (Logind(None, False, None, scope=None), ["ok", "ok"], []),
+    ],
+)
+def test_the_verdict(found: Logind | None, grades: list[str], parts: list[str]) -> None:
+    findings = list(judge(found, "ann", 1000))
+    assert [finding.grade for finding in findings] == grades
+    text = " ".join(f"{one.says} {one.remedy}" for one in findings)
+    assert all(part in text for part in parts), text
+    assert all(bool(one.remedy) is (one.grade != "ok") for one in findings)
+
+
+def test_a_system_user_keeps_its_shared_memory() -> None:
+    findings = list(judge(Logind(False, True, False), "svc", 999))
+    assert [finding.grade for finding in findings] == ["ok", "ok"]
+
+
+def fake(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder first on PATH, on a machine that systemd runs."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(logind, "_CONFIGURED", (str(tmp_path / "usr"), str(tmp_path / "etc")))
+    monkeypatch.setattr(logind, "_LINGERING", tmp_path / "linger")
+    return tmp_path
+
+
+ANSWER = """printf 'b true\\nb false\\nas 1 "root"\\nas 2 "ann" "bob"\\n'"""
+
+
+def test_logind_is_asked(programs: Path) -> None:
+    fake(programs, "busctl", f'[ "$1 $4" = "get-property org.freedesktop.login1.Manager" ] && {ANSWER}')
+    fake(programs, "loginctl", '[ "$2" = ann ] && echo Linger=yes')
+    found = logind.read("ann", booted=programs)
+    assert found is not None
+    assert (found.kills, found.removes_ipc, found.lingers) == (True, False, True)
+    assert (found.excluded, found.only) == (("root",), ("ann", "bob"))
+
+
+def test_a_user_whom_logind_does_not_know_may_linger_by_a_file(programs: Path) -> None:
+    fake(programs, "busctl", ANSWER)
+    fake(programs, "loginctl", "echo 'User ID 1000 is not logged in or lingering' >&2; exit 1")
+    found = logind.read("ann", booted=programs)
+    assert found is not None
+    assert found.lingers is False
+    (programs / "linger").mkdir()
+    (programs / "linger" / "ann").touch()
+    found = logind.read("ann", booted=programs)
+    assert found is not None
+    assert found.lingers is True
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "sleep 100"])
+def test_where_logind_does_not_answer_its_files_do(programs: Path, script: str) -> None:
+    fake(programs, "busctl", script)
+    fake(programs, "loginctl", script)
+    (programs / "usr").mkdir()
+    (programs / "usr" / "logind.conf").write_text("[Login]\n#KillUserProcesses=no\n#RemoveIPC=yes\n")
+    dropped = programs / "etc" / "logind.conf.d"
+    dropped.mkdir(parents=True)
+    (dropped / "a.conf").write_text("[Login]\nKillUserProcesses = yes\nKillExcludeUsers=root ann\n")
+    found = logind.read("ann", timeout_s=0.5, booted=programs)
+    assert found is not None
+    assert (found.kills, found.removes_ipc, found.excluded) == (True, True, ("root", "ann"))
+
+
+def test_without_systemd_there_is_none(programs: Path) -> None:
+    fake(programs, "busctl", ANSWER)
+    assert logind.read("ann", booted=programs / "none") is None

@@ -1,0 +1,94 @@
+"""A file system of 1 MiB that a test fills up and frees again."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World
+
+ROOT = Path(__file__).parents[2]
+
+
+class SmallDisk:
+    """Where it is mounted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self) -> None:
+        """Leave not a byte."""
+        fd = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            for size in (4096, 1):
+                while _written(fd, bytes(size)):
+                    pass
+        finally:
+            os.close(fd)
+
+    def free(self) -> None:
+        """Give it all back."""
+        self._filler.unlink()
+
+
+def _written(fd: int, data: bytes) -> bool:
+    try:
+        os.write(fd, data)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True
+
+
+def _may_mount() -> bool:
+    return os.geteuid() == 0 and _works("unshare", "-m", "true")
+
+
+def _works(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@contextmanager
+def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
+    """A file system of 1 MiB at a new folder; everything in the world ends before it goes."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "small", str(path)], check=True)
+    try:
+        yield SmallDisk(path)
+    finally:
+        world.close()
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def needs_small_disk(test: Callable[..., None]) -> Callable[..., None]:
+    """For tests that mount one and take `request`: a user who may not runs them as root of a namespace."""
+
+    @functools.wraps(test)
+    def run(request: pytest.FixtureRequest, **fixtures: Any) -> None:
+        if _may_mount():
+            test(request=request, **fixtures)
+            return
+        if not _works("unshare", "-Urm", "true"):
+            pytest.skip("no file system can be mounted here, neither by us nor in a namespace of ours")
+        again = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        done = subprocess.run(
+            ["unshare", "-Urm", *again], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run

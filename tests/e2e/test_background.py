@@ -1,0 +1,159 @@
+"""`start --daemon`: what the caller sees, what the scheduler keeps, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import scheduler_pid
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
+
+
+@pytest.fixture
+def daemons(world: World) -> Iterator[World]:
+    """A world whose scheduler in the background ends with it."""
+    yield world
+    pid = up(world)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: up(world) is None, "the end of the scheduler")
+
+
+def up(world: World) -> int | None:
+    """The scheduler that holds the record."""
+    return scheduler_pid(Home.of(str(world.folder / world.state)).lock)
+
+
+def test_it_goes_on_without_its_terminal_and_is_stopped(daemons: World) -> None:
+    world = daemons
+    world.append("[share=0.5] env > env; readlink /proc/self/fd/* > fds; echo hello", "[share=0.5] sleep 60")
+    world.env |= {"MY_OWN": "kept"}
+    out = world.ok(*START)
+    pid = up(world)
+    assert pid is not None
+    last = out.splitlines()[-1]
+    assert last == f"scheduler up in the background, pid {pid}; log {world.folder}/gpu_scheduler.log"
+    process = psutil.Process(pid)
+    assert os.getsid(pid) == pid
+    assert process.terminal() is None
+    assert process.cwd() == str(world.folder)
+    world.finished(1)
+    assert "MY_OWN=kept" in (world.folder / "env").read_text().splitlines()
+    assert "gpu_scheduler.log" not in (world.folder / "fds").read_text()
+    # Twice: the usual refusal, told to the caller.
+    again = world.cli(*START)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert f"already (pid {pid})" in again.stderr
+    assert up(world) == pid
+    assert "has ended" in world.ok("stop", "--jobs")
+    assert up(world) is None
+    told = (world.folder / "gpu_scheduler.log").read_text()
+    assert "scheduler up" in told
+    assert "scheduler ends (asked to)" in told
+
+
+def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World) -> None:
+    world = daemons
+    command = f"{sys.executable} -m gpu_scheduler {' '.join(START)} --state-file {world.state}"
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    caller = subprocess.Popen(
+        ["bash", "-c", f"{command} && kill -HUP 0; sleep 60"],
+        cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(write,),
+    )  # fmt: skip
+    os.close(write)
+    assert caller.stdout is not None
+    with caller.stdout as out:
+        assert b"scheduler up in the background" in out.read()  # ends, though the scheduler goes on
+    assert caller.wait(20) == -signal.SIGHUP
+    assert os.read(read, 1) == b""
+    os.close(read)
+    world.append("[share=0.5] echo after")
+    world.finished(1)
+    assert up(world) is not None
+    world.ok("stop")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (("--simulate", "x"), 2, "--simulate 'x'"),
+        (("--gpu-probe", "gputil"), 4, "cannot read the GPUs"),
+        (("--simulate", "2", "--gpus", "3"), 2, "2 GPUs found"),
+    ],
+)
+def test_what_is_wrong_is_told_to_the_caller_with_its_code(
+    daemons: World, words: tuple[str, ...], code: int, part: str
+) -> None:
+    daemons.env["PATH"] = f"{daemons.folder}:/usr/bin:/bin"
+    nothing = daemons.folder / "nvidia-smi"
+    nothing.write_text("#!/bin/sh\nexit 9\n")
+    nothing.chmod(0o755)
+    done = daemons.cli("start", "--daemon", *words)
+    assert done.returncode == code, done.stderr
+    assert part in done.stderr
+    assert "scheduler up" not in done.stdout
+    assert up(daemons) is None
+
+
+def test_ctrl_c_while_it_comes_up_ends_it_too(daemons: World) -> None:
+    program = daemons.folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ntouch {daemons.folder}/asked; exec sleep 5\n")
+    program.chmod(0o755)
+    daemons.env["PATH"] = f"{daemons.folder}:{daemons.env['PATH']}"
+    caller = subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", "start", "--daemon", "--gpu-probe", "gputil"],
+        cwd=daemons.folder, env=daemons.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    wait_for((daemons.folder / "asked").exists, "the hanging question")
+    (scheduler,) = psutil.Process(caller.pid).children()
+    caller.send_signal(signal.SIGINT)
+    assert caller.communicate(timeout=20)[0] == b""
+    assert caller.returncode == 130
+    assert not scheduler.is_running()
+
+
+def test_a_drain_ends_by_itself(daemons: World) -> None:
+    world = daemons
+    world.append("[share=0.5] exit 3")
+    world.ok(*START, "--drain")
+    log = world.folder / "gpu_scheduler.log"
+    wait_for(lambda: "exit code 3" in log.read_text() and up(world) is None, "the end of the drain")
+
+
+def test_a_fault_of_ours_is_told_in_the_main_log(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import logging, sys\n"
+        "from pathlib import Path\n"
+        "from gpu_scheduler import background\n"
+        "def serve(up):\n"
+        "    logging.basicConfig(filename='main.log')\n"
+        "    up()\n"
+        "    print('nobody reads this')\n"
+        "    raise ZeroDivisionError('a fault')\n"
+        "sys.exit(background.run(serve, lambda pid: print('pid', pid), Path('main.log')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, timeout=20, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert re.fullmatch(r"pid \d+\n", done.stdout)
+    assert done.stderr == ""
+    log = tmp_path / "main.log"
+    wait_for(lambda: log.exists() and log.read_text().count("ZeroDivisionError: a fault") == 2, "the fault")
+    assert "ends by a fault of its own" in log.read_text()

@@ -1,0 +1,63 @@
+"""A driver that hangs in the middle of a run: nothing but placing waits for it (RELIABILITY F47)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu_scheduler.core.recovery import UNREADABLE
+from gpu_scheduler.probes.usage import start_ticks
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
+
+
+def start(world: World) -> Path:
+    """A scheduler on one GPU that the fake `nvidia-smi` tells of; the folder by which that is told."""
+    driver = world.folder / "driver"
+    driver.mkdir()
+    world.env |= {"PATH": f"{FAKES}:{world.env['PATH']}", "FAKE_GPUS": str(driver), "FAKE_GPU_COUNT": "1"}
+    with open(world.out, "ab") as out:
+        world.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.impatient", "start", "--gpu-probe", "gputil",
+             "--log-dir", "logs", "--state-file", world.state],
+            cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+    wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
+    return driver
+
+
+def test_jobs_end_and_commands_answer_while_the_driver_hangs_and_placing_goes_on_after(world: World) -> None:
+    os.mkfifo(world.folder / "go")
+    world.jobs_file.touch()
+    driver = start(world)
+    world.append("read line < go; exit 5")
+    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
+    (driver / "hang").touch()
+    wait_for((driver / "hanging").exists, "a query that hangs")
+    first = int((driver / "hanging").read_text())
+
+    def fault() -> str:
+        return world.status()["gpus"][0]["fault"] or ""
+
+    wait_for(lambda: fault().startswith(UNREADABLE), "the GPU is told to be unreadable")
+    world.append("exit 0", "exit 1")
+    world.until(lambda jobs: len(jobs) == 3, "the lines are read all the same")
+    (world.folder / "go").write_text("\n")
+    assert world.finished(1)[1]["exit_code"] == 5
+    world.ok("cancel", "3")
+    jobs = world.finished(3)
+    assert (jobs[3]["outcome"], jobs[2]["state"]) == ("cancelled", "queued")
+    assert jobs[2]["reason"].startswith(UNREADABLE)
+    wait_for(lambda: start_ticks(first) is None, "the end of the query that was given up")
+    assert (driver / "hang").exists()
+
+    (driver / "hang").unlink()
+    assert world.finished(2)[2]["outcome"] == "completed"
+    assert world.status()["gpus"][0]["fault"] is None
+    assert world.said().count(UNREADABLE) == 1
+    assert world.said().count("the GPUs answer again") == 1
+    assert world.end() == 0

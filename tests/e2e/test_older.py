@@ -1,0 +1,106 @@
+"""A folder of the older scheduler, started as it lies; and torchrun, by a program of that name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.world import CONDA, World, make_conda
+
+OLDER = Path(__file__).parents[1] / "golden" / "older"
+
+SCRIPT = """\
+import json, os, sys
+names = ("CUDA_VISIBLE_DEVICES", "CONDA_DEFAULT_ENV", "LOCAL_RANK", "GPU_SCHEDULER_JOB")
+told = {"script": sys.argv[0], "argv": sys.argv[1:], **{name: os.environ.get(name) for name in names}}
+with open(os.path.join(os.environ["HOME"], "told.jsonl"), "a") as file:
+    file.write(json.dumps(told) + "\\n")
+"""
+
+#: What the real one does on one node: N processes of the script, numbered by LOCAL_RANK.
+TORCHRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+words = sys.argv[1:]
+assert words[:2] == ["--standalone", "--nnodes=1"], words
+name, _, count = words[2].partition("=")
+assert name == "--nproc_per_node", words
+ranks = [
+    subprocess.Popen([sys.executable, "-u", *words[3:]], env={{**os.environ, "LOCAL_RANK": str(rank)}})
+    for rank in range(int(count))
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def older(world: World) -> None:
+    """The folder, its scripts, and what they tell."""
+    shutil.copytree(OLDER, world.folder, dirs_exist_ok=True)
+    for name in ("train.py", "eval/eval.py", "shared/infer.py", "bin/torchrun"):
+        path = world.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(TORCHRUN if name == "bin/torchrun" else SCRIPT)
+        path.chmod(0o755)
+    make_conda(world.folder, "ml")
+    world.env |= {"HOME": str(world.folder), "PATH": f"{world.folder}/bin:{world.env['PATH']}"}
+
+
+def told(world: World) -> dict[str, list[dict[str, Any]]]:
+    """What each job's processes told, by the job's line."""
+    by_job: dict[str, list[dict[str, Any]]] = {}
+    for line in (world.folder / "told.jsonl").read_text().splitlines():
+        by_job.setdefault(json.loads(line)["GPU_SCHEDULER_JOB"], []).append(json.loads(line))
+    jobs = world.jobs()
+    return {jobs[int(job)]["command"]: lines for job, lines in by_job.items()}
+
+
+def test_the_folder_of_the_older_scheduler_starts_as_it_is(world: World) -> None:
+    older(world)
+    world.start("--conda-sh", str(CONDA))
+    jobs = world.finished(*range(1, 8))
+    assert {job["outcome"] for job in jobs.values()} == {"completed"}, jobs
+    report = world.status()
+    assert [gpu["index"] for gpu in report["gpus"] if gpu["state"] == "paused"] == [1, 3]
+    assert not {gpu for job in jobs.values() for gpu in job["gpus"]} & {1, 3}
+    assert report["malformed"] == []
+    assert "a state file of the older scheduler" in world.said()
+
+    lines = {command: (found[0], len(found)) for command, found in told(world).items()}
+    assert len(lines) == 7
+    half, count = lines["0,train.py,,--llm qwen2.5-3b-inst --epochs 1 --cuda 7,"]
+    assert half["argv"][-2:] == ["--cuda", half["CUDA_VISIBLE_DEVICES"]]
+    assert (half["script"], count) == (str(world.folder / "train.py"), 1)
+    named, _ = lines['1,./eval/eval.py,ml,--llm qwen2.5-7b-inst --dataset "two words",2']
+    assert named["argv"] == ["--llm", "qwen2.5-7b-inst", "--dataset", "two words", "--cuda", "2"]
+    assert named["CONDA_DEFAULT_ENV"] == "ml"
+    assert lines["2,~/shared/infer.py,,--llm unknown --batch_size 1,0,2"][0]["script"].startswith(
+        str(world.folder / "shared")
+    )
+    plain, count = lines["1,train.py,,python,--llm qwen2.5-7b-inst --seed 7,"]
+    assert (plain["argv"][-2], plain["LOCAL_RANK"], count) == ("--cuda", None, 1)
+    single, count = lines["2,train.py,ml,torchrun,--resume --cuda 0,0-2"]
+    assert (single["argv"], count) == (["--resume", "--cuda", single["CUDA_VISIBLE_DEVICES"]], 1)
+
+    double = told(world)["1,train.py,,torchrun-2gpu,--config big.yaml,"]
+    assert sorted(one["LOCAL_RANK"] for one in double) == ["0", "1"]
+    for one in double:
+        assert (one["argv"], one["CUDA_VISIBLE_DEVICES"]) == (["--config", "big.yaml"], "0,2")
+
+    assert world.end() == 0
+    state = json.loads((world.folder / world.state).read_text())
+    assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
+    assert state["paused_gpus"] == [1, 3]
+    assert state["screen_sessions"] == json.loads((OLDER / world.state).read_text())["screen_sessions"]
+
+
+def test_torchrun_on_more_gpus_than_there_are_waits_and_says_why(world: World) -> None:
+    (world.folder / "t.py").touch()
+    world.append("0,t.py,,torchrun-9gpu", "0,t.py,,torchrun-2gpu,,3")
+    world.start()
+    world.until(lambda jobs: len(jobs) == 2 and all(job["infeasible"] for job in jobs.values()), "both told")
+    assert [job["reason"] for _, job in sorted(world.jobs().items())] == [
+        "infeasible: needs 9 free GPUs, 4 managed",
+        "infeasible: needs 2 free GPUs, 1 allowed",
+    ]

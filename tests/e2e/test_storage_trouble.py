@@ -1,0 +1,221 @@
+"""Disks that fill, folders that vanish or are taken: the scheduler goes on, says so, and recovers."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.smalldisk import SmallDisk, mounted, needs_small_disk
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+#: Seconds within which everything works again once the cause is gone.
+RECOVERY_S = 5.0
+
+
+class Elsewhere(World):
+    """A world whose state file lies in a folder `small`, and what is printed does not."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "small/state.json")
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Elsewhere:
+    """The test mounts its disk, and ends it before that goes."""
+    return Elsewhere(tmp_path)
+
+
+def waiting_for(path: Path, code: int) -> str:
+    """A job that lasts until a file is there."""
+    return f"[share=1] echo begun; while [ ! -e {path} ]; do sleep 0.05; done; exit {code}"
+
+
+def works_again(world: World, disk: SmallDisk, *jobs: int) -> None:
+    """Free the disk; these jobs must be over in time."""
+    began = time.monotonic()
+    disk.free()
+    world.finished(*jobs, timeout_s=RECOVERY_S)
+    assert time.monotonic() - began < RECOVERY_S
+
+
+def troubles(world: World) -> list[tuple[str, str, bool]]:
+    """What `status` says of them, less the paths."""
+    return [(t["what"], t["problem"], t["stops"]) for t in world.status()["troubles"]]
+
+
+@needs_small_disk
+def test_a_full_disk_under_the_logs(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", world) as disk:
+        world.append(waiting_for(tmp_path / "go", 7))
+        world.start("--log-dir", "small/logs")
+        world.until(lambda jobs: jobs[1]["state"] == "running", "job 1 running")
+        disk.fill()
+        world.append("[share=1] echo second")
+        why = f"log folder {disk.path}/logs is on a full disk: free space there"
+        world.until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "job 2 says why it waits")
+        assert troubles(world) == [("log folder", "is on a full disk", True)]
+        assert f"Trouble     {why}; nothing new is started until then" in world.ok("status")
+        (tmp_path / "go").touch()
+        assert world.finished(1)[1]["exit_code"] == 7
+        works_again(world, disk, 2)
+        job = world.jobs()[2]
+        assert (job["outcome"], job["attempts"]) == ("completed", 1)
+        assert "second" in Path(job["log"]).read_text()
+        assert troubles(world) == []
+        assert f"log folder {disk.path}/logs can be used again" in world.said()
+
+
+@needs_small_disk
+def test_a_full_disk_under_the_record(
+    request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    world = elsewhere
+    with mounted(tmp_path / "small", world) as disk:
+        world.append(waiting_for(tmp_path / "go", 7))
+        world.start()
+        world.until(lambda jobs: jobs[1]["state"] == "running", "job 1 running")
+        disk.fill()
+        world.append("[share=1] echo ran >> ran")
+        why = f"record {disk.path}/state.d is on a full disk: free space there"
+        wait_for(lambda: why in world.said(), "the scheduler says it")
+
+        def is_full() -> bool:
+            disk.fill()  # also what the scheduler has given back of its own
+            return troubles(world) == [("record", "is on a full disk", True)]
+
+        wait_for(is_full, "status says it")
+        refused = world.cli("hold", "1")
+        assert (refused.returncode, refused.stderr) == (
+            1, f"gpu-scheduler: {why} (database or disk is full)\n",
+        )  # fmt: skip
+        (tmp_path / "go").touch()
+        wait_for(lambda: list(disk.path.glob("state.d/runs/1/*/result")), "the result of job 1")
+        job = world.jobs()[1]
+        assert (job["state"], job["outcome"], job["exit_code"]) == ("finished", "failed", 7)
+        works_again(world, disk, 1, 2)
+        jobs = world.jobs()
+        assert (jobs[1]["exit_code"], jobs[1]["recorded"], jobs[2]["outcome"]) == (7, True, "completed")
+        assert (tmp_path / "ran").read_text() == "ran\n"
+        assert jobs[2]["attempts"] == 1
+        assert "Traceback" not in world.said()
+        wait_for(is_full, "it is full again")
+        assert world.end() == 0
+        disk.fill()
+        assert why in world.cli("start", "--simulate", "1").stderr
+        disk.free()
+        world.start()
+        assert len(world.jobs()) == 2
+
+
+@needs_small_disk
+def test_disks_that_fill_at_any_moment(
+    request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    world, chance = elsewhere, random.Random(4)
+    with mounted(tmp_path / "small", world) as disk:
+        world.start("--log-dir", "small/logs")
+        codes = {job: job % 5 for job in range(1, 13)}
+        for job, code in codes.items():
+            world.append(f"[share=0.5] echo {job} >> {tmp_path}/ran; sleep 0.0{job % 9}; exit {code}")
+            if job % 2 == 0:
+                time.sleep(chance.uniform(0.0, 0.15))
+                disk.fill()
+                time.sleep(chance.uniform(0.0, 0.4))
+                disk.free()
+        jobs = world.finished(*codes, timeout_s=40)
+        assert {job: jobs[job]["exit_code"] for job in codes} == codes
+        assert sorted(map(int, (tmp_path / "ran").read_text().split())) == sorted(codes)
+        assert {jobs[job]["attempts"] for job in codes} == {1}
+
+
+@needs_small_disk
+def test_a_state_file_that_cannot_be_written_keeps_no_job_from_running(
+    request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    world, file = elsewhere, tmp_path / "small" / "state.json"
+    data = ("--data-dir", str(tmp_path / "data"))
+    with mounted(tmp_path / "small", world) as disk:
+        world.start(*data)
+        wait_for(file.exists, "the state file")
+        file.write_text(json.dumps({**json.loads(file.read_text()), "paused_gpus": [3]}))
+        disk.fill()
+        world.append("[share=1] echo ran >> ran")
+        world.wait_text("ran")
+
+        def seen() -> tuple[list[int], list[str]]:
+            report = json.loads(world.ok("status", "--json", *data))
+            paused = [gpu["index"] for gpu in report["gpus"] if gpu["state"] == "paused"]
+            return paused, [f"{t['what']} {t['problem']}" for t in report["troubles"]]
+
+        wait_for(lambda: seen() == ([3], ["state file is on a full disk"]), "GPU 3 paused", every_s=0.1)
+        disk.free()
+        wait_for(lambda: json.loads(file.read_text())["_scheduler"]["paused_gpus"] == [3], "it is written")
+        assert seen() == ([3], [])
+        assert world.said().count(f"{file} cannot be read or written") <= 1
+        assert world.end() == 0
+
+
+def test_a_log_folder_that_vanishes_is_made_again_and_one_that_is_taken_is_left_alone(
+    world: World, tmp_path: Path
+) -> None:
+    logs, victim = tmp_path / "logs", tmp_path / "victim"
+    world.start()
+    world.append("[share=1] echo one")
+    world.finished(1)
+    logs.rename(tmp_path / "gone")
+    world.append("[share=1] echo two")
+    assert "two" in Path(world.finished(2)[2]["log"]).read_text()
+    logs.rename(tmp_path / "gone too")
+    victim.mkdir()
+    logs.symlink_to(victim)
+    world.append("[share=1] echo three")
+    why = f"log folder {logs} is a link: remove it, or name a folder of yours with --log-dir"
+    world.until(lambda jobs: 3 in jobs and jobs[3]["reason"] == why, "job 3 says why it waits")
+    assert troubles(world) == [("log folder", "is a link", True)]
+    logs.unlink()
+    jobs = world.finished(3, timeout_s=RECOVERY_S)
+    assert (jobs[3]["attempts"], list(victim.iterdir())) == (1, [])
+    assert "three" in Path(jobs[3]["log"]).read_text()
+
+
+def test_a_main_log_that_is_taken_away_is_told_on_the_terminal(world: World, tmp_path: Path) -> None:
+    log = tmp_path / "gpu_scheduler.log"
+    world.start()
+    log.unlink()
+    log.mkdir()
+    world.append("[share=1] echo one", "[share=1] echo two")
+    world.finished(1, 2)
+    assert troubles(world) == [("main log", "is not a file", False)]
+    log.rmdir()
+    world.append("[share=1] echo three")
+    world.finished(3)
+    wait_for(lambda: log.exists() and "job 3 completed" in log.read_text(), "the main log goes on")
+    said = world.said()
+    assert said.count(f"the main log {log} cannot be written: Is a directory") == 1
+    assert "Traceback" not in said
+
+
+def test_two_state_files_share_the_main_log_and_its_lines_tell_whose_they_are(
+    world: World, tmp_path: Path
+) -> None:
+    world.start()
+    other = World(tmp_path, "other.json")
+    try:
+        other.start("--jobs-file", "none.txt")
+        lines = (tmp_path / "gpu_scheduler.log").read_text().splitlines()
+    finally:
+        other.close()
+    up = [line.split("INFO", 1)[1].strip() for line in lines if "scheduler up" in line]
+    assert [line.split(",")[0].split("pid")[0] for line in up] == [
+        "scheduler up",
+        "[other.json] scheduler up",
+    ]

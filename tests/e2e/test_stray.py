@@ -1,0 +1,32 @@
+"""A job that sets CUDA_VISIBLE_DEVICES itself, on simulated GPUs: it is named once, with both GPUs."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+
+def test_a_job_on_a_gpu_that_it_was_not_given(world: World) -> None:
+    world.append(
+        f"[share=1 allowed=0] {sys.executable} -m gpu_scheduler.simjob --gpus 2 --hold 30",
+        f"[share=1 allowed=1] {sys.executable} -m gpu_scheduler.simjob --hold 30",
+        # Its end lets the GPUs be sampled at once.
+        "[share=1 allowed=3] until grep -qs '\"2\"' $GPU_SCHEDULER_SIM/[0-9]*.json; do sleep 0.02; done",
+    )
+    world.start()
+    world.until(lambda jobs: jobs.get(1, {}).get("warnings"), "the warning")
+    jobs = world.jobs()
+    [warning] = jobs[1]["warnings"]
+    assert warning.startswith("job 1 was given GPU 0 and uses GPU 2 (process ")
+    assert jobs[2]["warnings"] == []
+    for command in ("status", "show", "why"):
+        assert warning in world.ok(command, *([] if command == "status" else ["1"]))
+    world.end()
+    world.start()
+    world.ok("cancel", "--all", "--grace", "0")
+    world.finished()
+    wait_for(lambda: "job 1 cancelled" in world.said(), "the end of job 1")
+    assert world.said().count("uses GPU 2") == 1
+    assert warning in world.ok("show", "1")

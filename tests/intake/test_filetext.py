@@ -1,0 +1,251 @@
+"""Only what has changed is parsed, and it comes to the same as parsing everything anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core import jobline, saves
+from gpu_scheduler.core.facts import JobFact
+from gpu_scheduler.core.lines import Line, Reading
+from gpu_scheduler.core.states import JobState
+from gpu_scheduler.intake import filetext
+from gpu_scheduler.intake.filetext import FileText, TextParser
+from gpu_scheduler.intake.jobsfile import JobsFileReader
+
+GPUS = frozenset(range(4))
+FACT = JobFact(1, JobState.QUEUED)
+
+
+def parser() -> TextParser:
+    return TextParser("/w", "/home/u", GPUS)
+
+
+def said(lines: tuple[Line, ...]) -> list[tuple[object, ...]]:
+    """The lines, less what is only needed once."""
+    return [
+        (line.number, line.raw, line.text, line.kind, line.identity, dict(line.attributes), line.problem)
+        for line in lines
+    ]
+
+
+def anew(content: bytes, previous: Reading) -> FileText:
+    return parser().parse(content, FileText(), previous)
+
+
+def bound(lines: tuple[Line, ...]) -> Reading:
+    return tuple(line.bound(n) for n, line in enumerate(lines, 1))
+
+
+PIECES = (
+    "python a.py", "python b.py --x 1", "[gpus=2] python a.py", "0,/t.py,env,--x 1,0-3", "0,/t.py,env,--x 2",
+    "0,/t.py,env,x,7", "high,a.py,env", "# note", "", "  ", "for i in 1 2; do", "  python c.py $i", "done",
+    "echo a &&", "python d.py \\", "  --more", "cat <<EOF", "EOF", "echo it's", "caf\xe9.py; true", "a | b",
+)  # fmt: skip
+LINES = st.lists(st.sampled_from(PIECES), max_size=9)
+ENDS = st.sampled_from(["\n", ""])
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "delete", "replace", "append", "any"]), st.integers(0, 9), LINES, ENDS
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def edited(lines: list[str], how: str, at: int, put: list[str]) -> list[str]:
+    at = min(at, len(lines))
+    if how == "append":
+        return lines + put
+    if how == "any":
+        return put
+    keep = lines[at:] if how == "insert" else lines[at + 1 :]
+    return lines[:at] + ([] if how == "delete" else put[:2]) + keep
+
+
+@settings(deadline=None, max_examples=40)
+@given(start=LINES, edits=EDITS)
+def test_editing_comes_to_the_same_as_reading_everything_anew(
+    start: list[str], edits: list[tuple[str, int, list[str], str]]
+) -> None:
+    lines, previous, by_parts = start, (), parser()
+    text = by_parts.parse("".join(f"{line}\n" for line in lines).encode("latin-1"), FileText(), previous)
+    for how, at, put, end in edits:
+        previous = bound(text.lines)
+        lines = edited(lines, how, at, put)
+        content = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
+        if text.is_closed and content.startswith(text.content):
+            before = text
+            text, new = by_parts.append(content, before, previous, None)
+            assert text.content == content
+            assert text.lines == (*before.lines, *new)
+        else:
+            text = by_parts.parse(content, text, previous)
+        whole = anew(content, previous)
+        assert said(text.lines) == said(whole.lines)
+        assert (text.count, said(text.mistakes)) == (whole.count, said(whole.mistakes))
+
+
+@settings(deadline=None, max_examples=40)
+@given(lines=st.lists(st.sampled_from(PIECES), max_size=40), most=st.integers(1, 5), end=ENDS)
+def test_reading_in_portions_comes_to_the_same(lines: list[str], most: int, end: str) -> None:
+    content = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
+    text, by_parts = FileText(), parser()
+    while len(text.content) < len(content):
+        assert text.is_closed
+        text, _ = by_parts.append(content, text, bound(text.lines), most)
+    assert said(text.lines) == said(anew(content, ()).lines)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["insert", "delete", "replace", "append", "any"]), st.integers(0, 9), LINES, ENDS
+        ),
+        st.sampled_from([1.0, 2.5, 5.5, 11.0]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_the_reader_decides_as_one_that_remembers_nothing(
+    tmp_path: Path, steps: list[tuple[str, int, list[str], str] | float]
+) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_bytes(b"")
+    reader = JobsFileReader(path, "/w", "/home/u", GPUS)
+    lines: list[str] = []
+    content, since, now = b"", 0.0, 0.0
+    previous: Reading = ()
+    jobs: dict[int, JobFact] = {}
+    for step in steps:
+        if isinstance(step, float):
+            now += step
+        else:
+            how, at, put, end = step
+            lines = edited(lines, how, at, put)
+            written = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
+            since = since if written == content else now
+            content = written
+            path.write_bytes(content)
+        while True:
+            poll = reader.poll(previous, jobs, now)
+            seen = saves.Content(anew(content, previous).lines, since)
+            wanted = saves.decide(previous, seen, jobs, now)
+            assert (poll.gone, poll.next_look) == (wanted.gone, wanted.next_look)
+            if poll.accepted is None:
+                assert wanted.accepted is None
+                break
+            assert wanted.accepted is not None
+            accepted = poll.accepted.whole(previous, dict.fromkeys(poll.accepted.new_identities(), FACT))
+            before = previous if accepted.appended else ()
+            assert said(before + accepted.lines) == said(wanted.accepted.lines)
+            assert (*range(len(before)), *accepted.pairs) == wanted.accepted.pairs
+            previous = bound(wanted.accepted.lines)
+            jobs = {n: JobFact(n, JobState.QUEUED) for n in range(1, len(previous) + 1)}
+        wrong = [line.number for line in previous if line.malformed]
+        assert [mistake.number for mistake in poll.malformed] == wrong
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every line that is parsed."""
+    found: list[str] = []
+    real = jobline.parse_line
+
+    def counting(text: str, *rest: object) -> object:
+        found.append(text)
+        return real(text, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(filetext, "parse_line", counting)
+    return found
+
+
+def test_only_what_is_new_is_parsed(tmp_path: Path, parsed: list[str]) -> None:
+    path = tmp_path / "jobs.txt"
+    lines = [f"python train.py --seed {n}\n" for n in range(3000)]
+    lines[10] = "high,a.py,env\n"
+    path.write_text("".join(lines))
+    reader = JobsFileReader(path, "/w", "/home/u", GPUS)
+    poll = reader.poll((), {}, 0.0)
+    assert poll.accepted is not None
+    assert len(parsed) == 3000
+    reading = bound(poll.accepted.lines)
+    assert reader.poll(reading, {}, 0.1).accepted is None
+
+    def look(number: int) -> list[str]:
+        path.write_text("".join(lines))
+        del parsed[:]
+        found = reader.poll(reading, {}, float(number))
+        assert [mistake.number for mistake in found.malformed]
+        return [text for text in parsed if not text.startswith("high")]
+
+    lines.append("python appended.py\n")
+    assert look(1) == ["python appended.py\n"]
+    lines.insert(1500, "python inserted.py\n")
+    assert look(2) == ["python inserted.py\n"]
+    lines[700] = "python changed.py\n"
+    assert look(3) == ["python changed.py\n"]
+    lines.insert(0, "# a comment\n")
+    assert look(4) == ["# a comment\n"]
+    del lines[2000]
+    assert look(5) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "mistakes"),
+    [
+        (["for i in 1 2; do"], ["python a.py $i", "done", "b"], {1, 2, 3}),
+        (["a", "python a.py \\"], ["--x 1", "b"], {2, 3}),
+        (["python a.py \\", *["# \\"] * 70], ["--x 1", "b"], {1, 72}),
+        (["for i in 1 2; do", *["b"] * 59], ["done"], {*range(1, 62)}),
+        (["for i in 1 2; do", *["b"] * 60], ["done"], {1, 62}),
+    ],
+)
+def test_appended_lines_may_belong_to_a_mistake_above_them(
+    tmp_path: Path, first: list[str], more: list[str], mistakes: set[int]
+) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text("\n".join(first) + "\n")
+    reader = JobsFileReader(path, "/w", "/home/u", GPUS)
+    poll = reader.poll((), {}, 0.0)
+    assert poll.accepted is not None
+    reading = bound(poll.accepted.lines)
+    reader.poll(reading, {}, 1.0)
+    path.write_text("\n".join(first + more) + "\n")
+    later = [reader.poll(reading, {}, now) for now in (2.0, 20.0)]
+    assert {line.number for line in later[-1].malformed} == mistakes
+
+
+def test_what_was_not_taken_is_said_again(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text("a\n")
+    reader = JobsFileReader(path, "/w", "/home/u", GPUS)
+    for _ in range(2):
+        poll = reader.poll((), {}, 0.0)
+        assert poll.accepted is not None
+        assert [line.text for line in poll.accepted.lines] == ["a"]
+        reading = bound(poll.accepted.lines)
+    path.write_text("a\nb\n")
+    for _ in range(2):
+        poll = reader.poll(reading, {}, 1.0)
+        assert poll.accepted is not None
+        assert poll.accepted.lines[-1].text == "b"
+
+
+def test_a_reading_keeps_nothing_that_is_only_needed_once(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text("[gpus=1] a\n[gpus=1] b\n")
+    reader = JobsFileReader(path, "/w", "/home/u", GPUS)
+    poll = reader.poll((), {}, 0.0)
+    assert poll.accepted is not None
+    reading = bound(poll.accepted.lines)
+    assert all(line.spec is None for line in reading)
+    assert reading[0].attributes is reading[1].attributes
+    assert reader.spec_of(reading[1]).command == "b"

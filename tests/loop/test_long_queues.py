@@ -1,0 +1,219 @@
+"""A long queue costs a round, a look and a change what a short one costs, counted in steps."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.cli.status import read
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.intake import jobswatch
+from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.intake.pauses import summary
+from gpu_scheduler.store.store import Store
+from tests.loop.rig import Rig
+
+#: Both more than a round looks at (looking.HEADS of each ask).
+FEW, MANY = 800, 4000
+
+
+class Steps:
+    """What the database does: statements, and steps of its virtual machine by the ten."""
+
+    def __init__(self, store: Store) -> None:
+        self.connection = store.db.connection
+
+    def of(self, work: Callable[[], object]) -> tuple[int, int]:
+        statements: list[str] = []
+        tens: list[int] = []
+        self.connection.set_trace_callback(statements.append)
+        self.connection.set_progress_handler(lambda: tens.append(1), 10)
+        work()
+        self.connection.set_trace_callback(None)
+        self.connection.set_progress_handler(None, 0)
+        return len(statements), 10 * len(tens)
+
+
+def ended(rig: Rig, jobs: int) -> None:
+    """So many jobs that have had an attempt, and are over."""
+    for _ in range(jobs):
+        job = rig.add("true", gpus=3)
+        [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
+        close = act.Close(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+        rig.loop.recorder.record([close, act.Release(attempt), act.Cooled(attempt)], rig.clock.now())
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda rig: rig.tick(), id="a round"),
+        pytest.param(lambda rig: rig.store.next_retry(rig.clock.now()), id="what falls due"),
+        pytest.param(lambda rig: summary(rig.store), id="the state file"),
+        pytest.param(lambda rig: read(rig.store, queued=20, finished=20), id="status"),
+    ],
+)
+def test_the_cost_does_not_grow_with_the_queue(tmp_path: Path, work: Callable[[Rig], object]) -> None:
+    rig = Rig(tmp_path)
+
+    def cost(queued: int, over: int) -> tuple[int, int]:
+        with rig.store.db.transaction():
+            ended(rig, over)
+            for n in range(queued):
+                # Three GPUs, of two: it waits. Every other one has a launch behind it.
+                job = rig.add(f"echo {n}", gpus=3, allowed=(n % 5,))
+                if n % 2:
+                    later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
+                    rig.store.db.connection.execute(
+                        "UPDATE job SET not_before_boot = ?, boot_id = ?, gone = 1 WHERE id = ?", later
+                    )
+        rig.tick()
+        return Steps(rig.store).of(lambda: work(rig))
+
+    few, many = cost(FEW, 40), cost(MANY, 400)
+    assert rig.store.counts() == {"queued": FEW + MANY, "finished": 440}
+    assert many[0] == few[0]
+    assert many[1] <= few[1] + 100
+
+
+def test_the_tally_is_what_counting_would_give(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    ended(rig, 3)
+    rig.add("a", hold=True)
+    rig.add("b", cancel=True)
+    rig.add("c", gpus=3)
+    rows = rig.store.db.rows("SELECT state, count(*) AS n FROM job GROUP BY state")
+    assert rig.store.counts() == {row["state"]: row["n"] for row in rows}
+    assert rig.store.counts() == {"finished": 4, "held": 1, "queued": 1}
+
+
+class Desk:
+    """A jobs file of many lines, and its watcher."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig, self.now = rig, 1000.0
+        self.path = rig.folder / "jobs.txt"
+        self.lines: list[str] = []
+        self.watch = JobsWatch(rig.store, str(self.path), frozenset(range(rig.gpus)))
+
+    def save(self) -> None:
+        spare = self.path.with_suffix(".new")
+        spare.write_text("".join(self.lines))
+        os.replace(spare, self.path)
+
+    def look(self, later: float = 0.0) -> None:
+        """A look, and more as long as there is more at once."""
+        self.now += later
+        self.watch.look(self.now)
+        while self.watch.loading:
+            self.watch.look(self.now)
+
+    def cost(self, later: float = 0.0) -> tuple[int, int]:
+        before = self.rig.store.db.connection.total_changes
+        statements, _ = Steps(self.rig.store).of(lambda: self.look(later))
+        return statements, self.rig.store.db.connection.total_changes - before
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.chdir(tmp_path)
+    return Desk(Rig(tmp_path))
+
+
+def test_an_appended_line_costs_what_it_costs_in_a_short_file(desk: Desk) -> None:
+    costs = []
+    for lines in (10, 1000):
+        desk.lines = [f"[gpus=3] python train.py --seed {n}\n" for n in range(lines)]
+        desk.save()
+        desk.look()
+        desk.look(30)
+        desk.lines.append(f"[gpus=3] python appended.py {lines}\n")
+        desk.save()
+        costs.append(desk.cost())
+    assert costs[0] == costs[1]
+    assert costs[0][1] <= 5
+
+
+def test_an_edit_writes_only_what_it_changes(desk: Desk) -> None:
+    desk.lines = [f"[gpus=3 hold] python train.py --seed {n}\n" for n in range(500)]
+    desk.save()
+    desk.look()
+    assert desk.cost(30)[1] == 0
+    desk.lines[250] = desk.lines[250].replace("hold", "hold name=it")
+    desk.save()
+    desk.look()
+    assert desk.cost(3)[1] == 3  # the line, twice, and a wish
+    desk.lines.insert(250, "[gpus=3 hold] python inserted.py\n")
+    desk.save()
+    desk.look()
+    statements, changes = desk.cost(3)
+    assert statements < 40
+    assert changes <= 250 + 10  # the numbers of the lines behind it, in one statement
+    rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
+    assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
+
+
+def test_positions_have_room_again_when_it_has_run_out(desk: Desk) -> None:
+    desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
+    desk.save()
+    desk.look()
+    for n in range(60):
+        desk.lines.insert(1, f"[hold] echo {n}\n")
+        desk.save()
+        desk.look()
+        desk.look(3)
+    rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
+    assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
+
+
+def test_a_long_file_is_taken_in_by_portions_and_started_in_its_order(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobswatch")
+    monkeypatch.setattr(jobswatch, "AT_A_TIME", 50)
+    monkeypatch.setattr(jobswatch, "TOLD", 5)
+    rig = desk.rig
+    desk = Desk(rig)
+    desk.lines = [f"[gpus=2] echo {n} >> ran\n" for n in range(119)] + [
+        "[gpus=2 priority=1] echo first >> ran\n"
+    ]
+    desk.save()
+    portions: list[int] = []
+    while not portions or desk.watch.loading:
+        desk.watch.look(desk.now)
+        portions.append(rig.store.counts()["queued"])
+        rig.loop.placing = not desk.watch.loading
+        if desk.watch.loading:
+            assert desk.watch.pending
+            assert desk.watch.again_at == desk.now
+            assert rig.tick().attempts == ()
+    assert portions == [50, 100, 120]
+    assert len([record for record in caplog.records if "line" in record.getMessage()]) == 6
+    assert "and 115 more such lines" in caplog.text
+    rig.loop.tick()
+    [attempt] = rig.store.unsettled()
+    assert attempt["job_id"] == 120
+    rig.loop.recorder.record([act.SetPaused(f"U{gpu}", True) for gpu in range(2)], rig.clock.now())
+    assert rig.ends(120)["outcome"] == "completed"
+
+
+def test_a_restart_between_two_portions_goes_on_where_it_ended(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobswatch, "AT_A_TIME", 50)
+    first = Desk(desk.rig)
+    first.lines = [f"[hold] 0,train.py,,--seed {n % 60}\n" for n in range(130)]
+    first.save()
+    first.watch.look(first.now)
+    assert first.rig.store.counts() == {"held": 50}
+    second = Desk(first.rig)
+    second.look()
+    second.look(30)
+    assert second.rig.store.counts() == {"held": 60}
+    rows = second.rig.store.db.rows("SELECT raw, job_id FROM line ORDER BY position")
+    assert [row["raw"] for row in rows] == first.lines
+    assert [row["job_id"] for row in rows] == [*range(1, 61), *[None] * 70]

@@ -1,0 +1,292 @@
+"""Samples into the record: GPUs that are lost, vanish, come back, change their order, also over a restart."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.recovery import UNLISTED, UNREADABLE
+from gpu_scheduler.errors import GpuStateError, UsageError
+from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure, UnreadableError
+from gpu_scheduler.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+from tests.loop.rig import Rig
+
+ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
+
+
+def card(index: int, uuid: str, fault: str | None = None) -> GpuSample:
+    return GpuSample(uuid, index, f"card {uuid[-1]}", 24576, 0, 0.0, (), fault)
+
+
+FOUR = tuple(card(i, f"GPU-{c}") for i, c in enumerate("abcd"))
+
+
+class Answers(AskedProbe):
+    """A probe that answers as the test says; its process is never started."""
+
+    def __init__(self) -> None:
+        super().__init__("nvml")
+        self.answer: Snapshot | ProbeFailure | None = None
+
+    def ask(self, now: float | None = None) -> None:
+        self.asked_at = 0.0 if now is None else now
+
+    def first_sample(self, timeout_s: float = 0.0) -> Snapshot:
+        assert self.answer is not None
+        if isinstance(self.answer, ProbeFailure):
+            raise UnreadableError(self.answer)
+        return self.answer
+
+    def read(self) -> Snapshot | ProbeFailure | None:
+        answer, self.answer, self.asked_at = self.answer, None, None
+        return answer
+
+    def expire(self, now: float) -> ProbeFailure | None:
+        return None
+
+
+class Bench:
+    """A record and a sampler; `restart` makes the next scheduler on the same record."""
+
+    def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
+        self.store = store
+        self.recorder = Recorder(store, Settings())
+        self.restart(watch)
+
+    def restart(self, watch: GpuWatch | None = None) -> None:
+        self.watch, self.probe = watch or GpuWatch(), Answers()
+        self.sampler = Sampler(self.probe, self.watch, Clock())
+
+    def begin(self, samples: Sequence[GpuSample] | str, option: str | None = None) -> None:
+        self.plant(samples)
+        try:
+            self.sampler.begin(option, self.store, self.recorder)
+        finally:
+            self.probe.close()
+
+    def plant(self, samples: Sequence[GpuSample] | str) -> None:
+        self.probe.answer = (
+            ProbeFailure(samples) if isinstance(samples, str) else Snapshot(1.0, tuple(samples))
+        )
+
+    def take(self, samples: Sequence[GpuSample] | str) -> None:
+        self.plant(samples)
+        self.sampler.read(self.recorder)
+
+    def faults(self) -> list[str | None]:
+        """By index, from the record; placement sees the same."""
+        rows = self.store.gpus()
+        seen = self.watch.gpus({row["uuid"]: (row["idx"], False) for row in rows}, {})
+        if self.watch.snapshot is not None:
+            assert [(g.index, g.uuid, g.sample and g.sample.fault) for g in seen] == [
+                (row["idx"], row["uuid"], row["fault"]) for row in rows
+            ]
+        return [row["fault"] for row in rows]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(Store(Home.of(str(tmp_path / "state.json")), create=True))
+    yield made
+    made.store.close()
+
+
+def lost(*uuids: str) -> list[GpuSample]:
+    return [card(g.index, g.uuid, "lost") if g.uuid in uuids else g for g in FOUR]
+
+
+def test_a_lost_gpu_comes_back_after_three_good_samples(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.begin(FOUR)
+    with caplog.at_level(logging.INFO, "gpu_scheduler"):
+        for _ in range(3):
+            bench.take(lost("GPU-b"))
+        assert bench.faults() == [None, "lost", None, None]
+        seen = []
+        for _ in range(4):
+            bench.take(FOUR)
+            seen.append(bench.faults()[1])
+    assert seen == [ONE, TWO, None, None]
+    assert [r.message for r in caplog.records if r.message.startswith("GPU 1 ")] == [
+        "GPU 1 (card b, GPU-b): lost; it gets no new jobs",
+        "GPU 1 (card b, GPU-b) is back: 3 good samples in a row; it gets new jobs again",
+    ]
+
+
+def test_one_that_vanished_is_lost_and_a_restart_skips_no_sample(bench: Bench) -> None:
+    bench.begin(FOUR)
+    left = [card(0, "GPU-a"), card(1, "GPU-c"), card(2, "GPU-d")]
+    bench.take(left)
+    assert [(row["uuid"], row["idx"], row["fault"]) for row in bench.store.gpus()] == [
+        ("GPU-a", 0, None),
+        ("GPU-c", 1, None),
+        ("GPU-d", 2, None),
+        ("GPU-b", 3, UNLISTED),
+    ]
+    bench.restart()
+    bench.begin(left)
+    assert bench.faults() == [None, None, None, UNLISTED]
+    bench.take(FOUR)
+    assert bench.faults() == [None, ONE, None, None]
+    bench.restart()
+    bench.begin(FOUR)
+    assert bench.faults() == [None, TWO, None, None]
+    bench.take(FOUR)
+    assert bench.faults() == [None] * 4
+
+
+def test_a_sample_that_failed_as_a_whole_loses_no_gpu_and_finds_none(bench: Bench) -> None:
+    bench.begin(FOUR)
+    bench.take(lost("GPU-b"))
+    bench.take("no answer within 10 s")
+    blind = f"{UNREADABLE}no answer within 10 s"
+    assert bench.watch.failure == blind
+    assert bench.faults() == [blind, "lost", blind, blind]
+    bench.restart()
+    bench.begin("still none")
+    blind = f"{UNREADABLE}still none"
+    assert bench.watch.failure == blind
+    assert bench.faults() == [blind, "lost", blind, blind]
+    bench.take(FOUR)
+    assert bench.faults() == [None, ONE, None, None]
+    assert [gpu.sample is not None for gpu in bench.watch.gpus({"GPU-a": (0, False)}, {})] == [True]
+
+
+def test_after_a_failure_the_next_question_comes_soon(bench: Bench) -> None:
+    bench.begin(FOUR)
+    assert bench.sampler.ask(at_once=True)
+    before = Clock().now().boot
+    bench.take("nvidia-smi: NVIDIA-SMI has failed")
+    assert bench.sampler.due_at is not None
+    assert bench.sampler.due_at - before <= RETRY_S + 1 < SAMPLE_EVERY_S
+
+
+def test_pauses_and_bookings_follow_the_card_when_the_order_changes(bench: Bench) -> None:
+    bench.begin(FOUR)
+    with bench.store.db.transaction() as db:
+        db.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-b'")
+    bench.restart()
+    bench.begin([card(i, f"GPU-{c}") for i, c in enumerate("bdac")])
+    assert [(row["uuid"], row["idx"], row["paused"]) for row in bench.store.gpus()] == [
+        ("GPU-b", 0, 1),
+        ("GPU-d", 1, 0),
+        ("GPU-a", 2, 0),
+        ("GPU-c", 3, 0),
+    ]
+
+
+def test_a_load_that_is_not_known_any_more_is_not_kept(bench: Bench) -> None:
+    bench.begin([replace(FOUR[0], load_percent=90.0)])
+    seen = []
+    for _ in range(3):
+        bench.take([replace(FOUR[0], load_percent=None)])
+        [gpu] = bench.watch.gpus({"GPU-a": (0, False)}, {})
+        seen.append(gpu.load)
+    assert seen == [90.0, 90.0, None]
+
+
+def test_a_start_with_a_lost_gpu_manages_it_still(bench: Bench) -> None:
+    bench.begin(FOUR)
+    bench.restart()
+    bench.begin(FOUR[:3], option="4")
+    assert bench.faults() == [None, None, None, UNLISTED]
+    # Named away, it is forgotten.
+    bench.restart()
+    bench.begin(FOUR[:3], option="0-2")
+    bench.restart()
+    bench.begin(FOUR[:3])
+    assert bench.faults() == [None, None, None]
+    bench.restart()
+    with pytest.raises(UsageError, match="3 GPUs found"):
+        bench.begin(FOUR[:3], option="4")
+
+
+def test_simulated_gpus_are_what_the_option_says_this_time(bench: Bench) -> None:
+    simulated = [card(i, f"SIM-{i}") for i in range(4)]
+    bench.begin(simulated)
+    bench.restart()
+    bench.begin(simulated[:2])
+    assert bench.faults() == [None, None]
+    bench.restart()
+    bench.begin(FOUR)
+    assert bench.faults() == [None] * 4
+    bench.restart()
+    bench.begin(simulated[:1])
+    assert bench.faults() == [None]
+
+
+def test_a_gpu_that_never_told_its_uuid_comes_back_as_one_of_ours(bench: Bench) -> None:
+    bench.begin([FOUR[0], card(1, "unknown-1", "lost"), FOUR[2]])
+    assert [row["uuid"] for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
+    seen = []
+    for _ in range(3):
+        bench.take(FOUR[:3])
+        seen.append(bench.faults()[1])
+    assert seen == [ONE, TWO, None]
+    bench.take(FOUR)
+    assert len(bench.store.gpus()) == 3, "a fourth card was never ours"
+
+
+def test_no_gpu_and_no_record_is_an_error_with_the_remedy(bench: Bench) -> None:
+    with pytest.raises(GpuStateError, match="cannot read the GPUs: Driver Not Loaded"):
+        bench.begin("Driver Not Loaded")
+
+
+class Sampled(Rig):
+    """A rig whose samples go through a sampler; `lost` names the GPUs that do not answer."""
+
+    bench: Bench | None = None
+    lost: tuple[int, ...] = ()
+
+    def sample(self) -> None:
+        if self.bench is None:
+            super().sample()
+            return
+        cards = [card(i, f"U{i}", "lost" if i in self.lost else None) for i in range(self.gpus)]
+        now = self.clock.now().boot
+        self.bench.probe.answer = Snapshot(now, tuple(cards))
+        self.bench.sampler.read(self.bench.recorder)
+
+
+def test_a_job_on_a_lost_gpu_goes_on_keeps_its_share_and_nothing_new_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Sampled(tmp_path, gpus=1)
+    os.mkfifo(tmp_path / "go")
+    running = rig.add("read line < go; exit 3")
+    rig.runner(running)
+    bench = Bench(rig.store, rig.watch)
+    bench.begin([card(0, "U0")])
+    rig.bench, rig.lost = bench, (0,)
+    rig.sample()
+    assert (
+        f"lost; it gets no new jobs; what runs on it goes on and keeps its share (job {running})"
+        in caplog.text
+    )
+    waiting = rig.add("exit 0")
+    [attempt] = rig.tick().attempts
+    assert (attempt.gpus, attempt.outcome) == (("U0",), None)
+    (tmp_path / "go").write_text("\n")
+    assert rig.ends(running)["exit_code"] == 3
+    assert rig.job(waiting)["state"] == "queued"
+    assert [reason for reason in rig.store.waiting().values() if "GPU 0 lost" in reason]
+    rig.lost = ()
+    rig.sample()
+    rig.sample()
+    rig.tick()
+    assert rig.job(waiting)["state"] == "queued"
+    rig.sample()
+    assert rig.ends(waiting)["outcome"] == "completed"

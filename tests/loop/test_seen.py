@@ -1,0 +1,160 @@
+"""What a round sees of a job that failed and of one that strays, and puts on the record once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler import evidence
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.evidence import tail_of
+from gpu_scheduler.reporting import Reporter
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.started import Started, note, started_with
+from gpu_scheduler.store.store import Store
+from tests.loop.rig import Rig
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/x/t.py", line 1, in <module>\n'
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path, gpus=3)
+
+
+def test_a_failure_is_explained_on_the_record_and_in_the_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.loop.told = Reporter(rig.store).told
+    caplog.set_level(logging.INFO)
+    (rig.folder / "said").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
+    job = rig.add("cat said; exit 1")
+    assert rig.ends(job)["reason"] == "exit code 1: ValueError: bad rate"
+    assert rig.store.attempts(job)[0]["reason"] == "exit code 1: ValueError: bad rate"
+    assert re.search(rf"job {job} failed after .* s: exit code 1: ValueError: bad rate \(log: ", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("kill -9 $$", "killed by SIGKILL"),
+        ("bash -c 'kill -9 $$'; exit $?", "exit code 137 (a program that it ran was killed by SIGKILL)"),
+        (
+            "no_such_program",
+            "exit code 127 (command not found): bash: line 1: no_such_program: command not found",
+        ),
+        ("exit 3", "exit code 3"),
+    ],
+)
+def test_ends_in_words(rig: Rig, command: str, reason: str) -> None:
+    assert rig.ends(rig.add(command))["reason"] == reason
+
+
+def test_a_log_is_read_once_and_only_that_of_a_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str | None] = []
+
+    def counting(path: str | None) -> str:
+        read.append(path)
+        return tail_of(path)
+
+    monkeypatch.setattr(evidence, "tail_of", counting)
+    rig.ends(rig.add("true"))
+    assert read == []
+    job = rig.add("false")
+    rig.ends(job)
+    assert read == [rig.store.attempts(job)[0]["log"]]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "default", "own", "cuda", "advised"),
+    [
+        (1, "physical", None, None, True),
+        (0, "physical", None, None, False),
+        (1, "visible", None, None, False),
+        (1, "visible", "physical", None, True),
+        (1, "physical", "visible", None, False),
+        (1, "physical", None, "off", False),
+    ],
+)
+def test_advice_on_device_numbers_to_a_job_that_got_other_ones(
+    rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
+) -> None:
+    note(rig.store, replace(Started(), cuda_ids=default))  # type: ignore[arg-type]
+    job = rig.add("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
+                  allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
+    reason = rig.ends(job)["reason"]
+    assert "invalid device ordinal" in reason
+    assert (f"it was given --cuda {gpu}" in reason) is advised
+
+
+def test_what_the_newest_scheduler_was_started_with(tmp_path: Path) -> None:
+    store = Store(Home.of(str(tmp_path / "state.json")), create=True)
+    assert started_with(store) == Started()
+    note(store, Started(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh"))
+    assert started_with(store) == Started(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh")
+    assert (started_with(store).limits.memory, started_with(store).limits.load) == (0.5, 0.25)
+    store.db.set_meta("started_with", '{"cuda_ids": "visible", "of a later version": 1}')
+    assert started_with(store) == Started(cuda_ids="visible")
+    store.close()
+
+
+def test_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first line\nsecond\xff\nthird")
+    assert tail_of(str(log)) == "first line\nsecond\ufffd\nthird"
+    assert tail_of(str(log), most=12) == "third"
+    assert tail_of(str(log), most=3) == "ird"
+    (tmp_path / "link").symlink_to(log)
+    os.mkfifo(tmp_path / "fifo")
+    for nothing in (None, *(str(tmp_path / name) for name in ("link", "fifo", "missing", "."))):
+        assert tail_of(nothing) == ""
+
+
+def on_gpu_1(rig: Rig, pid: int) -> None:
+    """A sample in which the process is on GPU 1, and on GPU 2, which is not managed."""
+    samples = tuple(
+        GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, (GpuProcess(pid, 9),) if i else ()) for i in range(3)
+    )
+    rig.watch.take(Snapshot(rig.clock.now().boot, samples))
+
+
+def test_a_process_on_a_gpu_that_was_not_given_is_told_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.loop.recorder.note_gpus((), ["U0", "U1"], rig.clock.now())
+    rig.loop.told = Reporter(rig.store).told
+    job = rig.add("echo $$ > pid; sleep 60")
+    rig.runner(job)
+    rig.until(lambda: (rig.folder / "pid").exists() and (rig.folder / "pid").read_text(), "pid")
+    pid = int((rig.folder / "pid").read_text())
+    on_gpu_1(rig, pid)
+    rig.tick()
+    assert json.loads(rig.store.attempts(job)[0]["strays"]) == [["U1", pid], ["U2", pid]]
+    again = Rig(rig.folder, gpus=3)
+    again.loop.told = Reporter(again.store).told
+    on_gpu_1(again, pid)
+    again.tick()
+    told = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]
+    assert [text.partition(":")[0] for text in told] == [
+        f"job {job} was given GPU 0 and uses GPU 1 (process {pid})",
+        f"job {job} was given GPU 0 and uses GPU 2 (process {pid})",
+    ]
+    again.store.wish("cancel", str(job), grace_s=0)
+    assert again.ends(job)["outcome"] == "cancelled"
+
+
+def test_gpus_on_the_record_as_they_were_sampled(rig: Rig) -> None:
+    processes = (GpuProcess(7, None), GpuProcess(8, 12, graphics_only=True))
+    for load in (10.0, None, 30.0, 40.0, 50.0, 60.0):
+        samples = [GpuSample("U0", 0, "card", 24576, 9, load, processes), GpuSample("U1", 1, "c", 1, 0, load)]
+        rig.loop.recorder.note_gpus(samples, None, rig.clock.now())
+    first, second, _ = rig.store.gpus()
+    assert json.loads(first["processes"]) == [[7, None, False], [8, 12, True]]
+    assert second["processes"] is None
+    assert json.loads(first["loads"]) == [None, 30.0, 40.0, 50.0, 60.0]

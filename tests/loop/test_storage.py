@@ -1,0 +1,321 @@
+"""What is wrong with the places that we write to, and what a scheduler makes of it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler import joblogs, storage, storagewatch
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.mainlog import MainLog
+from gpu_scheduler.runner.protocol import prepare
+from gpu_scheduler.storage import refusal, troubles
+from gpu_scheduler.storagewatch import StorageWatch
+from gpu_scheduler.store.home import Home
+from tests.loop.rig import Rig
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home.of(str(tmp_path / "s.json"))
+    made.create()
+    return made
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of a user whom permissions hold back; root becomes nobody for the test."""
+    with tempfile.TemporaryDirectory() as name:
+        was = os.geteuid()
+        if was == 0:
+            os.chown(name, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            if was == 0:
+                os.seteuid(0)
+            os.chmod(name, 0o700)
+
+
+def said(home: Home, logs: LogFolder | None = None) -> list[str]:
+    return [str(trouble) for trouble in troubles(home, logs)]
+
+
+def test_nothing_is_wrong_with_folders_that_can_be_written(home: Home, tmp_path: Path) -> None:
+    logs = LogFolder.of(str(tmp_path / "logs"))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    assert said(home, logs) == []
+    (tmp_path / "logs").rmdir()
+    assert said(home, logs) == []  # it is made with the next log
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [n for n in before if n != "logs"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "is on a full disk: free space there"),
+        (errno.EDQUOT, "is over your quota: free space there"),
+        (errno.EROFS, "is on a read-only file system: mount it for writing"),
+        (errno.EIO, "cannot be written (Input/output error): look at"),
+    ],
+)
+def test_each_error_has_its_words(
+    home: Home, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    monkeypatch.setattr(storage, "_cannot_hold", lambda folder: OSError(number, os.strerror(number)))
+    [trouble] = troubles(home, None)
+    assert str(trouble).startswith(f"record {home.folder} {words}")
+    assert trouble.stops
+    assert refusal(home, OSError("text")) == f"{trouble} (text)"
+
+
+def test_where_files_have_to_have_names_the_numbers_of_the_file_system_count(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object, **more: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no unnamed files here")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert said(home) == []
+    full = os.statvfs_result((4096, 4096, 1000, 15, 15, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    assert said(home) == [f"record {home.folder} is on a full disk: free space there"]
+
+
+def test_permissions(unprivileged: Path) -> None:
+    home = Home.of(str(unprivileged / "s.json"))
+    home.create()
+    home.state_file.touch()
+    home.state_file.chmod(0)
+    home.log.touch(mode=0o400)
+    assert said(home) == [
+        f"state file {home.state_file} may not be read: chmod u+rw {home.state_file}",
+        f"main log {home.log} may not be written: chmod u+rw {home.log}",
+    ]
+    unprivileged.chmod(0o500)
+    [trouble] = troubles(home, None)
+    assert (trouble.problem, trouble.remedy, trouble.stops) == (
+        "may not be written", f"chmod u+rwx {unprivileged}", False,
+    )  # fmt: skip
+    with pytest.raises(
+        SchedulerError, match=r"cannot create .*Permission denied; choose another --state-file"
+    ):
+        Home.of(str(unprivileged / "other.json")).create()
+    home.runs.chmod(0o500)
+    [first, _] = troubles(home, None)
+    assert (first.what, first.remedy, first.stops) == ("record", f"chmod u+rwx {home.runs}", True)
+
+
+@pytest.mark.parametrize("what", ["state file", "main log"])
+def test_a_folder_in_the_place_of_a_file(home: Home, what: str) -> None:
+    path = home.state_file if what == "state file" else home.log
+    path.mkdir()
+    assert said(home) == [f"{what} {path} is not a file: remove it, or move it aside"]
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+def _file(path: Path) -> None:
+    path.touch()
+
+
+def _foreign(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    path.mkdir()
+    os.chown(path, 12345, 12345)
+
+
+PLANTED: list[tuple[Callable[[Path], None], str]] = [
+    (_link, "is a link"),
+    (_file, "is not a folder"),
+    (_foreign, "belongs to another user (uid 12345)"),
+]
+
+
+@pytest.mark.parametrize(("plant", "problem"), PLANTED)
+def test_a_log_folder_that_is_taken_is_left_alone(
+    home: Home, tmp_path: Path, plant: Callable[[Path], None], problem: str
+) -> None:
+    chosen = tmp_path / "logs"
+    logs = LogFolder.from_json(LogFolder.of(str(chosen)).to_json())
+    chosen.rmdir()
+    plant(chosen)
+    [trouble] = troubles(home, logs)
+    assert trouble == Trouble(
+        "log folder", str(chosen), problem, "remove it, or name a folder of yours with --log-dir", True
+    )
+    with pytest.raises(PermissionError):
+        logs.make()
+    chosen.rmdir() if plant is _foreign else chosen.unlink()
+    assert (said(home, logs), logs.make()) == ([], chosen)
+
+
+@pytest.mark.parametrize(("plant", "problem"), PLANTED)
+def test_instead_of_the_default_one_there_is_one_of_our_own(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None], problem: str
+) -> None:
+    monkeypatch.setattr(joblogs, "DEFAULT", tmp_path / "logs")
+    monkeypatch.setenv("LOGNAME", "ada")
+    logs = LogFolder.of(None)
+    plant(tmp_path / "logs")
+    [trouble] = troubles(home, logs)
+    assert str(trouble).startswith(
+        f"log folder {tmp_path}/logs {problem}: job logs go to {tmp_path}/logs_ada; remove it"
+    )
+    assert not trouble.stops
+    assert logs.make() == tmp_path / "logs_ada"
+    (tmp_path / "logs_ada").rmdir()
+    _link(tmp_path / "logs_ada")
+    assert [trouble.stops for trouble in troubles(home, logs)] == [True, True]
+
+
+def test_a_link_among_the_parents_of_a_chosen_folder(home: Home, tmp_path: Path) -> None:
+    logs = LogFolder.of(str(tmp_path / "a" / "logs"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    assert [t.problem for t in troubles(home, logs)] == ["is reached through a link"]
+    assert LogFolder.of(str(tmp_path / "a" / "logs")).paths == (
+        tmp_path / "b" / "logs",
+    )  # at the start it may be
+
+
+def test_a_launch_that_finds_the_disk_full_is_no_try_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    watch = rig.loop.storage = StorageWatch(rig.store.home, LogFolder.of(str(tmp_path / "logs")), Clock())
+    left = 4
+
+    def full_at_first(*words: object) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "spec.json")
+        prepare(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gpu_scheduler.launching.prepare", full_at_first)
+    job = rig.add("exit 7", share=500)
+    rig.tick()
+    assert watch.trouble() == "spec.json: No space left on device: free space there"
+    other = rig.add("exit 0", share=500)
+    rig.tick()
+    [reason] = rig.store.waiting().values()
+    assert "No space left on device" in reason
+    row = rig.ends(job)
+    assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
+    assert rig.ends(other)["exit_code"] == 0
+    assert len(list((tmp_path / "logs").iterdir())) == 2  # none is left of the launches that failed
+
+
+def test_a_launch_that_fails_by_itself_counts_also_with_storage_watched(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.loop.storage = StorageWatch(rig.store.home, LogFolder.of(str(tmp_path / "logs")), Clock())
+    row = rig.ends(rig.add("x", conda="none"))
+    assert (row["outcome"], row["launch_failures"]) == ("failed", 3)
+
+
+def test_an_action_that_cannot_be_performed_keeps_no_other_from_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    jobs = [rig.add("sleep 60", share=500) for _ in range(2)]
+    assert len({rig.runner(job) for job in jobs}) == 2
+    (rig.attempt_folder(jobs[0]) / f".stop.{os.getpid()}").mkdir()
+    for job in jobs:
+        rig.store.wish("cancel", str(job), grace_s=0.0)
+    with pytest.raises(IsADirectoryError):
+        rig.tick()
+    stops = [(rig.attempt_folder(job) / "stop").exists() for job in jobs]
+    assert stops == [False, True]
+    (rig.attempt_folder(jobs[0]) / f".stop.{os.getpid()}").rmdir()
+    assert [rig.ends(job)["outcome"] for job in jobs] == ["cancelled", "cancelled"]
+
+
+def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    for level in ("error", "info"):
+        monkeypatch.setattr(storagewatch.log, level, lambda text, *values: told.append(text % values))
+    watch = StorageWatch(home, LogFolder((home.folder,), os.geteuid()), Clock())
+    assert watch.trouble(at_once=True) is None
+    with monkeypatch.context() as full:
+        full.setattr(storage, "_cannot_hold", lambda folder: OSError(errno.ENOSPC, "full"))
+        assert [watch.trouble(at_once=True) for _ in range(3)] == 3 * [
+            f"log folder {home.folder} is on a full disk: free space there"
+        ]
+    assert watch.trouble(at_once=True) is None
+    assert sorted(told) == [
+        f"log folder {home.folder} can be used again",
+        f"log folder {home.folder} is on a full disk: free space there; until then nothing new is started, "
+        "running jobs go on",
+        f"record {home.folder} can be used again",
+        f"record {home.folder} is on a full disk: free space there; until then nothing new is started, "
+        "running jobs go on",
+    ]
+
+
+@pytest.fixture
+def main_log(tmp_path: Path) -> Iterator[tuple[Path, list[str], Callable[[str], None]]]:
+    """The path of a main log, what was said of it, and how to write a line."""
+    told: list[str] = []
+    handler = MainLog(tmp_path / "main.log", told.append)
+
+    def write(text: str) -> None:
+        handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, text, None, None))
+
+    yield tmp_path / "main.log", told, write
+    handler.close()
+
+
+def test_a_main_log_that_is_removed_or_moved_is_made_anew(
+    main_log: tuple[Path, list[str], Callable[[str], None]],
+) -> None:
+    path, told, write = main_log
+    write("one")
+    path.unlink()
+    write("two")
+    path.rename(path.with_name("old"))
+    write("three")
+    assert (path.read_text(), path.with_name("old").read_text(), told) == ("three\n", "two\n", [])
+
+
+@pytest.mark.parametrize(
+    ("plant", "problem"),
+    [
+        (lambda path: path.symlink_to("/dev/full"), "No space left on device"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: os.mkfifo(path), "No such device or address"),
+    ],
+)
+def test_a_main_log_that_cannot_be_written_is_told_once_and_tried_again(
+    main_log: tuple[Path, list[str], Callable[[str], None]],
+    capsys: pytest.CaptureFixture[str],
+    plant: Callable[[Path], None],
+    problem: str,
+) -> None:
+    path, told, write = main_log
+    write("before")
+    path.unlink()
+    plant(path)
+    write("lost")
+    write("lost")
+    path.rmdir() if path.is_dir() else path.unlink()
+    write("after")
+    assert path.read_text() == "after\n"
+    assert told == [
+        f"the main log {path} cannot be written: {problem}; everything else goes on",
+        f"the main log {path} can be written again",
+    ]
+    assert capsys.readouterr().err == ""

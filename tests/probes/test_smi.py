@@ -1,0 +1,113 @@
+"""Real GPUtil, and the tolerant reader behind it, over what `nvidia-smi` has been seen to print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.probes import ProbeError
+from gpu_scheduler.probes.gputil import GputilProbe
+from gpu_scheduler.probes.smi import parse
+from tests.fakes.machine import Card, Machine
+from tests.probes.smi_table import CASES, NO_HANDLE, A, B, C, Case, Seen
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine("gputil", tmp_path / "machine", monkeypatch)
+
+
+def plant(machine: Machine, case: Case) -> None:
+    out = case.out if isinstance(case.out, bytes) else case.out.encode()
+    (machine.folder / "smi.csv").write_bytes(out)
+    (machine.folder / "smi.err").write_text(case.err)
+    (machine.folder / "smi.code").write_text(str(case.code))
+    for index, text in enumerate(case.alone):
+        (machine.folder / f"smi.{index}").write_text(f"{text}\n")
+
+
+def seen(machine: Machine) -> list[Seen]:
+    return [
+        (gpu.index, gpu.uuid, gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault)
+        for gpu in machine.probe().sample()
+    ]
+
+
+def begun(found: list[Seen], expected: tuple[Seen, ...]) -> list[Seen]:
+    """What was found, each fault cut to the length of the one that is expected there."""
+    faults = [None if e[5] is None else len(e[5]) for e in expected]
+    cut = [f[5] and f[5][:length] for f, length in zip(found, faults, strict=True)]
+    return [(*f[:5], fault) for f, fault in zip(found, cut, strict=True)]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.error], ids=lambda case: case.name)
+def test_every_gpu_is_told_by_its_own_line(case: Case, machine: Machine) -> None:
+    plant(machine, case)
+    found = seen(machine)
+    assert [gpu[1] for gpu in found] == [gpu[1] for gpu in case.seen]
+    assert begun(found, case.seen) == list(case.seen)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.error], ids=lambda case: case.name)
+def test_an_answer_without_gpus_tells_what_was_said_and_the_remedy(case: Case, machine: Machine) -> None:
+    plant(machine, case)
+    with pytest.raises(ProbeError) as caught:
+        machine.probe().sample()
+    assert case.error in str(caught.value)
+    assert case.remedy in caught.value.remedy
+    assert str(caught.value).isprintable()
+
+
+def test_gputil_is_asked_once_where_it_can_read_everything(machine: Machine) -> None:
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, used=5, load=7.0))
+    (machine.folder / "calls").touch()
+    assert len(machine.probe().sample()) == 2
+    [call] = (machine.folder / "calls").read_text().splitlines()
+    assert "mig.mode" not in call
+
+
+def test_a_driver_that_knows_no_mig_is_asked_without_it(machine: Machine) -> None:
+    (machine.folder / "old").touch()
+    (machine.folder / "smi.csv").write_text(f"{A.replace(', 0,', ', [Not Supported],', 1)}\n{B}\n")
+    assert [(gpu[1], gpu[4]) for gpu in seen(machine)] == [("GPU-a", None), ("GPU-b", 97.0)]
+
+
+def test_without_gputil_the_tolerant_reader_serves(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "GPUtil", None)
+    machine.plant(Card("GPU-a", 1, used=5))
+    assert [(gpu[1], gpu[3]) for gpu in seen(machine)] == [("GPU-a", 5)]
+
+
+def test_a_program_that_cannot_be_run_is_told(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bin" / "nvidia-smi"
+    bad.parent.mkdir()
+    bad.write_text("#!/no/such/interpreter\n")
+    bad.chmod(0o755)
+    monkeypatch.setenv("PATH", str(bad.parent))
+    with pytest.raises(ProbeError, match="nvidia-smi cannot be run"):
+        GputilProbe().sample()
+
+
+@given(st.text(max_size=300))
+def test_no_text_is_too_odd(text: str) -> None:
+    answer = parse(text)
+    assert len({gpu.index for gpu in answer.gpus}) == len(answer.gpus)
+    assert answer.complaint.isprintable()
+
+
+@given(
+    st.text(st.characters(exclude_characters="\n"), max_size=80)
+    | st.sampled_from([f"{NO_HANDLE}0000:02:00.0: Unknown Error", "7, GPU-x", "1, GPU-x, x, y, z", "1,,,,,"]),
+    st.integers(0, 3),
+)
+def test_an_odd_line_hides_no_other(odd: str, place: int) -> None:
+    lines = [A, B, C]
+    lines.insert(place, odd)
+    found = {gpu.uuid: gpu for gpu in parse("\n".join(lines)).gpus}
+    values = [(found[uuid].used_mib, found[uuid].fault) for uuid in ("GPU-a", "GPU-b", "GPU-c")]
+    assert values == [(11, None), (23117, None), (700, None)]

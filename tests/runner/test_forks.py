@@ -1,0 +1,250 @@
+"""Runners that are forked: what they carry, what they do not inherit, and who may die meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.executors import Executor, forking
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.forking import ForkingExecutor
+from gpu_scheduler.runner import tree
+from gpu_scheduler.runner.folder import NO_TOKEN, START
+from gpu_scheduler.runner.sweep import sweep
+from tests.runner.attempt import Attempt, wait_for
+from tests.runner.conftest import Make
+from tests.torture.harness import environment
+from tests.torture.harness import scheduler as scheduling
+
+
+@pytest.fixture
+def inheritable(tmp_path: Path) -> Iterator[Path]:
+    """A file that is open here and would reach every process that is started."""
+    path = tmp_path / "inheritable"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.set_inheritable(fd, True)
+    yield path
+    os.close(fd)
+
+
+@pytest.fixture
+def executor(inheritable: Path) -> Iterator[ForkingExecutor]:
+    """One whose helper is ready."""
+    made = ForkingExecutor()
+    wait_for(made.helper, "the helper")
+    yield made
+    made.close()
+
+
+def files_of(pid: int) -> dict[int, str]:
+    """What each descriptor of a process is."""
+    folder = Path(f"/proc/{pid}/fd")
+    return {int(fd.name): os.readlink(fd) for fd in folder.iterdir()}
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_forked(attempt: Attempt, executor: ForkingExecutor) -> bool:
+    pid = attempt.until_live().pid
+    assert pid is not None
+    return parent_of(pid) == executor.helper()
+
+
+def test_the_helper_holds_two_pipes_and_carries_no_token(executor: ForkingExecutor) -> None:
+    pid = executor.helper()
+    assert pid is not None
+    files = files_of(pid)
+    assert set(files) == {0, 1, 2}
+    assert files[2] == "/dev/null"
+    assert tree._token(Path(f"/proc/{pid}/environ").read_bytes()) == NO_TOKEN.encode()
+    assert os.getsid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+
+
+def test_a_forked_runner_looks_like_one_that_was_started(
+    make: Make, executor: ForkingExecutor, inheritable: Path
+) -> None:
+    script = "umask; grep -E 'Sig(Blk|Ign)' /proc/self/status; ls -l /proc/$$/fd | wc -l; exec sleep 300"
+    attempts = [make(script).launch(one) for one in (executor, DirectExecutor())]
+    for attempt in attempts:
+        wait_for(lambda a=attempt: len(a.output().splitlines()) == 4, "four lines")  # type: ignore[misc]
+    forked, started = attempts
+    assert is_forked(forked, executor)
+    assert forked.output() == started.output()
+    pids = [attempt.seen().pid or 0 for attempt in attempts]
+    assert [os.getsid(pid) for pid in pids] == pids
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+    names = [os.fsencode(attempt.folder) for attempt in attempts]
+    assert commands[0].replace(b" ", b"\0").replace(names[0], b"") == commands[1].replace(names[1], b"")
+    held = [sorted(name.partition(":")[0] for name in files_of(pid).values()) for pid in pids]
+    kinds = [[name.replace(a.token, "").replace(str(a.folder), "") for name in h]
+             for h, a in zip(held, attempts, strict=True)]  # fmt: skip
+    assert [k.replace(str(pids[0]), "") for k in kinds[0]] == [k.replace(str(pids[1]), "") for k in kinds[1]]
+    assert str(inheritable) not in held[0]
+    for attempt in attempts:
+        attempt.stop()
+        assert attempt.result().cause == "cancelled"
+
+
+def test_each_of_many_carries_its_own_token(make: Make, executor: ForkingExecutor) -> None:
+    attempts = [make("echo up; exec sleep 300").launch(executor) for _ in range(5)]
+    for attempt in attempts:
+        attempt.until_said("up")
+        assert len(attempt.pids()) == 2
+        assert attempt.seen().pid in attempt.pids()
+    first, *others = attempts
+    assert sweep(first.token, term_s=0.0) == ()
+    assert first.seen().claim == "dead"
+    for attempt in others:
+        assert len(attempt.pids()) == 2
+        attempt.stop()
+        attempt.result()
+
+
+def test_runners_outlive_the_helper_and_the_next_are_started_without_one(
+    make: Make, executor: ForkingExecutor, tmp_path: Path
+) -> None:
+    pid = executor.helper()
+    assert pid is not None
+    before = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch(executor)
+    before.until_said("up")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: tree.ticks_of(pid) is None, "the helper's end")
+    after = make("exit 6").launch(executor)
+    assert after.result().exit_code == 6
+    (tmp_path / "go").touch()
+    assert before.result().exit_code == 5
+
+
+def test_a_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
+    executor = ForkingExecutor()
+    old = wait_for(executor.helper, "the helper")
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: tree.ticks_of(old) is None, "the helper's end")
+    for code in (1, 2):
+        assert make(f"exit {code}").launch(executor).result().exit_code == code
+    assert wait_for(executor.helper, "another helper") != old
+    attempt = make("exec sleep 300").launch(executor)
+    assert is_forked(attempt, executor)
+    attempt.stop()
+    attempt.result()
+    executor.close()
+
+
+def test_a_helper_that_does_not_answer_is_ended_and_its_launch_is_made_without_it(
+    make: Make, executor: ForkingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_ANSWER_S", 0.1)
+    pid = executor.helper()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    attempt = make("echo start; exit 7").launch(executor)
+    assert attempt.result().exit_code == 7
+    wait_for(lambda: tree.ticks_of(pid) is None, "the helper's end")
+    assert attempt.body() == "start\n"
+
+
+def test_ended_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
+    make: Make, executor: ForkingExecutor
+) -> None:
+    pid = executor.helper()
+    for _ in range(3):
+        make("exit 0").launch(executor).result()
+
+    def children() -> str:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+    wait_for(lambda: not children(), "no child, dead or alive")
+    program = (
+        "from gpu_scheduler.executors.forking import ForkingExecutor; import os, time\n"
+        "executor = ForkingExecutor()\n"
+        "while not executor.helper(): time.sleep(0.001)\n"
+        "print(executor.helper(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    started = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
+    assert started.returncode == -signal.SIGKILL
+    orphan = int(started.stdout)
+    wait_for(lambda: tree.ticks_of(orphan) is None, "the helper's end")
+
+
+def test_an_orphan_of_the_first_moment_is_ended_even_without_a_token(
+    make: Make, executor: ForkingExecutor, tmp_path: Path
+) -> None:
+    executors: list[Executor] = [executor, DirectExecutor()]
+    for number, one in enumerate(executors):
+        orphan = tmp_path / f"orphan{number}"
+        attempt = make(
+            f"(setsid env -i sh -c 'echo $$ > {orphan}.tmp; mv {orphan}.tmp {orphan}; exec sleep 300' &)\n"
+            f"until [ -e {orphan} ]; do sleep 0.01; done; exit 3"
+        )
+        result = attempt.launch(one).result()
+        assert (result.exit_code, result.survivors) == (3, ())
+        assert tree.ticks_of(int(orphan.read_text())) is None
+
+
+def test_where_forking_does_not_work_no_second_helper_is_tried(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
+    start = tmp_path / "start.py"
+    start.write_text(
+        "import sys\n"
+        f"if sys.argv[1] == '--forks': open({str(tmp_path / 'tried')!r}, 'a').write('x'); sys.exit(1)\n"
+        f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
+    )
+    executor = ForkingExecutor(sys.executable, str(start))
+
+    def is_collected() -> bool:
+        executor.reap()
+        return executor._children.running == 0
+
+    for code in (1, 2, 3):
+        wait_for((tmp_path / "tried").exists, "the first helper")
+        wait_for(is_collected, "its end")
+        assert make(f"exit {code}").launch(executor).result().exit_code == code
+    assert (tmp_path / "tried").read_text() == "x"
+
+
+def test_the_helper_of_a_scheduler_holds_neither_its_lock_nor_its_record(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        scheduler = subprocess.Popen(
+            scheduling(tmp_path),
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+
+    def helper() -> int | None:
+        for pid in Path(f"/proc/{scheduler.pid}/task/{scheduler.pid}/children").read_text().split():
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b" --forks\0"):
+                return int(pid)
+        return None
+
+    try:
+        wait_for(lambda: b"scheduler up" in (tmp_path / "out").read_bytes(), "the scheduler")
+        pid = wait_for(helper, "a helper that shows what it is")
+        assert {name.partition(":")[0] for name in files_of(pid).values()} == {"pipe", "/dev/null"}
+    finally:
+        scheduler.kill()
+        scheduler.wait()
+    wait_for(lambda: tree.ticks_of(pid) is None, "the helper's end")
+
+
+def test_a_token_of_another_length_is_no_request(make: Make, executor: ForkingExecutor) -> None:
+    attempt = make("exec sleep 300", token="f" * 31)
+    attempt.token = "f" * 31
+    attempt.launch(executor)
+    assert not is_forked(attempt, executor)
+    attempt.stop()
+    attempt.result()

@@ -1,0 +1,98 @@
+"""Edits of the state file that follow each other, or the scheduler's own writing, within moments."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.store import statefile
+from tests.store.test_statefile import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.begin()
+    return made
+
+
+def look_and_carry_out(machine: Machine) -> None:
+    """A round in the second in which the file is not written again."""
+    machine.now -= 1.9
+    machine.round()
+
+
+def test_an_edit_that_takes_back_the_one_before_it_is_heard(machine: Machine) -> None:
+    look_and_carry_out(machine)
+    machine.edit(1)
+    look_and_carry_out(machine)
+    assert json.loads(machine.path.read_text())["_scheduler"] == {"paused_gpus": []}, "not answered yet"
+    machine.edit()
+    machine.round()
+    assert machine.pauses() == ([], [])
+
+
+def test_so_is_one_that_was_begun_before_the_first_was_answered(machine: Machine) -> None:
+    machine.edit(1)
+    first = json.loads(machine.path.read_text())
+    machine.round()
+    assert machine.pauses() == ([1], [1])
+    machine.path.write_text(json.dumps({**first, "paused_gpus": [2]}))
+    machine.round()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_an_old_copy_that_is_saved_later_takes_nothing_back(machine: Machine) -> None:
+    old = json.loads(machine.path.read_text())
+    machine.edit(1)
+    machine.round()
+    last = json.loads(machine.store.db.meta("statefile_edit") or "")
+    machine.store.db.set_meta("statefile_edit", json.dumps({**last, "at": last["at"] - 60}))
+    machine.path.write_text(json.dumps({**old, "paused_gpus": [2]}))
+    machine.round()
+    assert machine.pauses() == ([1, 2], [1, 2])
+
+
+def test_keys_of_an_edit_that_comes_while_the_file_is_replaced_are_kept(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, edited = statefile.exchange, False
+
+    def exchange(path: Path, content: bytes) -> bytes | None:
+        nonlocal edited
+        if not edited:
+            edited = True
+            machine.edit(3, mine="kept")
+        return real(path, content)
+
+    monkeypatch.setattr(statefile, "exchange", exchange)
+    machine.edit(0)
+    machine.round()
+    machine.round()
+    assert edited
+    assert machine.pauses() == ([3], [3])
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
+
+
+def test_one_that_is_still_being_written_when_it_loses_its_place_is_heard(machine: Machine) -> None:
+    state = json.loads(machine.path.read_text())
+    wanted = json.dumps({**state, "paused_gpus": [2], "mine": "kept"}).encode()
+    os.replace(machine.path, statefile.displaced(machine.path))
+    machine.path.write_text(json.dumps(state))
+    with open(statefile.displaced(machine.path), "wb", buffering=0) as file:
+        file.write(wanted[:40])
+        machine.edit(1)
+        machine.round()
+        assert machine.pauses() == ([1], [1]), "the writer is not waited for"
+        writing = threading.Timer(0.03, lambda: (file.write(wanted[40:]), file.close()))
+        writing.start()
+        machine.round()
+        writing.join()
+    machine.round()
+    machine.round()
+    assert machine.pauses() == ([1, 2], [1, 2])
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
