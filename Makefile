@@ -3,16 +3,17 @@
 # make test      the whole suite                (PYTEST="-k word" for more options)
 # make check     lint, format, types, layers
 # make docs      docs/commands.md and docs/states.md anew, from the code
-# make torture   kills at random for a long time (KILLS, JOBS, SEED)
+# make torture   kills, power cuts and races at full size, half an hour (SIZE=0.1, PARTS="P1 P4", SEED=7)
+# make test-all  the whole suite on every Python from 3.10 to 3.13 that is here
 # make clean     removes what these made; make distclean also .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test check torture clean distclean docs
+.PHONY: install demo test check torture clean distclean docs test-all
 
 PYTHON := .venv/bin/python
-KILLS ?= 60
-JOBS ?= 200
+SIZE ?= full
+PARTS ?=
 SEED ?= $(shell echo $$RANDOM)
 SIMULATE ?=
 PYTEST ?=
@@ -39,11 +40,16 @@ check:
 	$(PYTHON) -m pytest -q tests/core/test_layers.py
 
 torture: install
-	$(PYTHON) -m tests.torture --kills $(KILLS) --jobs $(JOBS) --seed $(SEED)
+	$(PYTHON) -m tests.torture $(PARTS) --size $(SIZE) --seed $(SEED) --out torture.json
+	@if [ "$(SIZE)$(PARTS)" = full ]; then $(PYTHON) -m tests.torture.report torture.json; fi
+
+test-all:
+	@bash tools/setup.sh screen --optional tmux
+	@bash tools/test_all.sh $(PYTEST)
 
 clean:
 	rm -rf demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .venv-3.*

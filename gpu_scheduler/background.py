@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.mainlog import opener
+
 log = logging.getLogger(__name__)
 
 #: Told when the scheduler is up; what it was given has been checked, and `stop` reaches it.
@@ -84,7 +86,7 @@ def _schedule(serve: Callable[[Up], int], told: int, main_log: Path) -> int:
 def _appended(main_log: Path, otherwise: int) -> int:
     """The main log, for what is written past it by the interpreter itself."""
     try:
-        return os.open(main_log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY)
+        return opener(str(main_log), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     except OSError:
         return otherwise
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import visible
 
 #: Lines that may wait for the terminal.
 _WAITING = 10_000
@@ -156,6 +157,13 @@ class _Lines(QueueHandler):
         self._console.put(self.format(record))
 
 
+class _Visible(logging.Formatter):
+    """Log lines hold what users wrote, which must not act on the terminal that shows them, or their file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), lines=True)
+
+
 def begin_logging(path: Path, console: Console, mark: str = "") -> None:
     """Send the package's log lines of level info and above to the console and to the main log.
 
@@ -169,5 +177,5 @@ def begin_logging(path: Path, console: Console, mark: str = "") -> None:
     root.propagate = False
     handlers: list[tuple[logging.Handler, str]] = [(_Lines(console), ""), (MainLog(path, console.put), mark)]
     for handler, start in handlers:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {start}%(message)s"))
+        handler.setFormatter(_Visible(f"%(asctime)s %(levelname)-7s {start}%(message)s"))
         root.addHandler(handler)

@@ -12,8 +12,8 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console
 from gpu_scheduler.core.actions import Action, Close, WishDone
-from gpu_scheduler.core.command import find_conda_sh
 from gpu_scheduler.core.draining import drained
+from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.executors import Executor
@@ -34,19 +34,13 @@ from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.tenure import Tenure
 from gpu_scheduler.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
 #: Seconds after which a round that could not be written is tried again.
 RETRY_S = 1.0
-
-
-def _is_there(path: Path, inode: int) -> bool:
-    try:
-        return path.stat().st_ino == inode
-    except OSError:
-        return False
 
 
 class Daemon:
@@ -67,7 +61,7 @@ class Daemon:
         self._executor = executor
         self._config = LlmConfigFile(options.llm_config)
         self._store = Store(home, create=True)
-        self._inode = home.database.stat().st_ino
+        self._tenure = Tenure(home)
         self._watch = GpuWatch()
         sim_dir = str(home.simulation)
         simulated = options.simulate is not None or options.gpu_probe == "simulated"
@@ -84,6 +78,7 @@ class Daemon:
             Started(
                 options.mem_threshold, options.load_threshold, options.cuda_ids, str(self._config.path),
                 conda_sh and os.path.abspath(conda_sh),
+                options.jobs_file and os.path.abspath(options.jobs_file),
             ),
         )  # fmt: skip
         self._launcher = Launcher(
@@ -132,11 +127,12 @@ class Daemon:
     def close(self) -> None:
         """Let go of everything; running jobs go on."""
         try:
-            if self._store.home.database.exists():
+            if self._tenure.lost() is None:
                 self._state.write(self._clock.now().boot, at_once=True)
         except FAILURES as error:
             log.error("%s; the state file may be old", error)
         self._sampler.close()
+        self._executor.close()
         self._wakeups.close()
         self._store.close()
 
@@ -186,19 +182,17 @@ class Daemon:
 
     def _turn(self) -> int | None:
         """Take in what woke us, do what there is to do, and wait; the exit code at the end."""
-        home = self._store.home
-        if not _is_there(home.database, self._inode):
-            log.error(
-                "%s was removed or replaced: nothing more is started; running jobs go on", home.database
-            )
+        lost = self._tenure.lost(host=self._is_state_due())
+        if lost is not None:
+            log.error("%s\nnothing more is started; running jobs go on", lost)
             return 1
-        self._take_in(self._woken)
+        self._take_in()
         self._woken = set()
         facts = self._rounds()
-        if facts.trouble is not None:
+        if facts is not None and facts.trouble is not None:
             self._store.db.shrink()
         self._state.write(self._clock.now().boot)
-        if self._loop.ending or self._signal is not None:
+        if facts is None or self._loop.ending or self._signal is not None:
             return self._farewell()
         if self._options.drain and self._is_drained(facts):
             return self._outcomes.finish()
@@ -206,6 +200,10 @@ class Daemon:
             return None
         self._wait(self._due_at(facts))
         return None
+
+    def _is_state_due(self) -> bool:
+        again_at, now = self._state.again_at, self._clock.now().boot
+        return "state" in self._woken or now >= self._state_at or (again_at is not None and now >= again_at)
 
     def _wait(self, due_at: float) -> None:
         """Until something happens or falls due; events are looked for at least once, whatever is overdue."""
@@ -217,13 +215,14 @@ class Daemon:
             if self._woken or left == 0.0:
                 return
 
-    def _rounds(self) -> Facts:
-        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted."""
+    def _rounds(self) -> Facts | None:
+        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted; None: until a
+        signal came."""
         while True:
             facts = self._loop.tick()
             if self._sampler.ask(self._loop.sample_wanted):
                 self._loop.sample_wanted = False
-            if facts is not None:
+            if facts is not None or self._signal is not None:
                 return facts
 
     def _tell(self, action: Action) -> None:
@@ -244,12 +243,11 @@ class Daemon:
         if self._jobs is not None:
             self._wakeups.watch(self._jobs.path, "jobs")
 
-    def _take_in(self, woken: set[str]) -> None:
-        now = self._clock.now().boot
+    def _take_in(self) -> None:
+        woken, now = self._woken, self._clock.now().boot
         self._executor.reap()
         self._sampler.read(self._loop.recorder)
-        again_at = self._state.again_at
-        if "state" in woken or now >= self._state_at or (again_at is not None and now >= again_at):
+        if self._is_state_due():
             self._state_at = now + self._options.state_interval_s
             self._state.look(now)
         if "config" in woken or "jobs" in woken or now >= self._files_at:

@@ -16,6 +16,8 @@ from gpu_scheduler.store.store import Store
 
 #: Bytes of a log that are looked through for its last error.
 TAIL = 64 * 1024
+#: Of a line that is longer than that, the bytes at its end that count.
+_END = 4 * 1024
 _MARK = "THE-GPU-IDS"
 
 
@@ -25,7 +27,8 @@ def evidence_of(store: Store, row: sqlite3.Row, seen: Sighting) -> Evidence:
 
 
 def tail_of(path: str | None, most: int = TAIL) -> str:
-    """The end of a log, from the beginning of a line where it is cut; "" where it cannot be read.
+    """The end of a log, from the beginning of a line, or where that would be all of it or most of it, as of a
+    progress bar, from somewhere in its end; "" where it cannot be read.
 
     Neither a link nor anything but a plain file is opened: the folder may be one that others write to.
     """
@@ -43,8 +46,10 @@ def tail_of(path: str | None, most: int = TAIL) -> str:
             os.close(fd)
     except OSError:
         return ""
-    whole = data if start == 0 else data.partition(b"\n")[2] or data
-    return whole.decode("utf-8", "replace")
+    if start:
+        cut, end, rest = data.partition(b"\n")
+        data = cut[-_END:] + end + rest if len(cut) > _END or not rest else rest
+    return data.decode("utf-8", "replace")
 
 
 def _misleading_ids(store: Store, row: sqlite3.Row) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class LogFolder:
         the start, and becomes neither afterwards. Raises OSError."""
         if chosen is None:
             default = Path(os.path.realpath(DEFAULT.parent)) / DEFAULT.name
-            return cls((default, default.with_name(f"{default.name}_{_user()}")), os.geteuid())
+            return cls((default, default.with_name(f"{default.name}_{user_name()}")), os.geteuid())
         folder = Path(os.path.realpath(chosen))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return cls((folder,), folder.stat().st_uid, os.geteuid())
@@ -67,8 +67,7 @@ class LogFolder:
             return "is a link"
         if not stat.S_ISDIR(status.st_mode):
             return "is not a folder"
-        ours = status.st_uid in (self.owner, self.maker)
-        return None if ours else f"belongs to another user (uid {status.st_uid})"
+        return None if self._is_ours(status) else _others(status)
 
     def make(self) -> Path:
         """The folder to use now, made if missing. Raises OSError."""
@@ -77,9 +76,20 @@ class LogFolder:
             last = self.paths[-1]
             raise PermissionError(errno.EPERM, self.foreign(last) or "is ours again", str(last))
         folder.mkdir(parents=len(self.paths) == 1, exist_ok=True, mode=0o700)
-        if len(self.paths) > 1 and folder.stat().st_mode & 0o077:
-            folder.chmod(0o700)
+        # What is there now, which nobody else can replace in a folder like /tmp if it is ours.
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if not self._is_ours(status):
+                raise PermissionError(errno.EPERM, _others(status), str(folder))
+            if len(self.paths) > 1 and status.st_mode & 0o077:
+                os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
         return folder
+
+    def _is_ours(self, status: os.stat_result) -> bool:
+        return status.st_uid in (self.owner, self.maker)
 
 
 def new_log(folder: Path, job_id: int, when: datetime) -> Path:
@@ -96,7 +106,12 @@ def new_log(folder: Path, job_id: int, when: datetime) -> Path:
     raise FileExistsError(f"{folder / name} and a thousand others are taken")
 
 
-def _user() -> str:
+def _others(status: os.stat_result) -> str:
+    return f"belongs to another user (uid {status.st_uid})"
+
+
+def user_name() -> str:
+    """Of the user that we run as; the number, where there is no name."""
     import getpass  # readers never come here
 
     try:

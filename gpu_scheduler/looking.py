@@ -12,12 +12,12 @@ from gpu_scheduler.core.facts import (
     Facts,
     JobFact,
     Line,
-    Now,
     QueuedJob,
     Settings,
     Wish,
 )
 from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.settle import needs_scan
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.runner.protocol import is_made, tokens_alive

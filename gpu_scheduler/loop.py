@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from gpu_scheduler.clock import Clock
@@ -68,7 +69,7 @@ class Loop:
         self.placing = True
         self.ending = False
         self.sample_wanted = False
-        self._strange: set[str] = set()
+        self._said: set[str] = set()
         self._gone: frozenset[int] | None = None
         self._launcher = launcher
         self._reached = reached
@@ -122,9 +123,12 @@ class Loop:
     def _report_strange(self, facts: Facts) -> None:
         for attempt in facts.attempts:
             for text in attempt.sighting.strange:
-                if text not in self._strange:
-                    log.warning("job %d: %s", attempt.job_id, text)
-                    self._strange.add(text)
+                self._say_once(f"job {attempt.job_id}: {text}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            log.warning("%s", text)
+            self._said.add(text)
 
     def _perform(self, action: act.Action, opened: dict[int, int]) -> None:
         if isinstance(action, act.Start):
@@ -142,9 +146,9 @@ class Loop:
         try:
             self._launcher.launch(attempt_id)
         except LaunchError as error:
-            log.warning("%s", error)
             if self.storage is not None and self.storage.is_to_blame(error.__cause__):
                 return  # the job has not failed: the attempt is launched once there is room
+            log.warning("%s", error)
             self.recorder.note_launch_error(attempt_id, str(error))
 
     def _act_on(self, action: act.TakeClaim | act.WriteStop | act.Nudge | act.KillRunner | act.Sweep) -> None:
@@ -153,7 +157,7 @@ class Loop:
         token = row["token"]
         folder = self.store.home.attempt(row["job_id"], row["number"], token)
         if isinstance(action, act.TakeClaim):
-            protocol.take_claim(folder, token)
+            self._take_claim(row["job_id"], folder, token)
         elif isinstance(action, act.WriteStop):
             protocol.request_stop(folder, token, action.cause, action.grace_s, "kill")
         elif isinstance(action, act.Nudge):
@@ -162,6 +166,13 @@ class Loop:
             protocol.kill_runner(folder, token)
         else:
             protocol.sweep_once(token, signal.SIGKILL if action.kill else signal.SIGTERM)
+
+    def _take_claim(self, job_id: int, folder: Path, token: str) -> None:
+        # An error concerns this attempt alone, whose GPUs stay booked; it is tried again each second.
+        try:
+            protocol.take_claim(folder, token)
+        except OSError as error:
+            self._say_once(f"job {job_id} cannot be settled: {error}: look at {folder}; it is tried again")
 
 
 def due(facts: Facts, next_retry: float | None) -> float | None:
@@ -176,7 +187,9 @@ def due(facts: Facts, next_retry: float | None) -> float | None:
         elif attempt.outcome is not None or attempt.sighting.claim == "dead":
             times.append(now + _soon(attempt.dead_at or attempt.swept_at, now))
         elif attempt.sighting.claim == "none":
-            times.append(attempt.launch_deadline if facts.trouble is None else now + 1.0)
+            # What was due and is not done is tried again each second.
+            waits = facts.trouble is None and attempt.signalled_at is None and attempt.launch_deadline > now
+            times.append(attempt.launch_deadline if waits else now + 1.0)
         elif attempt.sighting.stop is not None or attempt.cancel is not None:
             times.append(now + 1.0)
     return min(times, default=None)

@@ -52,7 +52,7 @@ class MainLog(RotatingFileHandler):
             )
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding="utf-8", opener=_opener)
+        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
 
     def _is_moved(self) -> bool:
         if self.stream is None:
@@ -71,6 +71,7 @@ class MainLog(RotatingFileHandler):
                 pass
 
 
-def _opener(path: str, flags: int) -> int:
+def opener(path: str, flags: int) -> int:
+    """A descriptor of the main log, for whoever writes to it. Raises OSError."""
     # Without O_NONBLOCK a FIFO at this path would hold the scheduler up for ever.
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)

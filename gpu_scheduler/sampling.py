@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 #: Seconds between two samples of the GPUs (DESIGN §4), and after one that failed.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
-#: Seconds for the first answer, and where the GPUs are on the record already and jobs may want to be settled.
-FIRST_SAMPLE_S = 20.0
+#: Seconds that a start waits for an answer where there is a record, whose jobs may want to be settled.
 KNOWN_SAMPLE_S = 5.0
 
 
@@ -59,7 +58,7 @@ class Sampler:
         self._store = store
         known = _on_record(store)
         try:
-            snapshot = self._probe.first_sample(KNOWN_SAMPLE_S if known else FIRST_SAMPLE_S)
+            snapshot = self._probe.first_sample(KNOWN_SAMPLE_S if known else None)
         except UnreadableError as error:
             if not known:
                 raise

@@ -64,6 +64,7 @@ def run(
         except (SchedulerError, sqlite3.OperationalError):
             if is_new:
                 shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
+                home.disown()
             raise
 
         def is_up() -> None:

@@ -1,9 +1,14 @@
-"""The scheduler's look at the places that it writes to: what keeps it from starting anything, told once."""
+"""The scheduler's look at the places that it writes to: what keeps it from starting anything, told once.
+
+A launch may fail for want of room that no look finds missing, such as a quota of a project: then nothing is
+started for a while, which doubles while that goes on.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.trouble import Trouble
@@ -15,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: The least seconds between two looks; the loop wants one a second while there is a trouble.
 LOOK_EVERY_S = 0.5
+#: Seconds without a launch after one that failed so, the first time and at most.
+BLAME_S, LONGEST_BLAME_S = 0.5, 30.0
 #: A launch that fails with one of these failed for the storage's sake, whatever the next look finds.
 _BLAMED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -28,6 +35,7 @@ class StorageWatch:
         self._clock = clock
         self._look_at = float("-inf")
         self._stops: str | None = None
+        self._blame = _Blame()
         self._told: frozenset[Trouble] = frozenset()
 
     def trouble(self, *, at_once: bool = False) -> str | None:
@@ -38,16 +46,22 @@ class StorageWatch:
             found = troubles(self._home, self._logs)
             self._stops = next((str(trouble) for trouble in found if trouble.stops), None)
             self._tell(frozenset(found))
-        return self._stops
+        return self._stops or (self._blame.text if now < self._blame.until else None)
 
     def is_to_blame(self, error: BaseException | None) -> bool:
         """Whether a launch failed with this error for the storage's sake; nothing is launched for a while."""
         if not isinstance(error, OSError):
             return False
-        if self.trouble(at_once=True) is None and error.errno in _BLAMED:
-            where = f"{error.filename}: " if error.filename else ""
-            self._stops = f"{where}{error.strerror}: free space there"
-        return self._stops is not None
+        if self.trouble(at_once=True) is not None:
+            return True
+        if error.errno not in _BLAMED:
+            return False
+        # Of a log or a temporary file the folder: their names are new each time.
+        where = os.path.dirname(error.filename or "") or error.filename
+        text = f"{where or 'launch'}: {error.strerror}: free space there"
+        if self._blame.is_new(text, self._clock.now().boot):
+            log.error("%s; until then launches are tried now and then, running jobs go on", text)
+        return True
 
     def _tell(self, found: frozenset[Trouble]) -> None:
         for trouble in sorted(found - self._told, key=str):
@@ -58,3 +72,20 @@ class StorageWatch:
         for trouble in sorted(self._told - found, key=str):
             log.info("%s %s can be used again", trouble.what, trouble.path)
         self._told = found
+
+
+class _Blame:
+    """What launches fail for though no look finds it. until: boot seconds before which nothing is started."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.until = float("-inf")
+        self._wait_s = 0.0
+
+    def is_new(self, text: str, now: float) -> bool:
+        """Note one more failure; False if it is that which was noted last, a moment ago."""
+        goes_on = now < self.until + LONGEST_BLAME_S
+        new = text != self.text or not goes_on
+        self._wait_s = min(2 * self._wait_s, LONGEST_BLAME_S) if goes_on else BLAME_S
+        self.text, self.until = text, now + self._wait_s
+        return new

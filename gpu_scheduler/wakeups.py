@@ -5,6 +5,8 @@ Folders are watched, not files, since editors replace files; names that are not 
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import selectors
 import signal
@@ -14,18 +16,29 @@ from typing import Any
 
 from inotify_simple import INotify, flags
 
+log = logging.getLogger(__name__)
+
 _MASK = flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
 #: Files of an attempt's folder whose coming is news; `stop` is our own.
 NEWS = ("claim", "result", "withdrawn")
 
 
 class Wakeups:
-    """`wait` returns the keys of what happened; a key is whatever it was registered under."""
+    """`wait` returns the keys of what happened; a key is whatever it was registered under.
+
+    Where the kernel lets us watch no more files, that is told once, and the intervals alone find changes.
+    """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._inotify = INotify(nonblocking=True)
-        self._selector.register(self._inotify.fileno(), selectors.EVENT_READ, "files")
+        self._told = False
+        self._inotify: INotify | None = None
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as error:
+            self._limited(error)
+        else:
+            self._selector.register(self._inotify.fileno(), selectors.EVENT_READ, "files")
         self._signals, self._signal_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._signals, selectors.EVENT_READ, "signal")
         self._names: dict[int, dict[str, str]] = {}
@@ -38,14 +51,14 @@ class Wakeups:
         signal.set_wakeup_fd(-1)
         for fd in (*self._pids.values(), self._signals, self._signal_in):
             os.close(fd)
-        self._inotify.close()
+        if self._inotify is not None:
+            self._inotify.close()
         self._selector.close()
 
     def watch(self, path: Path, key: str) -> bool:
         """Report changes of this file by its name in its folder. False if the folder cannot be watched."""
-        try:
-            wd = self._inotify.add_watch(str(path.parent), _MASK)
-        except OSError:
+        wd = self._watched(path.parent, _MASK)
+        if wd is None:
             return False
         self._names.setdefault(wd, {})[path.name] = key
         return True
@@ -71,9 +84,8 @@ class Wakeups:
             self._drop(self._runs.pop(folder))
         for folder in folders:
             if folder not in self._runs:
-                try:
-                    wd = self._inotify.add_watch(str(folder), flags.MOVED_TO | flags.CREATE)
-                except OSError:
+                wd = self._watched(folder, flags.MOVED_TO | flags.CREATE)
+                if wd is None:
                     continue
                 self._runs[folder] = wd
                 self._names[wd] = dict.fromkeys(NEWS, "attempt")
@@ -84,7 +96,7 @@ class Wakeups:
         """Sleep until something happens, at most timeout_s (None = for ever)."""
         keys: set[str] = set()
         for key, _ in self._selector.select(timeout_s):
-            if key.data == "files":
+            if key.data == "files" and self._inotify is not None:
                 for event in self._inotify.read(timeout=0):
                     keys |= self._named(event)
             elif key.data == "signal":
@@ -122,7 +134,31 @@ class Wakeups:
 
     def _drop(self, wd: int) -> None:
         self._names.pop(wd, None)
+        if self._inotify is None:
+            return
         try:
             self._inotify.rm_watch(wd)
         except OSError:
             pass  # the folder is gone, and the watch with it
+
+    def _watched(self, folder: Path, mask: int) -> int | None:
+        if self._inotify is None:
+            return None
+        try:
+            watch: int = self._inotify.add_watch(str(folder), mask)
+            return watch
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._limited(error)
+            return None
+
+    def _limited(self, error: OSError) -> None:
+        if not self._told:
+            limit = "watches=65536" if error.errno == errno.ENOSPC else "instances=1024"
+            log.warning(
+                "files cannot be watched (%s): changes are found by looking now and then; remedy:"
+                " `sudo sysctl fs.inotify.max_user_%s`",
+                error.strerror,
+                limit,
+            )
+            self._told = True

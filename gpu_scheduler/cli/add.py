@@ -7,11 +7,12 @@ import os
 import sys
 from argparse import Namespace
 
-from gpu_scheduler.cli.record import opened
+from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.started import started_with
 from gpu_scheduler.views.words import visible
 
 
@@ -20,11 +21,11 @@ def add(options: Namespace) -> int:
     script = _script(options.script)
     known, cwd = from_record(options, os.path.abspath(options.output_file))
     line = _line(options, script, known)
-    note = _will_not_run(options, _parsed(line, cwd))
+    notes = _notes(options, _parsed(line, cwd))
     if options.output_file != "-":
         append(options.output_file, line)
     print(line)
-    if note is not None:
+    for note in notes:
         print(f"gpu-scheduler: {visible(note)}", file=sys.stderr)
     return 0
 
@@ -75,21 +76,25 @@ def _parsed(line: str, cwd: str) -> JobSpec:
     return read.spec
 
 
-def _will_not_run(options: Namespace, spec: JobSpec) -> str | None:
-    """Why the line will give no new job, in words; None if it will, or if there is no record to ask."""
+def _notes(options: Namespace, spec: JobSpec) -> list[str]:
+    """Why the line will give no new job, or not now, in words; nothing where there is no record to ask."""
     try:
         with opened(options, foreign=True) as store:
             job = store.newest_of([spec.identity]).get(spec.identity)
+            pid, watched = pid_of(store), started_with(store).jobs_file
     except SchedulerError:
-        return None
-    if job is None:
-        return None
-    if job["state"] != "finished":
-        return f"this line gives no new job: job {job['id']}, which runs the same, is {job['state']}"
-    if job["outcome"] == "completed":
+        return []
+    notes = []
+    if job is not None and job["state"] != "finished":
+        notes.append(f"this line gives no new job: job {job['id']}, which runs the same, is {job['state']}")
+    elif job is not None and job["outcome"] == "completed":
         again = f"`retry {job['id']}` runs it again"
-        return f"this line will not run: the same was completed as job {job['id']}; {again}"
-    return None
+        notes.append(f"this line will not run: the same was completed as job {job['id']}; {again}")
+    path = os.path.abspath(options.output_file)
+    if options.output_file != "-" and pid is not None and watched not in (None, path):
+        other = watched or "no jobs file"
+        notes.append(f"the scheduler (pid {pid}) does not read {path}; it watches {other}")
+    return notes
 
 
 def append(path: str, line: str) -> None:

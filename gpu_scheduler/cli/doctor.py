@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from dataclasses import asdict
 
 from gpu_scheduler.cli.record import home_of
 from gpu_scheduler.doctor.examine import Asked, examine
-from gpu_scheduler.doctor.findings import Finding
-from gpu_scheduler.views.words import plural, visible
+from gpu_scheduler.doctor.findings import line
+from gpu_scheduler.views.words import plural
 
 
 def doctor(options: Namespace) -> int:
@@ -24,7 +25,7 @@ def doctor(options: Namespace) -> int:
         options.conda_sh,
     )
     found = []
-    for finding in examine(asked):
+    for finding in examine(asked, _progress):
         found.append(finding)
         if not options.json:
             print(line(finding), flush=True)
@@ -36,7 +37,7 @@ def doctor(options: Namespace) -> int:
     return 1 if "bad" in grades else 0
 
 
-def line(finding: Finding) -> str:
-    """A finding as a line, and another for the remedy."""
-    first = f"{finding.grade:<4}  {finding.check:<20}  {visible(finding.says)}"
-    return first if not finding.remedy else f"{first}\n      {'':<20}  {visible(finding.remedy)}"
+def _progress(text: str) -> None:
+    """On a terminal; the finding that follows is written over it."""
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        print(f"{text} …", end="\r", file=sys.stderr, flush=True)

@@ -46,9 +46,8 @@ def _chosen(store: Store, ids: list[tuple[int, ...] | None]) -> dict[int, str]:
     if None in ids:
         return managed
     named = sorted({gpu for given in ids for gpu in given or ()})
-    unknown = [str(gpu) for gpu in named if gpu not in managed]
+    unknown = [gpu for gpu in named if gpu not in managed]
     if unknown:
-        raise SchedulerError(
-            f"GPU {', '.join(unknown)} is not managed; the managed GPUs are {format_gpu_list(managed)}"
-        )
+        said = f"GPU {unknown[0]} is" if len(unknown) == 1 else f"GPUs {format_gpu_list(unknown)} are"
+        raise SchedulerError(f"{said} not managed; the managed GPUs are {format_gpu_list(managed)}")
     return {gpu: managed[gpu] for gpu in named}

@@ -34,7 +34,8 @@ def lint(options: Namespace) -> int:
     parser = TextParser(cwd, os.path.expanduser("~"), known)
     lines = parser.parse(content, FileText(), ()).lines
     conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
-    setting = Setting(config.current, known, conda_sh, os.path.exists)
+    envs = _environments(parser, lines, conda_sh)
+    setting = Setting(config.current, known, conda_sh, os.path.exists, envs)
     good = tuple(_previews(parser, lines, setting))
     bad = [
         MalformedShown(options.file, line.number, line.text, line.problem or "", line.accepted)
@@ -56,6 +57,16 @@ def _content(path: str) -> bytes:
     if look.state != "present":
         raise UsageError(f"{look.problem}; name a jobs file, or - for the standard input")
     return look.content
+
+
+def _environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
+    """Those that conda lists; None where it does not say, or no line names one: asking takes a second."""
+    if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
+        return None
+    from gpu_scheduler.doctor.conda import ask_conda, environments
+
+    said = ask_conda(conda_sh)
+    return environments(said.text) if said.good else None
 
 
 def _gpus(option: str) -> frozenset[int] | None:

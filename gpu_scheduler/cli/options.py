@@ -23,9 +23,9 @@ def start(parser: argparse.ArgumentParser) -> None:
     _llm_config(parser)
     option("--screen", action="store_true", help="run each job in a GNU Screen session of its own")
     option("--mem-threshold", metavar="X", type=fraction, default=defaults.mem_threshold,
-           help="other people's share of a GPU's memory that keeps new jobs off (default: 0.8)")  # fmt: skip
+           help="others' part of its memory, above 0, to 1, that closes a GPU (default: 0.8)")  # fmt: skip
     option("--load-threshold", metavar="X", type=fraction, default=defaults.load_threshold,
-           help="load of a GPU used by others that keeps new jobs off (default: 0.8)")  # fmt: skip
+           help="load, above 0, to 1, that does so where others use the GPU (default: 0.8)")  # fmt: skip
     option("--monitor-interval", metavar="S", type=interval, default=defaults.monitor_interval_s,
            help="longest time until a change of the jobs file is seen (default: 30)")  # fmt: skip
     option("--state-interval", metavar="S", type=interval, default=defaults.state_interval_s,

@@ -6,6 +6,7 @@ The packages that colour help are imported when help is printed, never before.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -42,11 +43,21 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
 )  # fmt: skip
 
 
+def _called(path: str) -> str:
+    """The program as the user called it. path: sys.argv[0]."""
+    names = {"scheduler.py": "python scheduler.py", "__main__.py": "python -m gpu_scheduler"}
+    return names.get(path.rpartition("/")[2], PROGRAM)
+
+
 class _Parser(argparse.ArgumentParser):
     """Mistakes become UsageError; help is formatted late."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\n`{self.prog} --help` says what is accepted")
+        _, listed, words = message.partition("unrecognized arguments: ")
+        if listed and not words.startswith("-"):
+            message += " (a name or value with a blank in it stands in quotes)"
+        called = self.prog.replace(PROGRAM, _called(sys.argv[0]), 1)
+        raise UsageError(f"{message}\n`{called} --help` says what is accepted")
 
     def format_help(self) -> str:
         from rich_argparse import RawDescriptionRichHelpFormatter

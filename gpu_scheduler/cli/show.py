@@ -18,7 +18,8 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
 from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.story import AttemptShown, Story, hide_secrets, to_json, to_text
+from gpu_scheduler.views.secrets import hide_secrets
+from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text
 
 
 def show(options: Namespace) -> int:

@@ -59,7 +59,7 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
         context = context_of(store, unsettled, is_up=pid is not None or store.foreign is not None)
         return Report(
             now=time.time(),
-            troubles=_troubles(store),
+            troubles=troubles_of(store),
             pid=pid,
             host=store.foreign.name if store.foreign is not None else None,
             state_file=str(store.home.state_file),
@@ -72,7 +72,8 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
         )
 
 
-def _troubles(store: Store) -> tuple[Trouble, ...]:
+def troubles_of(store: Store) -> tuple[Trouble, ...]:
+    """What is wrong now with the places that are written to; of another host nothing can be told."""
     if store.foreign is not None:
         return ()
     logs = store.db.meta(LOG_FOLDER)

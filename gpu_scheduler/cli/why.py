@@ -12,31 +12,29 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from gpu_scheduler.cli.doctor import line as finding_line
 from gpu_scheduler.cli.look import job_of
 from gpu_scheduler.cli.need import config_of, need_words
 from gpu_scheduler.cli.record import opened, pid_of
-from gpu_scheduler.cli.status import context_of
+from gpu_scheduler.cli.status import context_of, troubles_of
 from gpu_scheduler.core.command import conda_of
-from gpu_scheduler.core.facts import Attempt, Now
+from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lasterror import text_lines
 from gpu_scheduler.core.needs import Ask, resolve
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.remedies import remedy
 from gpu_scheduler.core.states import WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
-from gpu_scheduler.doctor import seen
-from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
+from gpu_scheduler.doctor.findings import line as finding_line
 from gpu_scheduler.evidence import tail_of
 from gpu_scheduler.intake.pauses import wished_pauses
-from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.sight import look_at
-from gpu_scheduler.storage import LOG_FOLDER, troubles
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
 from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.words import ago, explanation, outcome_words, visible
+from gpu_scheduler.views.words import ago, explanation, outcome_words, shortened, visible
 
 #: Lines of a failed job's log, and of the main log about a job, that are shown.
 LAST_LINES = 10
@@ -101,7 +99,8 @@ def _headline(job: JobShown) -> str:
 
 def _findings(asked: Asked) -> Iterator[Finding]:
     state = JobState(asked.shown.state)
-    yield checks.scheduler(asked.pid, asked.store.foreign.name if asked.store.foreign else None)
+    host = asked.store.foreign.name if asked.store.foreign else None
+    yield checks.scheduler(asked.pid, host, waits=state in WAITING)
     if state in WAITING:
         yield from _of_waiting(asked, state)
     elif state is JobState.FINISHED:
@@ -116,7 +115,7 @@ def _of_waiting(asked: Asked, state: JobState) -> Iterator[Finding]:
     store, row, spec = asked.store, asked.row, asked.spec
     if state is JobState.HELD:
         yield checks.held(row["id"], row["held_by"], asked.shown.reason)
-    yield from _of_storage(store)
+    yield from map(of_trouble, troubles_of(store))
     yield ok("need", need_words(store, spec))
     if store.foreign is None:  # processes, files and conda are those of the scheduler's host
         yield from _of_gpus(asked)
@@ -134,21 +133,14 @@ def _wait_s(asked: Asked) -> float | None:
     return None if at is None or asked.row["boot_id"] != asked.now.boot_id else at - asked.now.boot
 
 
-def _of_storage(store: Store) -> Iterator[Finding]:
-    if store.foreign is not None:
-        return
-    logs = store.db.meta(LOG_FOLDER)
-    for trouble in troubles(store.home, LogFolder.from_json(logs) if logs else None):
-        grade = bad if trouble.stops else warn
-        yield grade(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
-
-
 def _of_gpus(asked: Asked) -> Iterator[Finding]:
     store, spec = asked.store, asked.spec
     rows = store.gpus()
     if not rows:
         yield bad("GPUs", "none is known yet", "`start` looks for them; `doctor` tells what it would find")
         return
+    from gpu_scheduler.doctor import seen  # and what tells whose a process is
+
     limits = started_with(store).limits
     views = seen.views(rows, wished_pauses(store), asked.attempts, limits, asked.now)
     need = resolve(Ask.of(spec), config_of(store))
@@ -218,9 +210,9 @@ def _last_lines(asked: Asked) -> tuple[str, ...]:
 
 
 def _to_text(answer: Answer) -> str:
-    lines = [visible(answer.headline), "", *(finding_line(finding) for finding in answer.findings)]
+    lines = [visible(shortened(answer.headline)), "", *(finding_line(finding) for finding in answer.findings)]
     if answer.log:
-        lines += ["", "The end of its log:", *(f"  {visible(line)}" for line in answer.log)]
+        lines += ["", "The end of its log:", *(f"  {visible(shortened(line))}" for line in answer.log)]
     return "\n".join(lines) + "\n"
 
 

@@ -166,7 +166,7 @@ class OpenCancel:
 
 @dataclass(frozen=True)
 class SetAttribute:
-    """Change one attribute of a waiting job (a name of jobspec.ATTRIBUTES)."""
+    """Change one attribute of a waiting or finished job (a name of jobspec.ATTRIBUTES)."""
 
     job_id: int
     name: str

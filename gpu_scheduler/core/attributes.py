@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.gpulist import parse_gpu_list
-from gpu_scheduler.core.share import WHOLE, parse_share
+from gpu_scheduler.core.gpulist import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.share import WHOLE, format_share, parse_share
 from gpu_scheduler.core.words import BLANK, split_words
 
 KNOWN = "gpus share allowed name priority conda venv cwd env:KEY cuda cuda-ids hold cancel"
@@ -169,6 +169,18 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "cuda": _one_of("cuda", "add", "rewrite", "off"),
     "cuda-ids": _one_of("cuda-ids", "physical", "visible"),
 }
+
+
+def written(name: str, value: Any) -> str:
+    """An attribute by its field of JobSpec, as a block has it: "share=0.5", "hold"; "no share" without."""
+    key = name.replace("_", "-")
+    if value is None or value is False:
+        return f"no {key}"
+    if value is True:
+        return key
+    if name == "share":
+        return f"{key}={format_share(value)}"
+    return f"{key}={format_gpu_list(value) if name == 'allowed' else value}"
 
 
 def check_together(values: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core import cuda
-from gpu_scheduler.core.environment import find_conda_sh, inherited
+from gpu_scheduler.core.environment import inherited
 from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 
-__all__ = ["Command", "build", "conda_of", "find_conda_sh", "shown"]
+__all__ = ["Command", "build", "conda_of", "shown"]
 
 _HEAD = """\
 # Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.needs import Ask, LlmConfig
-from gpu_scheduler.core.now import Now as Now
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.sighting import Evidence, Sighting
 from gpu_scheduler.core.states import JobState, Outcome
@@ -109,7 +109,8 @@ class Wish:
     """What a front end asks for (DESIGN §2).
 
     target: a job id or a GPU's UUID, as text; "" for the scheduler itself. args, by verb: cancel {grace_s,
-    reason}, requeue {reason}, set {name, value}, places {places: [[job id, place], …]}.
+    reason}, requeue {reason}, set {name, value, line: whether its line says so}, places
+    {places: [[job id, place], …]}.
     """
 
     wish_id: int

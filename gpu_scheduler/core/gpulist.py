@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 #: No machine has an index above this; a range such as 0-999999999 must not be expanded.
 LARGEST_INDEX = 1023
@@ -34,6 +35,7 @@ def gpu_items(text: str) -> tuple[int, ...]:
     return tuple(gpus)
 
 
+@lru_cache(maxsize=1024)
 def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int, ...] | None:
     """The indices of a list, ascending; None = any (an empty text, or `all`).
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from gpu_scheduler.core import attributes, csvline, cuda, shelltext
@@ -103,6 +104,7 @@ def _check_behind(block: Block | None, bare: str) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
 def _absolute(path: str, cwd: str, home: str) -> str:
     if path == "~" or path.startswith("~/"):
         path = home + path[1:]
@@ -185,6 +187,8 @@ def format_csv_line(
     for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
         if any(bad in value for bad in "\n\r\0"):
             raise ValueError(f"{name} {value!r} holds a line break or NUL, which no line of a jobs file can")
+    if conda:
+        attributes.parse_conda(conda)
     gpus = format_gpu_list(allowed)
     bare = args.strip(BLANK)
     # Behind a last backslash a blank is not white space but an argument.
@@ -192,11 +196,14 @@ def format_csv_line(
     if "," in gpus and arguments and not arguments.startswith('"'):
         arguments = f'"{arguments}"'
     number = "" if priority is None else str(priority)
-    line = ",".join((number, csvline.quote_field(script), conda or "", arguments, gpus))
+    line = ",".join((number, csvline.quote_field(script), csvline.quote_field(conda or ""), arguments, gpus))
     read = parse_line(line, "/", "/", None)
     if isinstance(read, Malformed):
         raise ValueError(read.reason)
     if read is None or read.spec.kind != "csv" or read.spec.script != posixpath.normpath(script):
         # A quote behind a backslash, then a # behind a blank: the comment would begin inside the name.
-        raise ValueError(f"script {script!r} cannot be written on a line; rename it")
+        raise ValueError(
+            f"script {script!r} cannot be written on a line: the # in its name would begin a comment there;"
+            " rename it"
+        )
     return line

@@ -106,8 +106,8 @@ class JobSpec:
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal value."""
-        said = {name: getattr(self, name) for name in _FIELDS}
-        return _JSON.encode({k: v for k, v in said.items() if v is not None and v is not False and v != ()})
+        values = [(name, getattr(self, name)) for name in _FIELDS]
+        return _JSON.encode({k: v for k, v in values if v is not None and v is not False and v != ()})
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:

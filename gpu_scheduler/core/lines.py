@@ -136,7 +136,8 @@ def parsed_line(number: int, raw: str, result: Parsed | Malformed) -> Line:
         text = raw.strip("\ufeff \t\r\n")
         return Line(number, raw, text, problem=result.reason, accepted=result.accepted)
     spec = result.spec
-    attributes = _shared(tuple(said(spec.attributes).items()))
+    given = [pair for pair in spec.attributes.items() if pair[1] is not None and pair[1] is not False]
+    attributes = _shared(tuple(given))
     return Line(number, raw, spec.text, spec.kind, spec.identity, attributes, spec=spec, notes=result.notes)
 
 

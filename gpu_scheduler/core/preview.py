@@ -23,12 +23,14 @@ _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
 @dataclass(frozen=True)
 class Setting:
     """What a line is judged by. known_gpus: the indices there are, None = any; conda_sh: the file that has
-    `conda`, None = there is no conda; exists: whether there is a file or folder of this path."""
+    `conda`, None = there is no conda; exists: whether there is a file or folder of this path; conda_envs: the
+    names of its environments, None = not known."""
 
     config: LlmConfig
     known_gpus: Collection[int] | None
     conda_sh: str | None
     exists: Callable[[str], bool]
+    conda_envs: Collection[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
         yield f"its folder {spec.cwd} does not exist"
     if spec.conda is not None and setting.conda_sh is None:
         yield f"conda environment {spec.conda}: no conda was found; --conda-sh names its conda.sh"
+    elif spec.conda is not None and _lacks(setting, spec.conda):
+        yield f"conda environment {spec.conda} does not exist; environments: {_listed(setting.conda_envs)}"
     if spec.venv is not None and not setting.exists(f"{spec.venv}/bin/activate"):
         yield f"virtual environment {spec.venv} does not exist (no bin/activate in it)"
     if spec.script is not None and not setting.exists(spec.script):
@@ -89,6 +93,16 @@ def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
     missing = _missing(spec, setting.exists) if spec.kind == "command" else None
     if missing is not None:
         yield f"script {missing} does not exist"
+
+
+def _lacks(setting: Setting, conda: str) -> bool:
+    if conda.startswith("/"):
+        return not setting.exists(conda)
+    return setting.conda_envs is not None and conda not in setting.conda_envs
+
+
+def _listed(names: Collection[str] | None) -> str:
+    return ", ".join(names or ()) or "none are known"
 
 
 def _written(spec: JobSpec) -> str:

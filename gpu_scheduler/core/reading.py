@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpu_scheduler.core.attributes import FLAGS, written
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.matching import Pairs
@@ -56,7 +57,8 @@ class LineRemoved:
 
 @dataclass(frozen=True)
 class AttributeChanged:
-    """The line of a waiting job gives this attribute another value (None or absent before = not given)."""
+    """The line of a waiting or finished job gives this attribute another value (None or absent before = not
+    given)."""
 
     job_id: int
     name: str
@@ -103,20 +105,19 @@ class Accepted:
 
 @dataclass(frozen=True)
 class ReadingResult:
-    """What to do, in order; what to log; and the reading to keep, in which new jobs have no id yet: it is
-    `before`, unchanged, and `reading` behind it."""
+    """What to do, in order; what to log; and the reading to keep: `before`, unchanged, and behind it `lines`
+    with their `jobs`, of which new ones have no id yet."""
 
     actions: tuple[ReadingAction, ...]
     said: tuple[str, ...]
-    reading: Reading
+    lines: Reading
+    jobs: Sequence[int | None]
     before: Reading = ()
 
     def bound(self, new_jobs: Mapping[int, int]) -> Reading:
         """The reading to keep. new_jobs: index of a NewJob -> the id that its job was given."""
-        lines = list(self.reading)
-        for index, job_id in new_jobs.items():
-            lines[index] = lines[index].bound(job_id)
-        return (*self.before, *lines)
+        kept = enumerate(zip(self.lines, self.jobs, strict=True))
+        return (*self.before, *(line.bound(new_jobs.get(i, job)) for i, (line, job) in kept))
 
 
 def diff(
@@ -171,7 +172,7 @@ class _Diff:
         lines, pairs = self.accepted.lines, self.accepted.pairs
         self._removed()
         newly = {
-            line.identity: line.number for line, old in zip(lines, pairs, strict=True) if old is None
+            line.identity: line for line, old in zip(lines, pairs, strict=True) if old is None
         }  # the last of equal ones
         first: dict[str, int] = {}
         for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
@@ -187,10 +188,7 @@ class _Diff:
             elif old is None:
                 number = lines[first[line.identity]].number
                 self.said.append(f"line {line.number}: the same as line {number}; they are one job")
-        kept = zip(lines, self.bound, strict=True)
-        return ReadingResult(
-            tuple(self.actions), tuple(self.said), tuple(line.bound(job) for line, job in kept)
-        )
+        return ReadingResult(tuple(self.actions), tuple(self.said), lines, self.bound)
 
     def _removed(self) -> None:
         kept = {old for old in self.accepted.pairs if old is not None}
@@ -210,57 +208,69 @@ class _Diff:
         if old is not None and old.job_id is not None:
             self.bound[index] = old.job_id
             if old.attributes != line.attributes:
-                self._attributes(old.job_id, self.jobs.get(old.job_id), old.attributes, line.attributes)
+                self._attributes(line, self.jobs.get(old.job_id), old.attributes)
             return
         same = self.newest.get(line.identity or "")
         self.actions.append(NewJob(index, line.number, _named(same) if same is not None else None))
 
-    def _csv(self, index: int, line: Line, number: int | None, is_new: bool) -> None:
-        """The first line of its identity. number: of a new line of that identity, None = there is none."""
+    def _csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
+        """The first line of its identity. new: the last new line of that identity, None = there is none."""
         assert line.identity is not None
         before = self.first_before.get(line.identity)
         job_id = self.job_before.get(line.identity)
-        if job_id is not None and number is None:
+        if job_id is not None and new is None:
             self.bound[index] = job_id
             old = before.attributes if before is not None else line.attributes
             if old != line.attributes:
-                self._attributes(job_id, self.jobs.get(job_id), old, line.attributes)
+                self._attributes(line, self.jobs.get(job_id), old)
             return
         job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
         if job is None:
             self.actions.append(NewJob(index, line.number))
             return
-        number = line.number if number is None else number
+        new = new or line
         self.bound[index] = job.job_id
         ended = job.state is JobState.FINISHED and job.outcome is not Outcome.COMPLETED
         if ended and not line.attributes.get("cancel"):
             self.actions.append(Requeue(index, job.job_id))
-            self.said.append(f"line {number}: {_named(job)} is queued once more")
+            of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
+            self.said.append(f"line {new.number}: {_named(job)} is queued once more{of}")
             return
         self.actions.append(Bind(index, job.job_id))
         if job.state is JobState.FINISHED:
             self.said.append(
-                f"line {number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
+                f"line {new.number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
             )
         elif is_new:
             self.said.append(f"line {line.number}: it is {_named(job)} already")
         heard = before.attributes if before is not None else {**line.attributes, "cancel": None}
-        self._attributes(job.job_id, job, heard, line.attributes)
+        self._attributes(line, job, heard)
 
-    def _attributes(
-        self, job_id: int, job: JobFact | None, old: Mapping[str, Any], new: Mapping[str, Any]
-    ) -> None:
-        """Changed attributes speak one by one, to a waiting job; one with an open attempt hears `cancel`."""
+    def _attributes(self, line: Line, job: JobFact | None, old: Mapping[str, Any]) -> None:
+        """Changed attributes speak one by one, to a waiting job, and to a finished one for when it is queued
+        again (`hold` and `cancel`, which are about waiting, do not); one with an open attempt hears `cancel`.
+        """
+        new = line.attributes
         if job is None or old == new:
             return
-        cancelled = bool(new.get("cancel")) and not old.get("cancel")
-        if job.state in ACTIVE and cancelled:
-            self.actions.append(CancelRunning(job_id))
-        if job.state not in WAITING:
+        names = sorted({*old, *new})
+        if bool(new.get("cancel")) and not old.get("cancel"):
+            if job.state in ACTIVE:
+                self.actions.append(CancelRunning(job.job_id))
+            elif job.state in WAITING:
+                names = ["cancel"]
+        if job.state in ACTIVE:
             return
-        names = ["cancel"] if cancelled else sorted({*old, *new})
-        changed = [(name, old.get(name), new.get(name)) for name in names]
-        self.actions += [AttributeChanged(job_id, *change) for change in changed if change[1] != change[2]]
+        if job.state is JobState.FINISHED:
+            names = [name for name in names if name not in FLAGS]
+        changed = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+        self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
+        if changed and job.state is JobState.FINISHED:
+            said = ", ".join(written(name, value) for name, _, value in changed)
+            self.said.append(
+                f"line {line.number}: {said} for job {job.job_id}, which is finished; `retry {job.job_id}`"
+                " runs it again with that"
+            )
 
 
 def _named(job: JobFact) -> str:

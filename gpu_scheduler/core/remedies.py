@@ -1,13 +1,21 @@
-"""What to do about a job that failed, by what is told of its end. Of an unknown end nothing is said."""
+"""What to do about a job that failed, by what is told of its end, and about a GPU that takes no job, by what
+placement says of it. Where nothing is known to help, nothing is said."""
 
 from __future__ import annotations
 
 import re
 
+from gpu_scheduler.core.placement import GpuView, Limits
+
 _REMEDIES = tuple(
     (re.compile(pattern, re.IGNORECASE), remedy)
     for pattern, remedy in (
         (r"numbered from 0: put \[cuda-ids", ""),  # it stands there already
+        (
+            r"could not be started: (?:script|conda environment|virtual environment) .*"
+            r"(?: does not exist|: no conda was found)",
+            "mend the line, which gives a new job; or put there what the line names",
+        ),
         (
             r"(?:unrecognized arguments?|no such option|unknown (?:option|argument)).*--cuda\b",
             "the script takes no --cuda: put [cuda=off] before its line; its GPU is number 0 all the same",
@@ -50,6 +58,27 @@ _REMEDIES = tuple(
         (r"killed by SIG(?:TERM|INT|HUP)", "somebody or something outside the scheduler ended it"),
     )
 )
+
+
+def gpu_remedy(gpu: GpuView, limits: Limits, why: str) -> str:
+    """What to do about what `placement.obstacle` says; "" where our own jobs are in the way, which end."""
+    if why == "paused":
+        return f"`resume {gpu.index}` lets it take jobs again"
+    if why in ("cooling", "being released"):
+        return "it takes jobs again in some seconds"
+    if why.startswith("quarantined"):
+        return "end that process (kill -9)"
+    if gpu.closed is not None:
+        return f"see what `nvidia-smi -i {gpu.index}` and `doctor` say of it"
+    if why == "memory unknown":
+        return f"see what `nvidia-smi -q -i {gpu.index}` says of its memory"
+    if not why.startswith("foreign "):
+        return ""
+    if gpu.total_mib and (gpu.foreign_mib or 0) >= limits.memory * gpu.total_mib:
+        return "wait for its end, or end it; or start the scheduler with a higher --mem-threshold"
+    if ", load " in why:
+        return "wait for its end, or end it; or start the scheduler with a higher --load-threshold"
+    return "wait for its end, or end it; or say what part of a GPU is enough, such as [share=0.5]"
 
 
 def remedy(told: str) -> str | None:

@@ -15,7 +15,7 @@ from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.matching import Pairs, match
 from gpu_scheduler.core.reading import Accepted
-from gpu_scheduler.core.states import WAITING
+from gpu_scheduler.core.states import ACTIVE, WAITING
 
 #: Seconds for which the file must have been present and unchanged before …
 CHANGED_S = 2.0  # … a new or changed line counts that is not at the end,
@@ -39,9 +39,10 @@ class Content:
 
 @dataclass(frozen=True)
 class Decision:
-    """accepted: the lines that count now, None = nothing changes. gone: waiting jobs that must not be started
-    because their line is not there. next_look: when something may count without another change of the file
-    (monotonic seconds), None = never. whole: no line of the last reading is missing."""
+    """accepted: the lines that count now, None = nothing changes. gone: jobs that must not be started because
+    their line is not there, or is there with attributes that do not count yet. next_look: when something may
+    count without another change of the file (monotonic seconds), None = never. whole: no line of the last
+    reading is missing."""
 
     accepted: Accepted | None
     gone: frozenset[int]
@@ -71,6 +72,7 @@ def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now
         accepted = Accepted(tuple(_settled(line, False) for line in counted), pairs)
         gone = frozenset()  # what `reading` says of them takes their place
     if due is not None and now < due:
+        gone |= _unheard(previous, accepted, jobs)
         return Decision(None, gone, due if _changes(previous, accepted) else last_due, not lost)
     return Decision(accepted if _changes(previous, accepted) else None, gone, last_due, not lost)
 
@@ -184,6 +186,15 @@ def _gone(
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
     ids = [line.job_id for line in lost if line.job_id is not None and line.identity not in here]
     return frozenset(job for job in ids if job in jobs and jobs[job].state in WAITING)
+
+
+def _unheard(previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact]) -> frozenset[int]:
+    """The jobs without an open attempt whose lines have other attributes now; also finished ones, which a
+    `retry` may reach before those count."""
+    pairs = zip(accepted.lines, accepted.pairs, strict=True)
+    changed = (previous[old] for line, old in pairs if old is not None and not line.same_as(previous[old]))
+    ids = [line.job_id for line in changed if line.job_id is not None]
+    return frozenset(job for job in ids if job in jobs and jobs[job].state not in ACTIVE)
 
 
 def _changes(previous: Reading, accepted: Accepted) -> bool:

@@ -22,7 +22,8 @@ from gpu_scheduler.core.actions import (
     WriteStop,
 )
 from gpu_scheduler.core.explain import ended, explain
-from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
+from gpu_scheduler.core.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.sighting import ResultNote, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
@@ -73,7 +74,7 @@ def settle(attempt: Attempt, now: Now, settings: Settings, *, held: bool = False
     if seen.claim == "dead" or _lost_folder(attempt):
         return _dead(attempt, now, settings)
     if _wanted(attempt):
-        return [TakeClaim(attempt.attempt_id)]
+        return _take_claim(attempt, now)
     if attempt.boot_id != now.boot_id:
         return [_close(attempt, Outcome.INTERRUPTED, now, settings, reason="the machine was restarted")]
     # Without a whole folder no runner can be on its way: the scheduler died before it launched one.
@@ -85,7 +86,7 @@ def settle(attempt: Attempt, now: Now, settings: Settings, *, held: bool = False
         # Nor can one that was to be launched into a folder that a full disk has left half made have failed.
         if not attempt.made or attempt.launches < settings.launches:
             return [Relaunch(attempt.attempt_id)]
-    return [TakeClaim(attempt.attempt_id)]
+    return _take_claim(attempt, now)
 
 
 def release(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -152,6 +153,11 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     return [Nudge(this)]
 
 
+def _take_claim(attempt: Attempt, now: Now) -> list[Action]:
+    # Now and then only: one that cannot be taken must not keep the round from everything else.
+    return [TakeClaim(attempt.attempt_id)] if _may_signal(attempt, now) else []
+
+
 def _is_stronger(cancel: Cancel, stop: StopNote) -> bool:
     return cancel.cause != stop.cause or cancel.grace_s < stop.grace_s
 
@@ -192,7 +198,8 @@ def _sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def _may_signal(attempt: Attempt, now: Now) -> bool:
-    return attempt.signalled_at is None or now.boot - attempt.signalled_at >= SIGNAL_EVERY_S
+    # A time that is still to come was noted in an earlier boot.
+    return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_EVERY_S
 
 
 def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings) -> Close:

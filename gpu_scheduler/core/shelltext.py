@@ -15,6 +15,8 @@ _RESERVED = (
 )  # fmt: skip
 #: Text in which bash cannot find a syntax error: plain words and simple quotes.
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
+#: What bash may take for the subscript of an array, which goes on until its `]`, over words and lines.
+SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 
 
@@ -35,7 +37,9 @@ def _odd_backslashes(text: str) -> bool:
 
 def needs_bash(text: str) -> bool:
     """Whether the command has shell syntax, so that `bash -n` can refuse it."""
-    return not _PLAIN.fullmatch(text) or re.split(r"[ \t]", text, maxsplit=1)[0] in _RESERVED
+    if not _PLAIN.fullmatch(text) or SUBSCRIPT.search(text):
+        return True
+    return re.split(r"[ \t]", text, maxsplit=1)[0] in _RESERVED
 
 
 def cuda_note(text: str) -> str | None:

@@ -17,6 +17,7 @@ from gpu_scheduler.core.actions import (
     SetPlaces,
     WishDone,
 )
+from gpu_scheduler.core.attributes import FLAGS, written
 from gpu_scheduler.core.facts import Attempt, Facts, JobFact, Settings, Wish
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
@@ -109,7 +110,9 @@ def _line_removed(job: JobFact, args: Any, settings: Settings) -> Answer:
 
 def _set(job: JobFact, args: Any, settings: Settings) -> Answer:
     name, value = args["name"], args["value"]
-    if job.state not in WAITING:
+    # Those of a finished job's line count when it is queued again.
+    later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
+    if job.state not in WAITING and not later:
         return [], f"job {job.job_id} is {job.state}; its attributes stay"
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
     if name == "hold" and value and job.state is JobState.QUEUED:
@@ -118,7 +121,7 @@ def _set(job: JobFact, args: Any, settings: Settings) -> Answer:
         actions.append(Requeue(job.job_id, "its line holds it no more"))
     elif name == "cancel" and value:
         actions.append(Finish(job.job_id, Outcome.CANCELLED, "cancelled by its line"))
-    return actions, f"{name} set"
+    return actions, f"{written(name, value)} set"
 
 
 _ABOUT_A_JOB: dict[str, Callable[[JobFact, Any, Settings], Answer]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.doctor import files, gpus, logind, machine, software
 from gpu_scheduler.doctor.findings import Finding
 from gpu_scheduler.doctor.screen import screen
-from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.joblogs import LogFolder, user_name
 from gpu_scheduler.probes import ProbeKind
 from gpu_scheduler.store.home import Home
 
@@ -30,19 +30,21 @@ class Asked:
     conda_sh: str | None
 
 
-def examine(asked: Asked) -> Iterator[Finding]:
-    """Every finding, as soon as it is known."""
-    home, uid, user = asked.home, os.geteuid(), logind.user_name()
+def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
+    """Every finding, as soon as it is known. waits: called with what is asked next, if that may take long."""
+    home, uid, user = asked.home, os.geteuid(), user_name()
     simulated = asked.simulate is not None or asked.gpu_probe == "simulated"
     yield software.python()
     yield software.packages()
     yield software.user(uid)
     yield from screen()
+    waits("asks conda")
     yield from software.conda(
         asked.conda_sh or find_conda_sh(os.environ, os.path.exists), asked.conda_sh is not None
     )
     if not simulated:
         yield gpus.driver()
+    waits(f"asks the GPUs, for {gpus.PROBE_S:g} s at most")
     yield from gpus.probe(asked.gpu_probe, asked.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
     yield from files.folders(home, _logs(asked.log_dir))
     yield from files.record(home)

@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_scheduler.core.trouble import Trouble
-from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.llmconfig import LlmConfigFile
@@ -19,6 +18,7 @@ from gpu_scheduler.storage import troubles
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.instance import scheduler_pid
 
 #: Free space below this is told, in bytes.
@@ -30,16 +30,11 @@ _CHECK_S = 20.0
 def folders(home: Home, logs: LogFolder) -> Iterator[Finding]:
     """What is wrong with the places that we write to, as the scheduler sees it; else how much room it is."""
     found = troubles(home, logs)
-    yield from (_trouble(trouble) for trouble in found)
+    yield from map(of_trouble, found)
     told = {trouble.what for trouble in found if trouble.stops}
     for what, path in (("log folder", logs.usable()), ("record", home.folder)):
         if what not in told and path is not None:
             yield _room(what, path)
-
-
-def _trouble(trouble: Trouble) -> Finding:
-    judge = bad if trouble.stops else warn
-    return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
 
 
 def _room(what: str, path: Path) -> Finding:
@@ -63,6 +58,11 @@ def record(home: Home) -> Iterator[Finding]:
         yield ok("file system", f"{kind or 'unknown'}, under {home.folder}")
     if not home.database.exists():
         yield ok("database", "there is none yet; the first `start` makes it")
+        return
+    owner = home.foreign()
+    if owner is not None:  # even a reader's locks would not be seen there
+        says = f"{home.database} is that of host {owner.name}, and is not looked into from here"
+        yield warn("database", says, f"`doctor` on {owner.name}")
         return
     try:
         yield _checked(home.database)
@@ -142,7 +142,13 @@ def llm_config(named: str | None) -> Finding:
 
 
 def scheduler(home: Home) -> Finding:
-    """Whether one is up."""
+    """Whether one is up, and whether one can be here."""
+    owner = home.foreign()
+    if owner is not None:
+        here = this_host().name
+        says = f"the record of {home.state_file} belongs to host {owner.name}, this is host {here}"
+        remedy = f"do it on {owner.name}; if that is gone, or was this host's name: `start --take-over`"
+        return bad("scheduler", f"{says}: nothing can be started here", remedy)
     pid = scheduler_pid(home.lock)
     return ok("scheduler", "not running" if pid is None else f"running, pid {pid}")
 

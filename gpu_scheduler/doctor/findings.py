@@ -1,9 +1,12 @@
-"""What a check found, as a value."""
+"""What a check found, as a value and as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.views.words import shortened, visible
 
 Grade = Literal["ok", "warn", "bad"]
 
@@ -34,3 +37,15 @@ def warn(check: str, says: str, remedy: str) -> Finding:
 def bad(check: str, says: str, remedy: str) -> Finding:
     """Something will not work."""
     return Finding(check, "bad", says, remedy)
+
+
+def of_trouble(trouble: Trouble) -> Finding:
+    """Bad where it stops new starts."""
+    judge = bad if trouble.stops else warn
+    return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
+
+
+def line(finding: Finding) -> str:
+    """A finding as a line, and another for the remedy."""
+    first = f"{finding.grade:<4}  {finding.check:<20}  {visible(shortened(finding.says))}"
+    return first if not finding.remedy else f"{first}\n      {'':<20}  {visible(finding.remedy)}"

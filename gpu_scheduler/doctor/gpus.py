@@ -14,7 +14,7 @@ from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.probes.visible import restrict
 
 #: Seconds for the first answer.
-_PROBE_S = 15.0
+PROBE_S = 5.0
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
@@ -31,7 +31,7 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
     """Each GPU. visible: the value of CUDA_VISIBLE_DEVICES, None = not set."""
     with AskedProbe(kind, simulate) as asked:
         try:
-            snapshot = asked.first_sample(_PROBE_S)
+            snapshot = asked.first_sample(PROBE_S)
         except GpuStateError as error:
             says, _, remedy = str(error).partition("\n")
             yield bad("probe", says, remedy or "see whether `nvidia-smi` answers")

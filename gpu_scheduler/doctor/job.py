@@ -6,23 +6,26 @@ import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
+from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.placement import GpuView, Limits, Reason, obstacle, place
+from gpu_scheduler.core.remedies import gpu_remedy
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
-from gpu_scheduler.doctor.software import ask_conda, environments
 from gpu_scheduler.views.words import plural, size
 
 _SHOWN = 5
 
 
-def scheduler(pid: int | None, host: str | None) -> Finding:
-    """Whether anything can start it."""
+def scheduler(pid: int | None, host: str | None, *, waits: bool) -> Finding:
+    """Whether anything can start it. waits: whether it is to be started at all."""
     if host is not None:
         return warn(
             "scheduler", f"on host {host}; whether it runs cannot be told from here", f"ask on {host}"
         )
+    if pid is None and not waits:
+        return ok("scheduler", "not running")
     if pid is None:
         return bad("scheduler", "not running: nothing is started", "`start` runs it")
     return ok("scheduler", f"running, pid {pid}")
@@ -38,7 +41,10 @@ def placing(need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuView
     """What placement answers for it, as if it were its turn now."""
     answer = place(need, allowed, views, limits)
     if isinstance(answer, Reason):
-        return (bad if answer.infeasible else warn)("placing", answer.text, "")
+        if answer.infeasible:
+            remedy = "mend its line: fewer GPUs, or others; or start the scheduler with more (--gpus)"
+            return bad("placing", answer.text, remedy)
+        return warn("placing", answer.text, "")
     chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
     return ok("placing", f"GPU {chosen} would take it now")
 
@@ -54,13 +60,11 @@ def gpu(
     name = f"GPU {view.index}"
     measured = _measured(view, limits, holders)
     if allowed is not None and view.index not in allowed:
-        listed = ", ".join(map(str, allowed))
-        return ok(name, f"not for this job, which may use {listed}; {measured}")
+        return ok(name, f"not for this job, which may use {format_gpu_list(allowed)}; {measured}")
     why = obstacle(view, need, limits)
     if why is None:
         return ok(name, f"takes it; {measured}")
-    remedy = f"`resume {view.index}` lets it take jobs again" if why == "paused" else ""
-    return warn(name, f"does not take it: {why}; {measured}", remedy)
+    return warn(name, f"does not take it: {why}; {measured}", gpu_remedy(view, limits, why))
 
 
 def _measured(view: GpuView, limits: Limits, holders: Collection[int]) -> str:
@@ -84,11 +88,8 @@ def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iter
     """GPUs that its line allows and the scheduler does not manage."""
     missing = [index for index in allowed or () if index not in managed]
     if missing:
-        listed = ", ".join(map(str, missing))
-        there = ", ".join(map(str, sorted(managed))) or "none"
-        yield warn(
-            "allowed GPUs", f"{listed}: not managed; managed: {there}", "mend its line, or start --gpus"
-        )
+        says = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
+        yield warn("allowed GPUs", says, "mend its line, or start --gpus")
 
 
 def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
@@ -116,6 +117,8 @@ def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Itera
 
 
 def _conda(name: str, conda_sh: str) -> Finding:
+    from gpu_scheduler.doctor.conda import ask_conda, environments  # few jobs need the answer
+
     said = ask_conda(conda_sh)
     if not said.good:
         return bad(

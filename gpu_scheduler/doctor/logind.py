@@ -6,7 +6,6 @@ and with it what was started there, and the shared memory that RemoveIPC would d
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.asking import ask
 from gpu_scheduler.doctor.findings import Finding, ok, warn
+from gpu_scheduler.joblogs import user_name
 
 #: Where logind is configured, the stronger one last.
 _CONFIGURED = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
@@ -64,14 +64,6 @@ def _answered(text: str) -> Logind | None:
     kills, removes = ({"b true": True, "b false": False}.get(line.strip()) for line in lines[:2])
     excluded, only = (tuple(re.findall(r'"([^"]*)"', line)) for line in lines[2:])
     return Logind(kills, removes, excluded=excluded, only=only)
-
-
-def user_name() -> str:
-    """As logind knows us; the number, where we have no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.geteuid())
 
 
 def _files() -> Iterator[str]:

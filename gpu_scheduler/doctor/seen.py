@@ -7,10 +7,11 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from gpu_scheduler.core.facts import Attempt, Facts, Now, Settings
+from gpu_scheduler.core.facts import Attempt, Facts, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.gpuview import view
 from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import GpuView, Limits
 from gpu_scheduler.gpus import GpuWatch
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from gpu_scheduler import __version__
-from gpu_scheduler.asking import Answer, ask
+from gpu_scheduler.doctor.conda import ask_conda, environments
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 
 #: Module -> the package that brings it.
@@ -23,8 +23,6 @@ PACKAGES = {
     "shtab": "shtab",
     **({"setuptools": "setuptools"} if sys.version_info >= (3, 12) else {}),
 }
-#: Seconds for `conda env list`, which is a large Python program.
-_CONDA_S = 20.0
 _SHOWN = 12
 
 
@@ -76,17 +74,6 @@ def conda(conda_sh: str | None, named: bool) -> Iterator[Finding]:
         yield bad("conda", f"{conda_sh}: `conda env list`: {said.why()}", remedy)
         return
     yield ok("conda", f"{conda_sh}; environments: {_listed(environments(said.text))}")
-
-
-def ask_conda(conda_sh: str) -> Answer:
-    """What `conda env list` prints; `environments` reads it."""
-    return ask(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_CONDA_S)
-
-
-def environments(text: str) -> list[str]:
-    """The environments that `conda env list` prints; those without a name by their folder."""
-    rows = (line.split() for line in text.splitlines())
-    return [words[0] for words in rows if words and not words[0].startswith("#")]
 
 
 def _listed(names: Iterable[str]) -> str:

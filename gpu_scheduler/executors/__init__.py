@@ -18,3 +18,6 @@ class Executor(Protocol):
 
     def reap(self) -> None:
         """Collect those of its processes that have ended; never waits. `launch` does it too."""
+
+    def close(self) -> None:
+        """Let go of what it holds; its runners go on."""

@@ -34,3 +34,6 @@ class DirectExecutor:
     def reap(self) -> None:
         """Collect runners that have ended."""
         self._children.reap()
+
+    def close(self) -> None:
+        """It holds nothing."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpu_scheduler.core.sessionlist import parse
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.executors.spawn import Children, bare_environment
 from gpu_scheduler.runner.folder import START, TOKEN, spec_of
@@ -68,6 +68,9 @@ class ScreenExecutor:
         """Collect the starters of sessions; SCREEN itself is nobody's child."""
         self._children.reap()
 
+    def close(self) -> None:
+        """It holds nothing."""
+
 
 def _environment(base: Mapping[str, str]) -> dict[str, str]:
     return bare_environment(base) | {"TERM": "screen", "SYSSCREENRC": os.devnull}
@@ -91,13 +94,13 @@ def screen_problem() -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"GNU Screen does not answer ({error}): repair it, or start without --screen"
     answer = listed.stdout.decode("utf-8", "replace").strip()
-    folder = re.search(r"(?:Sockets? (?:found )?in) (/.*?)\.?\s*$", answer)
+    folder = parse(answer).folder
     if folder is None:
         said = answer.splitlines()[-1] if answer else f"exit code {listed.returncode}"
         return f"GNU Screen cannot use its socket folder: {said}\n{_OWN_FOLDER}"
-    if len(os.fsencode(folder[1])) > _LONGEST_SOCKET_FOLDER:
+    if len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
         return (
-            f"GNU Screen's socket folder {folder[1]} has a name longer than {_LONGEST_SOCKET_FOLDER} bytes, "
+            f"GNU Screen's socket folder {folder} has a name longer than {_LONGEST_SOCKET_FOLDER} bytes, "
             f"so sessions would not start\n{_OWN_FOLDER}, with a shorter name"
         )
     return None

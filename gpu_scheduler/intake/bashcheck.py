@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_scheduler.core.shelltext import SUBSCRIPT
 from gpu_scheduler.core.words import unquoted
 
 #: Seconds for one question. A shell that does not answer has refused nothing.
@@ -34,9 +35,14 @@ _NOT_ASKED = Refusal(f"it was not checked: {_MOST} other commands of the file ar
 def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
     """The commands that bash refuses. Empty where there is no bash to ask."""
     found: dict[str, Refusal] = {}
-    asking = dict.fromkeys(commands)
-    waiting = [[command] for command in asking if not _stands_alone(command)]
-    waiting.append([command for command in asking if _stands_alone(command)])
+    waiting: list[list[str]] = []
+    together: list[str] = []
+    for command in dict.fromkeys(commands):
+        if _stands_alone(command):
+            together.append(command)
+        else:
+            waiting.append([command])
+    waiting.append(together)
     while waiting:
         some = waiting.pop()
         if not some:
@@ -66,7 +72,7 @@ def _stands_alone(command: str) -> bool:
     """Whether the command can be asked about together with others: nothing that it leaves open, or closes too
     often, could be made up for by another one. May say no to a command that is whole."""
     bare = unquoted(command)
-    if bare is None or "<<" in bare or _UNMET.search(bare):
+    if bare is None or "<<" in bare or _UNMET.search(bare) or SUBSCRIPT.search(bare):
         return False
     # Inside double quotes a substitution may open what only the other quote closes.
     if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _even(command):

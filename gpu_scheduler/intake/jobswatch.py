@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: What one save says is logged up to this many lines.
 TOLD = 100
 #: Appended lines that become jobs at a time, between which the scheduler does what else there is to do.
-AT_A_TIME = 2_000
+AT_A_TIME = 5_000
 
 
 class JobsWatch:
@@ -113,14 +113,17 @@ class JobsWatch:
             old = JobSpec.from_json(row["spec"])
             for name in ATTRIBUTES:
                 if getattr(spec, name) != getattr(old, name):
-                    self._store.wish("set", str(action.job_id), by, name=name, value=getattr(spec, name))
+                    self._set(action.job_id, name, getattr(spec, name))
         elif isinstance(action, said.LineRemoved):
             self._store.wish("line_removed", str(action.job_id), by)
         elif isinstance(action, said.AttributeChanged):
             value = False if action.new is None and action.name in ("hold", "cancel") else action.new
-            self._store.wish("set", str(action.job_id), by, name=action.name, value=value)
+            self._set(action.job_id, action.name, value)
         elif isinstance(action, said.CancelRunning):
             self._store.wish("cancel", str(action.job_id), by, reason="cancelled by its line")
+
+    def _set(self, job_id: int, name: str, value: object) -> None:
+        self._store.wish("set", str(job_id), self._key, name=name, value=value, line=True)
 
     def _infeasible(self, new: Iterable[int]) -> list[str]:
         """Of new jobs, those of which it is known that they can never fit."""

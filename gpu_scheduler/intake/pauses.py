@@ -48,7 +48,8 @@ def take_in(store: Store, content: bytes) -> list[str]:
         return []
     state = statefile.parse(content)
     said = []
-    if statefile.is_older(state) and store.db.meta("statefile_written") is None:
+    older = statefile.is_older(state) and store.db.meta("statefile_written") is None
+    if older:
         said.append("a state file of the older scheduler: its pauses are taken over, its shares count anew")
     with store.db.transaction():
         by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
@@ -60,7 +61,9 @@ def take_in(store: Store, content: bytes) -> list[str]:
                 said.append(f"GPU {index} in paused_gpus is not managed; ignored")
             elif wished[uuid] != paused:
                 store.wish("pause" if paused else "resume", uuid, "state file")
-                said.append(f"GPU {index} {'paused' if paused else 'resumed'} by an edit of the state file")
+                if not older:  # that is no edit, and what comes of the wish is told
+                    what = "paused" if paused else "resumed"
+                    said.append(f"GPU {index} {what} by an edit of the state file")
         last = {"version": version, "state": _pauses(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))

@@ -32,7 +32,6 @@ class StateWatch:
         self._broken_since: tuple[str, float] | None = None
         self._written_at = float("-inf")
         self._shown: object = None
-        self._where = store.home.told_to_others()
         self._problem: str | None = None
         self._left: dict[str, Any] = {}  # said by versions that lost their place to ours
         self.again_at: float | None = None
@@ -117,7 +116,7 @@ class StateWatch:
 
     def _rendered(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
         keys = {**(statefile.parse(old) if old else {}), **edit}
-        return statefile.render(keys, *summary(self._store), self._where)
+        return statefile.render(keys, *summary(self._store))
 
     def _exchange(self, content: bytes, there: bytes = b"") -> None:
         """Put `content` in the place of `there`. Of an edit that took that place meanwhile the pauses are
@@ -164,9 +163,9 @@ class StateWatch:
             self._tell_edits(content)
             return statefile.parse(content)
         except ValueError as error:
-            aside = self._path.with_name(f"{self._path.name}.bad")
-            aside.write_bytes(content)
-            log.warning("a version of %s that was %s lies in %s", self._path, error, aside)
+            aside = statefile.aside(self._path)
+            os.replace(statefile.displaced(self._path), aside)
+            log.warning("a version of %s lies in %s and changes nothing: %s", self._path, aside, error)
             return {}
 
     def _broken(self, content: bytes, why: str, now: float) -> None:
@@ -176,7 +175,7 @@ class StateWatch:
             return
         if now < self._broken_since[1] + BROKEN_S:
             return
-        aside = self._path.with_name(f"{self._path.name}.bad")
+        aside = statefile.aside(self._path)
         os.replace(self._path, aside)
         self._broken_since = self._seen = None
-        log.error("%s was %s; set aside as %s and written anew from the record", self._path, why, aside.name)
+        log.error("%s is set aside as %s and written anew from the record: %s", self._path, aside.name, why)

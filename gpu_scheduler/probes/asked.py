@@ -20,9 +20,10 @@ from gpu_scheduler.probes.wire import ProbeFailure, decode
 
 __all__ = ["DEADLINE_S", "AskedProbe", "ProbeFailure", "UnreadableError"]
 
-#: How long an answer may take, seconds. Waking four sleeping GPUs takes some 2 s. A query that waits for a
-#: driver that hangs is answered as soon as that goes on; a shorter time would only kill it before.
-DEADLINE_S = 10.0
+#: How long an answer may take, seconds, the first one like every other. Waking four sleeping GPUs takes some
+#: 2 s, eight large ones without persistence mode 10 and more. A query that waits for a driver that hangs is
+#: answered as soon as that goes on; a shorter time would only kill it before.
+DEADLINE_S = 20.0
 
 
 class UnreadableError(GpuStateError):
@@ -138,20 +139,23 @@ class AskedProbe:
         """
         if self.deadline is None or now < self.deadline:
             return None
-        return self._fail(f"no answer from the GPU driver within {self._deadline_s:g} s", _HANGS)
+        late = _late(self._deadline_s)
+        return self._fail(late.text, late.remedy)
 
-    def first_sample(self, timeout_s: float = DEADLINE_S) -> Snapshot:
-        """Asks and waits, at most that long. Raises UnreadableError if no GPU can be read."""
+    def first_sample(self, timeout_s: float | None = None) -> Snapshot:
+        """Asks and waits, at most that long (None: until the deadline); a question that is not answered then
+        stays open until its deadline. Raises UnreadableError if no GPU can be read."""
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
         self.ask()
-        end = _boot_time() + timeout_s
+        wait_s = self._deadline_s if timeout_s is None else min(timeout_s, self._deadline_s)
+        end = _boot_time() + wait_s
         answer = self.read()
         while answer is None and (left := end - _boot_time()) > 0:
             ready.poll(left * 1000)
             answer = self.read()
         if answer is None:
-            answer = self._fail(f"no answer from the GPU driver within {timeout_s:g} s", _HANGS)
+            answer = self.expire(_boot_time()) or _late(wait_s)
         if isinstance(answer, Snapshot) and not answer.gpus:
             answer = ProbeFailure("no GPU found", DRIVER_REMEDY)
         if isinstance(answer, ProbeFailure):
@@ -184,7 +188,14 @@ class AskedProbe:
 
 #: How many killed processes may linger before no more are started.
 _HANGING = 3
-_HANGS = "see whether `nvidia-smi` answers; the probe is started anew"
+_HANGS = (
+    "see whether `nvidia-smi` answers; where that takes long, `sudo nvidia-smi -pm 1` (persistence mode)"
+    " keeps the driver awake"
+)
+
+
+def _late(waited_s: float) -> ProbeFailure:
+    return ProbeFailure(f"no answer from the GPU driver within {waited_s:g} s", _HANGS)
 
 
 def _boot_time() -> float:

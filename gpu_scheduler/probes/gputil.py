@@ -7,7 +7,6 @@ The limit of time is that of the process in which this runs (`probes.asked`).
 
 from __future__ import annotations
 
-import math
 import shutil
 import subprocess
 import warnings
@@ -58,10 +57,8 @@ def _gputil() -> list[Any]:
 def _plausible(cards: list[Any]) -> list[Any]:
     """The cards by index, if every value of every one is known and can be true; else none."""
     for card in cards:
-        values = (card.load, card.memoryTotal, card.memoryUsed)
-        if any(math.isnan(value) for value in values) or not card.uuid.startswith("GPU-"):
-            return []
-        if not (0 <= card.id < 1000 and 0 <= card.load <= 1):
+        # What is not known is NaN, which is in no range.
+        if not (card.uuid.startswith("GPU-") and 0 <= card.id < 1000 and 0 <= card.load <= 1):
             return []
         if not 0 <= card.memoryUsed <= card.memoryTotal <= MOST_MIB:
             return []

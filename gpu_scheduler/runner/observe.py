@@ -135,10 +135,13 @@ def _claim(folder: Path, token: str, strange: list[str]) -> tuple[dict[str, Any]
         return {}, "none", None
     try:
         holder = _holder(fd)
-        claim = _object(fd, "claim", token, strange)
+        claim = _whole(fd, "claim", strange)
     finally:
         os.close(fd)
     if claim is None:
+        # It appeared whole and locked: one that is neither was cut short with its runner, by a power cut.
+        return {}, "dead" if holder is None else "none", None
+    if not _is_of(claim, "claim", token, strange):
         return {}, "none", None
     if claim.get("void"):
         return {}, "void", None
@@ -198,6 +201,11 @@ def _read(folder: Path, name: str, token: str, strange: list[str]) -> dict[str, 
 
 
 def _object(fd: int, name: str, token: str, strange: list[str]) -> dict[str, Any] | None:
+    value = _whole(fd, name, strange)
+    return value if value is not None and _is_of(value, name, token, strange) else None
+
+
+def _whole(fd: int, name: str, strange: list[str]) -> dict[str, Any] | None:
     data = b"".join(iter(lambda: os.read(fd, 1 << 16), b""))
     try:
         value = json.loads(data)
@@ -206,10 +214,14 @@ def _object(fd: int, name: str, token: str, strange: list[str]) -> dict[str, Any
     if not isinstance(value, dict):
         strange.append(f"{name} is not whole ({len(data)} bytes); ignored")
         return None
-    if value.get("token") != token:
-        strange.append(f"{name} carries another token ({str(value.get('token'))[:8]}…); ignored")
-        return None
     return value
+
+
+def _is_of(value: dict[str, Any], name: str, token: str, strange: list[str]) -> bool:
+    if value.get("token") == token:
+        return True
+    strange.append(f"{name} carries another token ({str(value.get('token'))[:8]}…); ignored")
+    return False
 
 
 def _stop(folder: Path, name: str, token: str, strange: list[str]) -> SeenStop | None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store import statefile
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.host import Host, read_host, this_host, write_host
+from gpu_scheduler.store.host import Host, claim_host, named_host, read_host, this_host, write_host
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,7 @@ class Home:
         path = Path(os.path.abspath(state_file))
         if data_dir:
             return cls(path, Path(os.path.abspath(data_dir)))
-        stem = path.name[: -len(".json")] if path.name.endswith(".json") else path.name
-        beside = path.parent / f"{stem}.d"
+        beside = path.parent / f"{_stem(path)}.d"
         kind = kind_of(beside)
         return cls(path, beside) if not is_shared(kind) else cls._moved(path, beside, kind)
 
@@ -81,8 +79,13 @@ class Home:
 
     @property
     def host(self) -> Path:
-        """The file that names the host of the record: known before the database is opened."""
-        return self.folder / "host"
+        """The file that names the host of the record: known before the database is opened, and where the
+        record is not beside the state file, to every host that shares that."""
+        return (
+            self.state_file.with_name(f"{_stem(self.state_file)}.host")
+            if self.moved
+            else self.folder / "host"
+        )
 
     @property
     def simulation(self) -> Path:
@@ -100,41 +103,59 @@ class Home:
 
     def foreign(self) -> Host | None:
         """The host to which the record belongs, where that is another one."""
-        owner = self._told()[0] if self.moved else None
-        owner = owner or read_host(self.host)
+        owner = read_host(self.host)
         return None if owner is None or owner.is_same(this_host()) else owner
-
-    def told_to_others(self) -> dict[str, object]:
-        """What the state file shall say of a record that is not beside it, for hosts that share the file."""
-        return {"host": this_host().to_object(), "record": str(self.folder)} if self.moved else {}
-
-    def _told(self) -> tuple[Host | None, str | None]:
-        """What the state file says of a record that is not beside it: its host, and its folder there."""
-        try:
-            return statefile.owner(statefile.parse(self.state_file.read_bytes()))
-        except (OSError, ValueError):
-            return None, None
 
     def refusal(self, owner: Host) -> str:
         """Why nothing can be written here while the record belongs to another host, with the remedy."""
-        folder = (self._told()[1] if self.moved else None) or self.folder
+        there = owner.record or self.folder
         return (
-            f"the record of {self.state_file} belongs to host {owner.name} (there: {folder}); this is host"
+            f"the record of {self.state_file} belongs to host {owner.name} (there: {there}); this is host"
             f" {this_host().name}\n"
             f"do it on {owner.name}; if that is gone, or was this host's name: `start --take-over`"
         )
 
     def check_owner(self, *, take_over: bool) -> None:
-        """Raises SchedulerError if the record is that of another host, and is not taken over."""
-        owner = None if take_over else self.foreign()
-        if owner is not None:
-            raise SchedulerError(self.refusal(owner))
+        """Raises SchedulerError if the record is that of another host, or may be, and is not taken over."""
+        if take_over:
+            return
+        try:
+            self._owner()
+        except OSError as error:
+            raise SchedulerError(
+                f"{self.host} cannot be read ({error.strerror}), which names the host that schedules here:"
+                " look at its permissions"
+            ) from None
 
     def own(self, *, take_over: bool = False) -> None:
         """Note this host as the one whose record it is. Raises as `check_owner` does, and OSError."""
-        self.check_owner(take_over=take_over)
-        if read_host(self.host) != this_host():
-            write_host(self.host, this_host())
+        mine = this_host(str(self.folder) if self.moved else None)
+        owner = None if take_over else self._owner()
+        if owner is None and not take_over:
+            claim_host(self.host, mine)
+            owner = self._owner()  # another host may have been first
+        if owner != mine:
+            write_host(self.host, mine)
+
+    def disown(self) -> None:
+        """Take back what `own` noted beside the state file: no record was made."""
+        if self.moved and self.foreign() is None:
+            self.host.unlink(missing_ok=True)
+
+    def _owner(self) -> Host | None:
+        """This host as it was noted, None: nobody was. Raises SchedulerError if it is not this one."""
+        try:
+            owner = named_host(self.host)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError:
+            raise SchedulerError(
+                f"{self.host} does not name the host that schedules on {self.state_file}; if none does, go on"
+                " with `start --take-over`"
+            ) from None
+        if not owner.is_same(this_host()):
+            raise SchedulerError(self.refusal(owner))
+        return owner
 
     def create(self) -> None:
         """Make the folders, private to the user. Raises SchedulerError if that cannot be."""
@@ -157,6 +178,10 @@ class Home:
                 pass
         except OSError:
             pass  # it looks by itself within its intervals
+
+
+def _stem(path: Path) -> str:
+    return path.name[: -len(".json")] if path.name.endswith(".json") else path.name
 
 
 def _state_home() -> Path:

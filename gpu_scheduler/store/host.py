@@ -1,4 +1,7 @@
-"""Which host a record belongs to: there alone can locks and processes be judged, so it alone may write."""
+"""Which host a record belongs to: there alone can locks and processes be judged, so it alone may write.
+
+A file says so. It appears whole, and where two hosts make it at the same moment, one of them does.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 @dataclass(frozen=True)
 class Host:
-    """A host. name: what it is called; machine: a digest of its machine-id, None where it has none."""
+    """A host. name: what it is called; machine: a digest of its machine-id, None where it has none; record:
+    the folder of the record there, where the file that names the host does not lie in it."""
 
     name: str
     machine: str | None = None
+    record: str | None = None
 
     def is_same(self, other: Host) -> bool:
         """Whether both are one machine: by machine-id, which outlives a new name, else by name."""
@@ -32,15 +37,15 @@ class Host:
     @classmethod
     def from_object(cls, value: Any) -> Host | None:
         """What `to_object` made; None for anything else."""
-        name, machine = (value.get("name"), value.get("machine")) if isinstance(value, dict) else (None, None)
-        if not isinstance(name, str) or not (machine is None or isinstance(machine, str)):
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
-        return cls(name, machine)
+        more = [value.get("machine"), value.get("record")]
+        return cls(value["name"], *more) if all(one is None or isinstance(one, str) for one in more) else None
 
 
-def this_host() -> Host:
+def this_host(record: str | None = None) -> Host:
     """The host that this process runs on."""
-    return Host(os.uname().nodename, _machine())
+    return Host(os.uname().nodename, _machine(), record)
 
 
 def _machine() -> str | None:
@@ -55,16 +60,62 @@ def _machine() -> str | None:
     return None
 
 
+def named_host(path: Path) -> Host:
+    """The host that a file names. Raises OSError, and ValueError where it names none."""
+    host = Host.from_object(json.loads(path.read_bytes()))
+    if host is None:
+        raise ValueError("no host")
+    return host
+
+
 def read_host(path: Path) -> Host | None:
     """The host that a file names; None where there is no such file, or it is none of ours."""
     try:
-        return Host.from_object(json.loads(path.read_bytes()))
+        return named_host(path)
     except (OSError, ValueError):
         return None
 
 
 def write_host(path: Path, host: Host) -> None:
-    """Let the file name this host, at once and whole. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(host.to_object()) + "\n", "utf-8")
-    fresh.replace(path)
+    """Let the file name this host, at once and whole, whatever it named before. Raises OSError."""
+    fresh = _written(path, host)
+    try:
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def claim_host(path: Path, host: Host) -> None:
+    """Let the file name this host if it is not there; reading it tells which one it names. Raises OSError."""
+    fresh = _written(path, host)
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        _make(path, host)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _written(path: Path, host: Host) -> Path:
+    # Hosts that share the folder may have the same pids.
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    _make(fresh, host)
+    return fresh
+
+
+def _make(path: Path, host: Host) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(json.dumps(host.to_object()) + "\n")
+            file.flush()
+            os.fsync(fd)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Now, Settings
+from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import NORMAL
 from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.core.states import CHANGES, JobState, check_change
@@ -148,7 +149,10 @@ class Recorder:
             )
 
     def _signalled(
-        self, db: sqlite3.Connection, action: act.Nudge | act.KillRunner | act.WriteStop, now: Now
+        self,
+        db: sqlite3.Connection,
+        action: act.TakeClaim | act.Nudge | act.KillRunner | act.WriteStop,
+        now: Now,
     ) -> None:
         _stamp(db, "signalled_boot", action.attempt_id, now)
 
@@ -247,7 +251,7 @@ class Recorder:
         )
 
     def _nothing(self, db: sqlite3.Connection, action: act.Action, now: Now) -> None:
-        """A claim to take, or the scheduler's end: nothing to record beforehand."""
+        """The scheduler's end: nothing to record beforehand."""
 
 
 def _listed(gpu: GpuSample) -> str | None:
@@ -273,7 +277,7 @@ _TOLD_AGAIN = (act.Move, act.Release, act.Cooled, act.Wait, act.PassedOver, act.
 _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, Now], int | None]] = {
     act.Start: Recorder._start,
     act.Relaunch: Recorder._relaunch,
-    act.TakeClaim: Recorder._nothing,
+    act.TakeClaim: Recorder._signalled,
     act.Move: Recorder._change_state,
     act.WriteStop: Recorder._signalled,
     act.Nudge: Recorder._signalled,

@@ -14,13 +14,14 @@ _KEY = "started_with"
 
 @dataclass(frozen=True)
 class Started:
-    """llm_config, conda_sh: absolute paths; None = none was found."""
+    """llm_config, conda_sh, jobs_file: absolute paths; None = none was found, "" = none is watched."""
 
     mem_threshold: float = Limits.memory
     load_threshold: float = Limits.load
     cuda_ids: CudaIds = "physical"
     llm_config: str | None = None
     conda_sh: str | None = None
+    jobs_file: str | None = None
 
     @property
     def limits(self) -> Limits:

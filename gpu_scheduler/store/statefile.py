@@ -1,7 +1,7 @@
 """The JSON state file: what it says, how an edit of it is told, how it is replaced.
 
 `_scheduler.paused_gpus` is the base, as last written by us: an outside edit is exactly where `paused_gpus`
-differs from it. Where the record does not lie beside the file, `_scheduler` also says where it does.
+differs from it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
-
-from gpu_scheduler.store.host import Host
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -33,14 +30,14 @@ def parse(content: bytes) -> dict[str, Any]:
     try:
         raw = json.loads(content.decode("utf-8-sig"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(raw, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("it is not a JSON object")
     for part in (raw, raw.get("_scheduler", {})):
         paused = part.get("paused_gpus", []) if isinstance(part, dict) else None
         numbers = [_number(value) for value in paused] if isinstance(paused, list) else [None]
         if None in numbers:
-            raise ValueError('"paused_gpus" must be a list of GPU numbers, such as [0, 2]')
+            raise ValueError('its "paused_gpus" must be a list of GPU numbers, such as [0, 2]')
         if numbers:
             part["paused_gpus"] = numbers
     return raw
@@ -53,13 +50,6 @@ def _number(value: object) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
         return int(value)
     return value if type(value) is int else None
-
-
-def owner(state: Mapping[str, Any]) -> tuple[Host | None, str | None]:
-    """The host that has the record of this file, and its folder there; None where it lies beside the file."""
-    ours = state.get("_scheduler", {})
-    record = ours.get("record")
-    return Host.from_object(ours.get("host")), record if isinstance(record, str) else None
 
 
 def is_older(state: Mapping[str, Any]) -> bool:
@@ -81,20 +71,22 @@ def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool
 
 
 def render(
-    old: Mapping[str, Any],
-    shares: list[float],
-    paused: Collection[int],
-    jobs: Mapping[str, Any],
-    where: Mapping[str, object] = MappingProxyType({}),
+    old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
 ) -> bytes:
-    """The file's new content; keys that are not ours are kept as they were. where: of a record elsewhere."""
+    """The file's new content; keys that are not ours are kept as they were."""
     pauses = sorted(paused)
     new = {key: value for key, value in old.items() if key not in _OURS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
-    new["_scheduler"] = {"paused_gpus": pauses, **where}
+    new["_scheduler"] = {"paused_gpus": pauses}
     # A line a key: short lists stay readable, and easy to edit.
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in new.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def aside(path: Path) -> Path:
+    """Where a broken version is put: beside those that lie there already; the last place is used again."""
+    places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
+    return next((place for place in places if not os.path.lexists(place)), places[-1])
 
 
 def displaced(path: Path) -> Path:

@@ -19,8 +19,8 @@ from gpu_scheduler.store.database import Database
 from gpu_scheduler.store.home import Home
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.facts import Now
     from gpu_scheduler.core.jobspec import JobSpec
+    from gpu_scheduler.core.now import Now
 
 #: The columns of a job in a list of jobs: those that are shown, or decide how.
 _LISTED = (
@@ -87,7 +87,6 @@ class Store:
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None
-            db.execute("INSERT INTO history VALUES (?, ?, ?, ?)", (job_id, at, state.value, reason))
         return job_id
 
     def wish(self, verb: str, target: str = "", by: str = "cli", **args: object) -> int:

@@ -12,7 +12,8 @@ from gpu_scheduler.core.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.views.report import JobShown
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.facts import Attempt, Now
+    from gpu_scheduler.core.facts import Attempt
+    from gpu_scheduler.core.now import Now
 
 RELEASING = "waits for processes of its last attempt"
 
@@ -107,7 +108,8 @@ def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
     if state is JobState.HELD:
         return "held"
     if job["gone"]:
-        return f"line gone from {posixpath.basename(job['source'].partition(':')[2]) or 'its jobs file'}"
+        file = posixpath.basename(job["source"].partition(":")[2]) or "its jobs file"
+        return f"line gone from {file}, or changed a moment ago"
     if attempt is not None and attempt["outcome"] is not None and not _released(attempt):
         return RELEASING
     return context.reasons.get(job["ask"], context.otherwise)

@@ -11,7 +11,8 @@ from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.preview import Preview
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.views.report import MalformedShown
-from gpu_scheduler.views.words import plural, visible
+from gpu_scheduler.views.secrets import hide_secrets
+from gpu_scheduler.views.words import plural, shortened, visible
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def _line(path: str, line: Preview) -> str:
     facts += [f"env {' '.join(name for name, _ in spec.env)}"] if spec.env else []
     facts += ["held until `release`"] if spec.hold else []
     facts += ["never run: cancel"] if spec.cancel else []
-    below = [f"{visible(line.command)}", f"in {visible(spec.cwd)}"]
-    below += [f"note: {visible(note)}" for note in line.notes]
-    below += [f"warning: {visible(warning)}" for warning in line.warnings]
+    below = [visible(shortened(line.command)), f"in {visible(spec.cwd)}"]
+    below += [f"note: {visible(shortened(note))}" for note in line.notes]
+    below += [f"warning: {visible(shortened(warning))}" for warning in line.warnings]
     head = f"{visible(path)}:{line.number}: {visible('; '.join(facts))}"
     return "\n".join([head, *(f"    {text}" for text in below)])
 
@@ -61,8 +62,8 @@ def _kind(line: Preview) -> str:
 
 
 def _bad(bad: MalformedShown) -> str:
-    head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(bad.reason)}"
-    return f"{head}\n    {visible(bad.text)}\n    accepted: {visible(bad.accepted or '')}"
+    head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(shortened(bad.reason))}"
+    return f"{head}\n    {visible(shortened(bad.text))}\n    accepted: {visible(bad.accepted or '')}"
 
 
 def to_json(linted: Linted) -> str:
@@ -93,7 +94,7 @@ def _object(line: Preview) -> dict[str, Any]:
         "conda": line.conda,
         "venv": spec.venv,
         "cwd": spec.cwd,
-        "env": dict(spec.env),
+        "env": hide_secrets(spec.env),
         "command": line.command,
         "hold": spec.hold,
         "cancel": spec.cancel,

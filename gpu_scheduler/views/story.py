@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from gpu_scheduler.views.as_json import job_object
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.words import ago, duration, outcome_words, visible
 
-#: What is written for a value that nobody should read over a shoulder.
-HIDDEN = "(hidden)"
-
 _WIDTH = 14
-_SECRET = re.compile(
-    r"(?:.*_)?(?:API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)"
-    r"(?:_.*)?",
-    re.IGNORECASE,
-)
-_NO_SECRET = frozenset({"PWD", "OLDPWD"})
-#: A password inside an address, and the forms of well-known keys.
-_SECRET_VALUE = re.compile(
-    r"\w+://[^/\s:@]*:[^/\s@]+@|\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza)\w|-----BEGIN "
-)
 
 
 @dataclass(frozen=True)
@@ -73,16 +59,6 @@ class Story:
     env: Mapping[str, str]
     attempts: tuple[AttemptShown, ...]
     history: tuple[tuple[float, str, str | None], ...]
-
-
-def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The variables with the values hidden that look like secrets, by their names or by themselves."""
-    return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
-
-
-def _is_secret(name: str, value: str) -> bool:
-    by_name = _SECRET.fullmatch(name) is not None and name not in _NO_SECRET
-    return by_name or _SECRET_VALUE.search(value) is not None
 
 
 def to_json(story: Story) -> str:

@@ -8,7 +8,16 @@ from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.views.report import GpuShown, JobShown, Report
 from gpu_scheduler.views.tables import Column, Draw, Entry, drawer
-from gpu_scheduler.views.words import ago, duration, explanation, outcome_words, plural, size, visible
+from gpu_scheduler.views.words import (
+    ago,
+    duration,
+    explanation,
+    outcome_words,
+    plural,
+    shortened,
+    size,
+    visible,
+)
 
 #: Queued and held jobs, finished jobs, and malformed lines, that are shown unless all are asked for.
 SHOWN = 20
@@ -82,7 +91,7 @@ def _gpu(gpu: GpuShown) -> Entry:
 
 
 def _title(job: JobShown) -> str:
-    return visible(f"{job.name}: {job.text}" if job.name else job.text)
+    return visible(shortened(f"{job.name}: {job.text}" if job.name else job.text))
 
 
 def _unrecorded(job: JobShown) -> str:
@@ -134,8 +143,8 @@ def _malformed(report: Report, most: int | None) -> str:
         return ""
     lines = [f"Malformed lines ({len(report.malformed):,}); they do not run until they are mended"]
     for bad in report.malformed[:most]:
-        lines.append(f"  {visible(bad.path)}:{bad.number}: {visible(bad.text)}")
-        lines.append(f"    {visible(bad.reason)}")
+        lines.append(f"  {visible(bad.path)}:{bad.number}: {visible(shortened(bad.text))}")
+        lines.append(f"    {visible(shortened(bad.reason))}")
         if bad.accepted:
             lines.append(f"    accepted: {visible(bad.accepted)}")
     if most is not None and len(report.malformed) > most:

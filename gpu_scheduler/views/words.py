@@ -11,6 +11,8 @@ from gpu_scheduler.core.states import Outcome
 _UNSAFE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+#: Characters of one text that people are shown.
+LONGEST = 1000
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -22,6 +24,11 @@ def visible(text: str, *, lines: bool = False) -> str:
     if lines:
         return "\n".join(visible(line) for line in text.split("\n"))
     return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """The text, cut where it is too long to be read, with how long it is."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def _escaped(character: str) -> str:

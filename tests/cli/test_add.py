@@ -14,6 +14,7 @@ from gpu_scheduler.cli.add import append
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.jobline import Parsed, parse_line
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.store.started import Started, note
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
@@ -212,3 +213,27 @@ def test_an_added_line_is_read_back_as_what_was_meant(
     assert list(spec.arguments) == words
     assert (spec.conda, spec.priority) == (conda, priority)
     assert spec.allowed == (None if gpus is None else tuple(sorted(gpus)))
+
+
+def test_it_says_when_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
+    note(desk.store, Started(jobs_file=str(desk.path / "jobs.txt")))
+    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is up
+    with desk.scheduler("deaf") as pid:
+        assert desk.run("add", "train.py")[2] == ""
+        assert desk.run("add", "train.py", "--output-file", "-")[2] == ""
+        assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == (
+            f"gpu-scheduler: the scheduler (pid {pid}) does not read {desk.path}/other.txt;"
+            f" it watches {desk.path}/jobs.txt\n"
+        )
+        note(desk.store, Started(jobs_file=""))
+        assert "it watches no jobs file" in desk.run("add", "train.py")[2]
+
+
+def test_what_is_wrong_is_named_by_its_field(desk: Desk, script: Path) -> None:
+    code, _, err = desk.run("add", "train.py", "--conda", "my env,x")
+    assert (code, "conda environment 'my env,x' is neither a name nor" in err) == (2, True)
+    assert desk.run("add", "train.py", "--conda", "/a,b", "--output-file", "-")[:2] == (
+        0,
+        f'0,{script},"/a,b",,\n',
+    )
+    assert "with a blank in it stands in quotes" in desk.run("add", "my", "train.py")[2]

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+from gpu_scheduler.doctor.examine import Asked, examine
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 from tests.cli.desk import Desk
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.doctor.examine", lambda asked: iter(found))
+    monkeypatch.setattr("gpu_scheduler.cli.doctor.examine", lambda asked, waits: iter(found))
 
 
 def test_a_line_per_check_and_what_to_do(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +72,13 @@ def test_what_start_would_be_given_is_looked_at(desk: Desk) -> None:
     assert f"{desk.path}/lines" in out
     assert "none.json" in out
     assert "bad   conda" in out
+
+
+def test_what_may_take_long_is_told_on_a_terminal_only(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("gpu_scheduler.doctor.gpus.probe", lambda *asked: iter(()))
+    asked = Asked(desk.home, "", None, None, "auto", "1", None)
+    assert list(examine(asked, said.append))
+    assert said == ["asks conda", "asks the GPUs, for 5 s at most"]
+    findings(monkeypatch, ok("a", "fine"))
+    assert desk.run("doctor")[2] == ""

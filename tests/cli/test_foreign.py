@@ -115,6 +115,9 @@ def test_a_folder_on_the_network_has_its_record_on_this_host(
         "from gpu_scheduler.store import home\n"
         f"home.kind_of = lambda path: 'nfs4' if str(path).startswith({str(desk.home.folder)!r}) else 'ext4'"
     )
+    owner = desk.home.state_file.with_suffix(".host")
+    assert start(desk, "--gpus", "9", before=net).returncode == 2
+    assert not owner.exists()  # of a record that was never made
     done = start(desk, before=net)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not desk.home.folder.exists()
@@ -122,11 +125,9 @@ def test_a_folder_on_the_network_has_its_record_on_this_host(
     assert (folder / "scheduler.db").exists()
     assert (folder / "runs" / "1").exists()
     assert f"record {folder}" in done.stdout + done.stderr
-    ours = json.loads(desk.home.state_file.read_text())["_scheduler"]
-    assert ours["record"] == str(folder)
+    assert read_host(owner) == this_host(str(folder))
     # Another host with the same folder, and its own disk.
-    ours["host"] = ELSEWHERE.to_object()
-    desk.home.state_file.write_text(json.dumps({"_scheduler": ours}))
+    write_host(owner, ELSEWHERE)
     refused = start(desk, before=net)
     assert (refused.returncode, "belongs to host gpu-other" in refused.stderr) == (1, True)
     assert start(desk, "--take-over", before=net).returncode == 0
@@ -134,3 +135,14 @@ def test_a_folder_on_the_network_has_its_record_on_this_host(
     refused = start(desk, before=net.replace("'ext4'", "'fuse.sshfs'"))
     assert refused.returncode == 1
     assert "--data-dir /local/folder" in refused.stderr
+
+
+def test_doctor_names_the_host_and_the_way_out(there: Desk) -> None:
+    there.path.chmod(0o700)
+    code, out, _ = there.run("doctor", "--simulate", "1", "--json")
+    found = {one["check"]: one for one in json.loads(out)["checks"]}
+    assert code == 1
+    assert found["scheduler"]["grade"] == "bad"
+    assert "belongs to host gpu-other" in found["scheduler"]["says"]
+    assert found["scheduler"]["remedy"].endswith("`start --take-over`")
+    assert (found["database"]["grade"], found["database"]["remedy"]) == ("warn", "`doctor` on gpu-other")

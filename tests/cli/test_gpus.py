@@ -42,6 +42,13 @@ def test_an_unknown_gpu_is_refused_and_nothing_recorded(desk: Desk, words: list[
     assert desk.wishes() == []
 
 
+def test_many_unknown_gpus_are_told_as_ranges(desk: Desk) -> None:
+    assert desk.store
+    assert desk.run("pause", "0,5-99")[2] == (
+        "gpu-scheduler: GPUs 5-99 are not managed; the managed GPUs are 0,1\n"
+    )
+
+
 def test_an_edit_of_the_state_file_is_taken_in_first_and_the_later_word_wins(desk: Desk) -> None:
     assert desk.store
     desk.home.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')

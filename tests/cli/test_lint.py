@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from gpu_scheduler.views.secrets import HIDDEN
 from tests.cli.desk import Desk
+
+CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
 
 FILE = """\
 priority,script_path,conda_env,arguments,allowed_gpus
@@ -55,6 +59,14 @@ jobs.txt:7: malformed: bash refuses it"""
     assert sorted(path.name for path in desk.path.iterdir()) == ["a.py", "jobs.txt", "llm_config.json"]
 
 
+def test_lines_are_told_in_their_order_and_one_that_says_cancel_is_never_run(desk: Desk) -> None:
+    write(desk, "high,a.py,env\n[cancel] true\n")
+    out = desk.run("lint")[1]
+    first, second = (out.index(f"jobs.txt:{number}: ") for number in (1, 2))
+    assert first < second
+    assert "jobs.txt:2: command; needs 1 idle GPU; GPUs any; priority 200; never run: cancel\n" in out
+
+
 def test_json_has_the_same(desk: Desk) -> None:
     write(desk)
     code, out, _ = desk.run("lint", "jobs.txt", "--json")
@@ -65,6 +77,17 @@ def test_json_has_the_same(desk: Desk) -> None:
     assert told["lines"][1]["env"] == {"SEED": "1"}
     assert [bad["line"] for bad in told["malformed"]] == [7, 8, 9, 10]
     assert all(bad["reason"] and bad["accepted"] for bad in told["malformed"])
+
+
+def test_values_that_look_like_secrets_are_hidden(desk: Desk) -> None:
+    write(desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n")
+    for form in ((), ("--json",)):
+        code, out, _ = desk.run("lint", *form)
+        assert code == 0
+        assert "HF_TOKEN" in out
+        assert "hunter2" not in out
+    hidden = [line["env"] for line in json.loads(out)["lines"]]
+    assert hidden == [{"HF_TOKEN": HIDDEN, "SEED": "1"}, {"URL": HIDDEN}]
 
 
 def test_a_good_file_is_0_and_gpus_are_checked_where_they_are_named(desk: Desk) -> None:
@@ -128,3 +151,17 @@ def test_hostile_text_is_shown_as_escapes(desk: Desk) -> None:
     assert code == 0
     assert "\x1b" not in out
     assert r"\x1b[2J" in out
+
+
+def test_conda_is_asked_for_its_environments_where_a_line_names_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))
+    (desk.path / "conda" / "envs" / "good").mkdir(parents=True)
+    write(desk, "0,a.py,good,,\n0,a.py,bad,,\n")
+    out = desk.run("lint", "--conda-sh", CONDA)[1]
+    assert out.count("warning: ") == 1
+    assert "warning: conda environment bad does not exist; environments: base, good" in out
+    monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
+    write(desk, "0,a.py,,,\n")
+    assert desk.run("lint", "--conda-sh", CONDA)[0] == 0

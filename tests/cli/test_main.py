@@ -17,6 +17,16 @@ from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("shtab", "rich_argparse", "psutil", "pynvml", "GPUtil", "inotify_simple", "gpu_scheduler.loop")
+#: What checks of the machine take, and no look at one job.
+CHECKS = (
+    "email",
+    "importlib.metadata",
+    "gpu_scheduler.executors",
+    "gpu_scheduler.probes.asked",
+    "gpu_scheduler.doctor.conda",
+    "gpu_scheduler.doctor.logind",
+    "gpu_scheduler.doctor.software",
+)
 
 
 def program(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -137,6 +147,8 @@ def test_a_reader_that_goes_away_is_no_error(desk: Desk) -> None:
         ("status", HEAVY),
         ("cancel 1", (*HEAVY, "rich")),
         ("screens", HEAVY),
+        ("show 1", (*HEAVY, *CHECKS, "rich")),
+        ("why 1", (*CHECKS, "rich")),
         ("lint none.txt", (*HEAVY, "rich")),
         ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon")),
     ],

@@ -163,3 +163,20 @@ def test_parsing_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for command, rest in COMMANDS.items():
         parse([command, *rest, "--state-file", "new/x.json"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "called"),
+    [
+        ("scheduler.py", "python scheduler.py"),
+        ("/opt/x/scheduler.py", "python scheduler.py"),
+        ("/opt/gpu_scheduler/__main__.py", "python -m gpu_scheduler"),
+        ("/usr/bin/gpu-scheduler", "gpu-scheduler"),
+    ],
+)
+def test_a_mistake_names_the_program_as_it_was_called(
+    path: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [path])
+    with pytest.raises(UsageError, match=f"`{called} add --help` says"):
+        parse(["add", "a.py", "--priority", "x"])

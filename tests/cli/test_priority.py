@@ -23,7 +23,7 @@ def test_a_wish_is_recorded_and_shown_with_no_scheduler_up(desk: Desk) -> None:
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert jobs[0]["reason"] == "priority=-5 is asked for; waits for the scheduler"
     with desk.scheduler():
-        assert desk.run("priority", second, 7)[:2] == (0, f"job {second}: priority set\n")
+        assert desk.run("priority", second, 7)[:2] == (0, f"job {second}: priority=7 set\n")
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert [(job["id"], job["priority"]) for job in jobs] == [(first, -5), (second, 7)]
 

@@ -14,7 +14,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.command import build
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.views.story import HIDDEN, hide_secrets
+from gpu_scheduler.views.secrets import HIDDEN, hide_secrets
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -86,6 +86,14 @@ def test_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
     desk.wait_until_gone()
 
 
+def test_a_launch_that_failed_and_is_not_over_yet_is_told(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    desk.recorder.note_launch_error(row["id"], "fork failed")
+    assert told(desk, job)["attempts"][0]["reason"] == "fork failed"
+    assert "  Reason      fork failed\n" in desk.run("show", job)[1]
+
+
 def test_where_its_line_is(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
@@ -141,6 +149,12 @@ def test_the_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> No
     (desk.path / "command.sh").write_text(made.command_sh)
     assert command_of(desk.path) == command
     assert command_of(desk.path / "missing") is None
+
+
+def test_a_shell_that_is_given_more_than_its_text_is_shown_as_it_is(desk: Desk) -> None:
+    last = "bash -c 'echo $1' zero 'one two'"
+    (desk.path / "command.sh").write_text(f"exec 3>&-\nexec {last}\n")
+    assert command_of(desk.path) == last
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
     desk.recorder.note_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
     note(desk.store, Started(mem_threshold=0.5))
-    grade, says, _ = checks(desk, job)["GPU 0"]
-    assert grade == "warn"
+    grade, says, remedy = checks(desk, job)["GPU 0"]
+    assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
     assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
     assert "60 % of it (threshold 50 %), load " in says
     note(desk.store, Started(load_threshold=0.2))
@@ -89,11 +89,10 @@ def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
 
 
 def test_what_can_never_fit(desk: Desk) -> None:
-    assert checks(desk, desk.job(gpus=9))["placing"][:2] == (
-        "bad",
-        "infeasible: needs 9 idle GPUs, 2 managed",
-    )
-    assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0, 1"
+    grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
+    assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, 2 managed")
+    assert remedy.startswith("mend its line: fewer GPUs, or others")
+    assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0,1"
 
 
 def test_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,5 +197,33 @@ def test_a_job_that_runs_and_one_that_completed(desk: Desk) -> None:
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
     desk.wait_until_gone()
     os.chmod(desk.path / f"job_{job}.log", stat.S_IWUSR)
+    assert checks(desk, job)["scheduler"] == ("ok", "not running", "")
     assert checks(desk, job)["end"] == ("ok", f"it exited with 0; `retry {job}` runs it again", "")
     assert answer(desk, job)["log_end"] == []
+
+
+def test_a_job_whose_script_does_not_exist(desk: Desk) -> None:
+    spec = JobSpec("csv", "0,/no.py,,,", str(desk.path), script="/no.py")
+    job = desk.store.insert_job(spec, "cli")
+    row = desk.attempt(job)
+    desk.record(
+        act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
+                  reason="could not be started: script /no.py does not exist (tried 5 times)")
+    )  # fmt: skip
+    assert checks(desk, job)["end"][2] == (
+        "mend the line, which gives a new job; or put there what the line names; then `retry 1` runs it again"
+    )
+
+
+def test_a_very_long_line_is_cut_for_people_and_not_for_programs(desk: Desk) -> None:
+    text = f"echo {'x' * 60_000}"
+    job = desk.job(text, share=100)
+    jobs = desk.path / "jobs.txt"
+    jobs.write_text(f"{text}\nhigh,{text},\n")
+    for words in (("status",), ("why", job), ("lint",)):
+        out = desk.run(*words)[1]
+        assert len(out) < 8_000, words
+        assert words[0] == "why" or "x… (60,005 characters)" in out
+    assert json.loads(desk.run("status", "--json")[1])["jobs"][0]["command"] == text
+    told = json.loads(desk.run("lint", "--json")[1])
+    assert (told["lines"][0]["text"], told["malformed"][0]["text"]) == (text, f"high,{text},")

@@ -11,6 +11,7 @@ from gpu_scheduler.core.jobline import parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lines import Reading, parsed_line
 from gpu_scheduler.core.reading import (
+    Accepted,
     AttributeChanged,
     CancelRunning,
     LineRemoved,
@@ -21,7 +22,7 @@ from gpu_scheduler.core.reading import (
     job_order,
     share_out,
 )
-from gpu_scheduler.core.states import WAITING, JobState, Outcome
+from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
 
 @dataclass
@@ -84,20 +85,23 @@ class World:
         content = saves.Content(lines, self.since, self.written)
         decision = saves.decide(self.reading, content, self.facts(), self.now)
         self.gone, self.next_look = decision.gone, decision.next_look
-        if decision.accepted is None:
-            return
-        result = diff(self.reading, decision.accepted, self.facts(), self.newest())
+        if decision.accepted is not None:
+            self.take(decision.accepted)
+
+    def take(self, accepted: Accepted) -> None:
+        """These lines count now."""
+        result = diff(self.reading, accepted, self.facts(), self.newest())
         self.actions += result.actions
         self.said += result.said
         new: dict[int, int] = {}
         for action in result.actions:
             if isinstance(action, NewJob):
-                spec = decision.accepted.lines[action.index].spec
+                spec = accepted.lines[action.index].spec
                 assert spec is not None
                 new[action.index] = self.insert(spec)
                 self.said.append(action.say(new[action.index]))
             elif isinstance(action, Requeue):
-                spec = decision.accepted.lines[action.index].spec
+                spec = accepted.lines[action.index].spec
                 assert spec is not None
                 job = self.jobs[action.job_id]
                 assert job.state is JobState.FINISHED
@@ -120,8 +124,10 @@ class World:
             self.jobs[action.job_id].cancelling = True
         elif isinstance(action, AttributeChanged):
             job = self.jobs[action.job_id]
-            assert job.state in WAITING
-            assert (getattr(job.spec, action.name) or None) == (action.old or None)
+            assert job.state in WAITING or action.name not in ("hold", "cancel")
+            assert job.state not in ACTIVE
+            if job.state in WAITING:
+                assert (getattr(job.spec, action.name) or None) == (action.old or None)
             default = False if action.name in ("hold", "cancel") else None
             change: dict[str, Any] = {action.name: default if action.new is None else action.new}
             job.spec = replace(job.spec, **change)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core import cuda
-from gpu_scheduler.core.command import Command, build, find_conda_sh
+from gpu_scheduler.core.command import Command, build
+from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.jobspec import CudaMode, JobSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,9 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.explain import ended, explain, is_failure
-from gpu_scheduler.core.remedies import remedy
+from gpu_scheduler.core.needs import Need
+from gpu_scheduler.core.placement import GpuView, Limits, obstacle
+from gpu_scheduler.core.remedies import gpu_remedy, remedy
 from gpu_scheduler.core.sighting import Evidence, ResultNote
 
+ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/x/t.py", line 12, in <module>
+    main()
+ValueError: handled
+"""
 ORDINAL = "RuntimeError: CUDA error: invalid device ordinal"
 ADVICE = (
     "; it was given --cuda 2,3, but what it sees is numbered from 0: put [cuda-ids=visible] before its line,"
@@ -70,6 +79,9 @@ def test_code_and_signal_in_words(
         (result(1), Evidence(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
         (result(1), Evidence("ValueError: a\tb\x07\u202ec\n"), "exit code 1: ValueError: a b c"),
         (result(3), Evidence("ValueError: handled\n" + "on\n" * 50), "exit code 3"),
+        (result(3), Evidence(TRACEBACK), "exit code 3: ValueError: handled"),
+        (result(3), Evidence(TRACEBACK + "on\n" * 50), "exit code 3"),
+        (result(1), Evidence(TRACEBACK + "on\n" * 50), "exit code 1: ValueError: handled"),
     ],
 )
 def test_a_failure_in_one_line(how: ResultNote, evidence: Evidence | None, told: str) -> None:
@@ -143,3 +155,40 @@ def test_it_is_always_one_line_that_can_be_printed(
 def test_the_remedy(told: str, words: str | None) -> None:
     found = remedy(told)
     assert (found is None) if words is None else (found is not None and words in found)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "need", "part"),
+    [
+        (GpuView("U", 3, 1000, closed="paused"), ONE, "`resume 3`"),
+        (GpuView("U", 3, 1000, closed="lost: the driver does not list it"), ONE, "`nvidia-smi -i 3`"),
+        (GpuView("U", 3, 1000, closed="query failed: x"), ONE, "`doctor`"),
+        (GpuView("U", 3, 1000, closed="quarantined: process 7 of job 1 is left"), ONE, "kill -9"),
+        (GpuView("U", 3, 1000, closed="cooling"), ONE, "in some seconds"),
+        (GpuView("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
+        (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ONE, "--mem-threshold"),
+        (GpuView("U", 3, 1000, foreign_mib=9, foreign="process 7", load=90.0), ONE, "--load-threshold"),
+        (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7"), ALONE, "[share=0.5]"),
+        (GpuView("U", 3, 1000, booked=800), ONE, ""),
+    ],
+)
+def test_what_to_do_about_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part: str) -> None:
+    why = obstacle(gpu, need, Limits())
+    assert why is not None
+    told = gpu_remedy(gpu, Limits(), why)
+    assert part in told
+    assert bool(told) is bool(part)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "script /a/b.py does not exist",
+        "conda environment x does not exist; environments: base",
+        "virtual environment /v does not exist (no bin/activate in it) (tried 5 times)",
+        "conda environment x: no conda was found; name its profile.d/conda.sh by --conda-sh",
+    ],
+)
+def test_what_to_do_about_a_job_that_could_not_be_started(what: str) -> None:
+    assert (remedy(f"could not be started: {what}") or "").startswith("mend the line, which gives a new job")
+    assert remedy(f"exit code 1: {what}") is None

@@ -344,7 +344,7 @@ def test_what_add_writes_is_read_back(
 
 
 def test_a_name_that_no_line_can_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be written on a line; rename it"):
+    with pytest.raises(ValueError, match="the # in its name would begin a comment there; rename it"):
         format_csv_line('/s/\\" #', priority=None)
 
 

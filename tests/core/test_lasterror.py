@@ -60,6 +60,8 @@ RANKS = """\
 [rank0]: ValueError: root
 [rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1234
 """
+#: The same, but the traceback that began last is not that of the first process to fail.
+SWAPPED = "".join([*reversed(RANKS.splitlines(keepends=True)[:2]), *RANKS.splitlines(keepends=True)[2:]])
 TORCHRUN = """\
 E0325 20:57:27.620000 2606 elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 2630)
 Traceback (most recent call last):
@@ -178,6 +180,20 @@ ResourceWarning: unclosed running pool
             'Traceback (most recent call last):\n  File "/x/a.py", line 1, in f\nKeyboardInterrupt\n',
             "KeyboardInterrupt", id="no message",
         ),
+        pytest.param(
+            'Traceback (most recent call last):\n  File "/x/a.py", line 1, in f\n    raise\nValueError: x\n',
+            "ValueError: x", id="a source line that has the form of an error",
+        ),
+        pytest.param(SWAPPED + TORCHRUN.format(code=1, traceback=SEE), "ValueError: root",
+                     id="root cause, not the last traceback"),
+        pytest.param(
+            PLAIN + IGNORED.removeprefix(PLAIN) + "\nDuring handling of the above exception, another exception"
+            " occurred:\n\n" + PLAIN.replace("bad", "worse").removeprefix("epoch 1\n"),
+            "ValueError: bad learning rate: -1", id="what an ignored one led to",
+        ),
+        pytest.param(THREAD.replace("(watch):\n", "(watch):\n\n"), "KeyError: main learning rate: -1",
+                     id="a thread's, behind a blank line"),
+        pytest.param("a: error: one\nb: error: two\n", "b: error: two", id="of several words the last"),
         pytest.param(
             'Traceback (most recent call last):\n  File "/x/a.py", line 1\nmy.Error:\n\n  the model is odd\n',
             "my.Error: the model is odd", id="message on a later line",

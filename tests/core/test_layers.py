@@ -37,7 +37,7 @@ MAY = {
     "asking": (),
     # It looks at what everybody else uses, by their own eyes.
     "doctor": (
-        "core", "errors", *RECORD, "store.filesystem", "probes", "asking", "joblogs", "storage", "llmconfig",
+        "core", "errors", *RECORD, "store.filesystem", "store.host", "probes", "asking", "joblogs", "storage", "llmconfig",
         "executors.screen", "gpus", "views.words",
     ),
 }

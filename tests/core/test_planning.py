@@ -15,7 +15,6 @@ from gpu_scheduler.core.facts import (
     Gpu,
     JobFact,
     Line,
-    Now,
     QueuedJob,
     Settings,
     Wish,
@@ -23,6 +22,7 @@ from gpu_scheduler.core.facts import (
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.gpuview import foreign_memory, view
 from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import order
 from gpu_scheduler.core.planning import plan
 from gpu_scheduler.core.sighting import Sighting, StopNote

@@ -77,6 +77,21 @@ def test_of_other_commands_no_script_is_guessed(line: str) -> None:
     assert told(line).warnings == ()
 
 
+def test_a_conda_environment_that_is_not_there_is_a_warning() -> None:
+    def warnings(conda: str, envs: Collection[str] | None) -> tuple[str, ...]:
+        read = parse_line(f"[conda={conda}] true", "/w", "/home/u")
+        assert isinstance(read, Parsed)
+        setting = Setting(CONFIG, None, "/c/conda.sh", THERE.__contains__, envs)
+        return preview(1, read.spec, (), None, setting).warnings
+
+    missing = "conda environment e does not exist; environments: base, f"
+    assert warnings("e", ["base", "f"]) == (missing,)
+    assert warnings("f", ["base", "f"]) == warnings("e", None) == warnings("/w/a.py", ["base"]) == ()
+    assert warnings("/w/none", None) == (
+        "conda environment /w/none does not exist; environments: none are known",
+    )
+
+
 def test_a_conda_environment_without_conda_is_a_warning() -> None:
     assert "no conda was found" in told("0,/s/a.py,env", conda_sh=None).warnings[0]
 

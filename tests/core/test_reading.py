@@ -235,6 +235,51 @@ def test_running_jobs_hear_nothing_else() -> None:
     assert w.actions == []
 
 
+def test_a_finished_job_hears_what_counts_when_it_runs_again() -> None:
+    w = world("[share=0.2] a\n0,b.py,,,\nc\n")
+    w.end(1, Outcome.FAILED)
+    w.end(2, Outcome.FAILED)
+    w.end(3)
+    w.actions.clear()
+    w.said.clear()
+    w.save("[hold cuda-ids=visible share=1] a\n[cancel] 5,b.py,,,0-3\n[allowed=0,2] c\n", wait=2)
+    assert w.actions == [
+        AttributeChanged(1, "cuda_ids", None, "visible"),
+        AttributeChanged(1, "share", 200, 1000),
+        AttributeChanged(2, "allowed", None, (0, 1, 2, 3)),
+        AttributeChanged(2, "priority", 0, 5),
+        AttributeChanged(3, "allowed", None, (0, 2)),
+    ]
+    assert w.said == [
+        "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it again with that",
+        "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it again with that",
+        "line 3: allowed=0,2 for job 3, which is finished; `retry 3` runs it again with that",
+    ]
+    assert w.states() == {1: "failed", 2: "failed", 3: "completed"}
+    w.said.clear()
+    w.save("[hold] a\n5,b.py\nc\n", wait=2)
+    assert w.said[0].startswith("line 1: no cuda-ids, no share for job 1, which is finished; ")
+    assert (w.jobs[1].spec.share, w.jobs[1].spec.hold, w.jobs[2].spec.cancel) == (None, False, False)
+    w.actions.clear()
+    w.save("a\n5,b.py\n[cancel] c\n", wait=11)
+    assert w.actions == []
+
+
+def test_a_failed_csv_line_that_is_written_again_takes_the_attributes_of_the_line_that_has_the_job() -> None:
+    w = world("0,a.py\n")
+    w.end(1, Outcome.FAILED)
+    w.append("[share=0.5] 0,a.py\n")
+    assert w.states() == {1: "queued"}
+    assert w.jobs[1].spec.share is None
+    assert "line 2: job 1 (failed) is queued once more, with the attributes of line 1" in w.said
+    w.end(1, Outcome.FAILED)
+    w.save("", wait=11)
+    w.save("[share=0.5] 0,a.py\n", wait=11)
+    assert w.states() == {1: "queued"}
+    assert w.jobs[1].spec.share == 500
+    assert w.said[-1] == "line 1: job 1 (failed) is queued once more"
+
+
 def test_a_new_order_moves_only_the_places_of_this_file() -> None:
     w = world("a\nb\n")
     assert w.insert(w.jobs[1].spec) == 3

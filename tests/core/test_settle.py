@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Attempt, Cancel, Now, Settings
+from gpu_scheduler.core.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.settle import cooled, needs_scan, release, settle
 from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
@@ -96,6 +97,16 @@ def test_rule_3_a_stop_without_a_claim_is_answered_by_taking_the_claim() -> None
         replace(STARTING, cancel=CANCEL, boot_id="another"),
     ):
         assert only(settle(attempt, NOW, SETTINGS)) == act.TakeClaim(1)
+
+
+def test_a_claim_that_cannot_be_taken_is_tried_once_a_second() -> None:
+    wanted = replace(STARTING, cancel=CANCEL)
+    overdue = replace(STARTING, launches=3, launch_deadline=0.0)
+    for attempt in (wanted, overdue):
+        assert settle(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
+        assert settle(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [act.TakeClaim(1)]
+    of_another_boot = replace(wanted, boot_id="another", signalled_at=90_000.0)
+    assert settle(of_another_boot, NOW, SETTINGS) == [act.TakeClaim(1)]
 
 
 def test_rule_4_a_live_claim_is_running_and_stays_so_quietly() -> None:

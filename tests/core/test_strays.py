@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.actions import NoteStray
-from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Now, Settings
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.planning import plan
 from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import JobState, Outcome

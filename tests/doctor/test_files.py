@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,15 @@ def test_a_folder_that_is_a_link_is_told_by_the_scheduler_s_own_rule(home: Home,
     assert found.grade == "bad"
     assert "is a link" in found.says
     assert "--log-dir" in found.remedy
+
+
+def test_little_room_is_a_warning(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, grade in ((files._LITTLE, "ok"), (files._LITTLE - 1, "warn")):
+        left = SimpleNamespace(total=1 << 40, used=0, free=free)
+        monkeypatch.setattr("shutil.disk_usage", lambda path, left=left: left)
+        found = by_check(list(files.folders(home, logs(tmp_path / "logs"))))
+        assert (found["record"].grade, found["log folder"].grade) == (grade, grade)
+    assert found["record"].remedy == "free space there"
 
 
 def test_a_folder_that_others_may_write_is_a_warning(home: Home, tmp_path: Path) -> None:

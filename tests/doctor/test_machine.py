@@ -97,6 +97,20 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none.remedy
 
 
+def test_a_driver_that_hangs_is_waited_for_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus.PROBE_S <= 5
+    monkeypatch.setattr(gpus, "PROBE_S", 0.3)
+    monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'fakes'}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_GPUS", str(tmp_path))
+    (tmp_path / "hang").touch()
+    try:
+        (found,) = gpus.probe("gputil", None, None)
+    finally:
+        (tmp_path / "hang").unlink()
+    assert found.grade == "bad"
+    assert "within 0.3 s" in found.says
+
+
 def test_the_driver(tmp_path: Path) -> None:
     assert gpus.driver(tmp_path / "none").grade == "warn"
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"

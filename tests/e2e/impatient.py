@@ -10,5 +10,5 @@ from gpu_scheduler.probes import asked
 
 if __name__ == "__main__":
     sampling.SAMPLE_EVERY_S = 0.3
-    asked.DEADLINE_S = 1.5
+    asked.DEADLINE_S = 3.0
     sys.exit(main(sys.argv[1:]))

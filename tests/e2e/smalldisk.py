@@ -36,9 +36,12 @@ class SmallDisk:
         finally:
             os.close(fd)
 
-    def free(self) -> None:
-        """Give it all back."""
-        self._filler.unlink()
+    def free(self, size: int | None = None) -> None:
+        """Give it all back, or so many bytes more."""
+        if size is None:
+            self._filler.unlink()
+        else:
+            os.truncate(self._filler, self._filler.stat().st_size - size)
 
 
 def _written(fd: int, data: bytes) -> bool:

@@ -127,6 +127,14 @@ def test_ctrl_c_while_it_comes_up_ends_it_too(daemons: World) -> None:
     assert not scheduler.is_running()
 
 
+def test_a_pipe_in_the_place_of_the_main_log_holds_nobody_up(daemons: World) -> None:
+    os.mkfifo(daemons.folder / "gpu_scheduler.log")
+    daemons.append("[share=0.5] exit 0")
+    assert "scheduler up in the background" in daemons.ok(*START)
+    daemons.finished(1)
+    daemons.ok("stop")
+
+
 def test_a_drain_ends_by_itself(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] exit 3")

@@ -82,7 +82,7 @@ def test_a_signal_ends_the_scheduler_and_no_job(world: World, number: int) -> No
 def test_nohup_is_obeyed(world: World) -> None:
     with open(world.out, "ab") as out:
         world.process = subprocess.Popen(
-            ["nohup", sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1"],
+            ["nohup", sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1", "--log-dir", "logs"],
             cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
         )  # fmt: skip
     wait_for(lambda: "scheduler up" in world.said(), "scheduler up")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.host import Host, write_host
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import CONDA, World, make_conda
 from tests.waiting import wait_for
@@ -133,7 +134,9 @@ def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mod
         *(f"[share=1] echo queued{n} >> ran" for n in range(3)),
     )  # fmt: skip
     world.wait_text("ran", 4)
-    world.until(lambda jobs: [jobs[i]["state"] for i in range(1, 5)] == ["running"] * 4, "four running")
+    world.until(
+        lambda jobs: [jobs.get(i, {}).get("state") for i in range(1, 5)] == ["running"] * 4, "four running"
+    )
     assert world.process is not None
     world.process.kill()
     world.process.wait()
@@ -169,12 +172,12 @@ def test_a_shutdown_interrupts_in_both_orders(world: World) -> None:
         os.kill(pids[order[0]], signal.SIGTERM)
         with contextlib.suppress(ProcessLookupError):  # the runner passes it on, and may be the quicker one
             os.kill(pids[order[1]], signal.SIGTERM)
-    world.until(lambda jobs: all(jobs[i]["state"] == "held" for i in (1, 2)), "both held")
+    world.until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
     assert all(jobs[i]["reason"].startswith("the machine or its session was ended") for i in (1, 2))
     assert "`retry 1`" in jobs[1]["reason"]
     world.ok("retry", "1")
-    world.until(lambda jobs: jobs[1]["state"] == "running", "running again")
+    world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running again")
     world.ok("cancel", "--all", "--grace", "1")
     assert {job["outcome"] for job in world.finished().values()} == {"cancelled"}
 
@@ -188,7 +191,7 @@ def test_two_schedulers_in_one_folder_leave_each_other_alone(world: World, tmp_p
         world.append("echo one >> ran; sleep 60")
         other.append("echo two >> ran; sleep 60")
         world.wait_text("ran", 2)
-        world.until(lambda jobs: jobs[1]["state"] == "running", "running")
+        world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running")
         world.ok("cancel", "1", "--grace", "1")
         assert world.finished(1)[1]["outcome"] == "cancelled"
         assert other.jobs()[1]["state"] == "running"
@@ -227,3 +230,24 @@ def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> Non
     assert world.process is not None
     assert world.process.wait(30) == 1
     assert "removed or replaced" in world.said()
+
+
+def test_a_scheduler_whose_record_another_host_takes_over_starts_nothing_more(world: World) -> None:
+    home = Home.of(str(world.folder / world.state))
+    world.start("--state-interval", "0.5")
+    world.append("[share=0.5] while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran")
+    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
+    home.host.unlink()
+    wait_for(home.host.exists, "the scheduler's own name, once more")
+    wait_for(lambda: '"running": 1' in home.state_file.read_text(), "the state file with job 1")
+    write_host(home.host, Host("gpu-other", "0" * 32))
+    home.state_file.write_text("{}")  # as that host has it
+    assert world.process is not None
+    assert world.process.wait(30) == 1
+    assert "belongs to host gpu-other" in world.said()
+    assert "nothing more is started; running jobs go on" in world.said()
+    assert home.state_file.read_text() == "{}"
+    world.append("[share=0.5] echo never >> ran")
+    (world.folder / "go").touch()
+    wait_for((world.folder / "ran").exists, "the end of job 1")
+    assert (world.folder / "ran").read_text() == "ran\n"

@@ -116,7 +116,8 @@ def after_status(reader: Reader) -> None:
 def after_retry(reader: Reader) -> None:
     said = reader.said["python scheduler.py show 6"]
     assert "accuracy on none" in said
-    assert re.search(r"job 6 failed, exit code 7.*job 6: queued.*^Attempt 1.*^History", said, re.DOTALL | re.M)
+    asked_for = r"job 6 failed, exit code 7.*job 6: queued.*^Attempt 1.*^History"
+    assert re.search(asked_for, said, re.DOTALL | re.MULTILINE)
     reader.world.until(
         lambda jobs: jobs[6]["attempts"] == 2 and jobs[6]["state"] == "finished", "job 6 has run again"
     )

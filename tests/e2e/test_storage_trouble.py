@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.storage import ROOM
+from gpu_scheduler.storage import troubles as find
+from gpu_scheduler.store.home import Home
 from tests.e2e.smalldisk import SmallDisk, mounted, needs_small_disk
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -57,7 +60,7 @@ def test_a_full_disk_under_the_logs(request: pytest.FixtureRequest, world: World
     with mounted(tmp_path / "small", world) as disk:
         world.append(waiting_for(tmp_path / "go", 7))
         world.start("--log-dir", "small/logs")
-        world.until(lambda jobs: jobs[1]["state"] == "running", "job 1 running")
+        world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo second")
         why = f"log folder {disk.path}/logs is on a full disk: free space there"
@@ -82,7 +85,7 @@ def test_a_full_disk_under_the_record(
     with mounted(tmp_path / "small", world) as disk:
         world.append(waiting_for(tmp_path / "go", 7))
         world.start()
-        world.until(lambda jobs: jobs[1]["state"] == "running", "job 1 running")
+        world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo ran >> ran")
         why = f"record {disk.path}/state.d is on a full disk: free space there"
@@ -114,6 +117,19 @@ def test_a_full_disk_under_the_record(
         disk.free()
         world.start()
         assert len(world.jobs()) == 2
+
+
+@needs_small_disk
+def test_a_disk_with_a_little_room_left_is_full(
+    request: pytest.FixtureRequest, world: World, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "small", world) as disk:
+        home = Home.of(str(disk.path / "state.json"))
+        home.create()
+        disk.fill()
+        for left, problems in ((ROOM // 2, ["is on a full disk"]), (4 * ROOM, [])):
+            disk.free(left)
+            assert [trouble.problem for trouble in find(home, None)] == problems
 
 
 @needs_small_disk

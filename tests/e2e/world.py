@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.cli import main
 from gpu_scheduler.runner.protocol import sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
@@ -83,8 +85,13 @@ class World:
             file.writelines(f"{line}\n" for line in lines)
 
     def status(self) -> dict[str, Any]:
-        """`status --json --all`."""
-        found: dict[str, Any] = json.loads(self.ok("status", "--json", "--all"))
+        """`status --json --all`, in this process: what is asked again and again must cost little."""
+        said, complained = io.StringIO(), io.StringIO()
+        words = ["status", "--json", "--all", "--state-file", str(self.folder / self.state)]
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            code = main(words)
+        assert code == 0, f"{words}: {code}: {complained.getvalue()}"
+        found: dict[str, Any] = json.loads(said.getvalue())
         return found
 
     def jobs(self) -> dict[int, dict[str, Any]]:

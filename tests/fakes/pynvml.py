@@ -1,7 +1,8 @@
 """Stands for nvidia-ml-py: the calls that the probe makes, answered from gpus.json in the folder $FAKE_GPUS.
 
     {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
-                              "compute": [[pid, MiB]], "graphics": [[pid, MiB]], "mig": null,
+                              "compute": [[pid, MiB]], "graphics": [[pid, MiB]],
+                              "mig": null, or the mode, or [the mode, that after the next reset],
                               "errors": {"call": code}}]}
 
 An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that card;
@@ -141,4 +142,4 @@ def nvmlDeviceGetMigMode(i: int) -> list[int]:
     mode = _card("GetMigMode", i).get("mig")
     if mode is None:
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-    return [mode, mode]
+    return mode if isinstance(mode, list) else [mode, mode]

@@ -28,6 +28,7 @@ def test_two_mistakes_do_not_make_up_for_each_other() -> None:
         ["echo `a", "b` x"],
         ["x; }; { y", "echo ok > o"],
         ["a $((1", "2))"],
+        ["a[1 x; echo", "echo ] > o"],
     ):
         together = set(refusals([*pair, "echo fine > o", "echo fine; echo b"]))
         assert together == {command for command in pair if refusals([command])}

@@ -71,7 +71,8 @@ def edited(lines: list[str], how: str, at: int, put: list[str]) -> list[str]:
 def test_editing_comes_to_the_same_as_reading_everything_anew(
     start: list[str], edits: list[tuple[str, int, list[str], str]]
 ) -> None:
-    lines, previous, by_parts = start, (), parser()
+    previous: Reading = ()
+    lines, by_parts = start, parser()
     text = by_parts.parse("".join(f"{line}\n" for line in lines).encode("latin-1"), FileText(), previous)
     for how, at, put, end in edits:
         previous = bound(text.lines)

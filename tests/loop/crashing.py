@@ -11,6 +11,7 @@ import sqlite3
 import sys
 
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core import settle
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.service import run
 
@@ -32,7 +33,8 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
     )
     # Shorter than in real life, so that what is waited for comes soon.
-    return run(options, reached, Settings(launch_deadline_s=3.0, grace_s=2.0))
+    settle.RUNNER_LATE_S = 1.0
+    return run(options, reached, Settings(launch_deadline_s=1.5, launches=6, grace_s=2.0))
 
 
 if __name__ == "__main__":

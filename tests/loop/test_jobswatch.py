@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from tests.loop.rig import Rig
 
@@ -64,9 +66,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.chdir(tmp_path)
-    return Desk(tmp_path)
+    yield Desk(tmp_path)
+    (tmp_path / "go").touch()  # a test that failed leaves nothing that waits for it
 
 
 WAIT = "[gpus=2 hold] "
@@ -168,6 +171,51 @@ def test_attributes_speak_one_by_one_and_a_wish_given_elsewhere_stays(desk: Desk
     assert desk.rig.ends(2)["outcome"] == "completed"
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "completed"}
+
+
+def test_the_advice_of_a_failed_job_works_for_its_line(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """Follow it to the letter: read why it failed, put the attribute before its line, `retry`."""
+    (desk.rig.folder / "s.py").write_text(
+        "import sys\nopen('ran', 'a').write(sys.argv[-1] + '\\n')\n"
+        "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"
+    )
+    desk.save("0,s.py,,,1\n")
+    assert desk.rig.ends(1)["exit_code"] == 1
+    assert "put [cuda-ids=visible] before its line" in desk.rig.job(1)["reason"]
+    with caplog.at_level("INFO"):
+        desk.save("[cuda-ids=visible] 0,s.py,,,1\n")
+    assert (
+        "jobs.txt, line 1: cuda-ids=visible for job 1, which is finished; `retry 1` runs it again with that"
+    ) in caplog.text
+    desk.restart()
+    assert desk.rig.job(1)["outcome"] == "failed"
+    desk.rig.store.wish("retry", "1")
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert (desk.rig.folder / "ran").read_text().split() == ["1", "0"]
+    desk.save("[cuda-ids=visible share=0.5 hold] 0,s.py,,,1\n")
+    assert desk.rig.job(1)["state"] == "finished"
+    assert desk.rig.job(1)["ask"] == Ask(share=500, allowed=(1,)).key()
+
+
+def test_a_retry_right_after_the_save_runs_with_what_was_saved(desk: Desk) -> None:
+    (desk.rig.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[-1]))")
+    desk.save("0,s.py,,,1\n")
+    assert desk.rig.ends(1)["exit_code"] == 1
+    desk.save("[cuda-ids=visible] 0,s.py,,,1\n", quiet_s=0.5)
+    desk.rig.store.wish("retry", "1")
+    desk.wait(0.5)
+    assert desk.states() == {1: "queued"}
+    desk.wait(1.5)
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert len(desk.rig.store.attempts(1)) == 2
+
+
+def test_a_priority_that_a_user_wishes_is_for_waiting_jobs(desk: Desk) -> None:
+    desk.save("[share=0.1] true\n")
+    desk.rig.ends(1)
+    wish = desk.rig.store.wish("set", "1", name="priority", value=3)
+    desk.rig.tick()
+    assert desk.rig.store.answer(wish) == "job 1 is finished; its attributes stay"
 
 
 def test_a_running_job_hears_a_newly_written_cancel(desk: Desk) -> None:

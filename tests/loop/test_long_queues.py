@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,19 +49,19 @@ def ended(rig: Rig, jobs: int) -> None:
         rig.loop.recorder.record([close, act.Release(attempt), act.Cooled(attempt)], rig.clock.now())
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        pytest.param(lambda rig: rig.tick(), id="a round"),
-        pytest.param(lambda rig: rig.store.next_retry(rig.clock.now()), id="what falls due"),
-        pytest.param(lambda rig: summary(rig.store), id="the state file"),
-        pytest.param(lambda rig: read(rig.store, queued=20, finished=20), id="status"),
-    ],
-)
-def test_the_cost_does_not_grow_with_the_queue(tmp_path: Path, work: Callable[[Rig], object]) -> None:
+#: What is done again and again while jobs wait.
+WORK: dict[str, Callable[[Rig], object]] = {
+    "a round": lambda rig: rig.tick(),
+    "what falls due": lambda rig: rig.store.next_retry(rig.clock.now()),
+    "the state file": lambda rig: summary(rig.store),
+    "status": lambda rig: read(rig.store, queued=20, finished=20),
+}
+
+
+def test_the_cost_does_not_grow_with_the_queue(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
 
-    def cost(queued: int, over: int) -> tuple[int, int]:
+    def costs(queued: int, over: int) -> dict[str, tuple[int, int]]:
         with rig.store.db.transaction():
             ended(rig, over)
             for n in range(queued):
@@ -72,12 +73,14 @@ def test_the_cost_does_not_grow_with_the_queue(tmp_path: Path, work: Callable[[R
                         "UPDATE job SET not_before_boot = ?, boot_id = ?, gone = 1 WHERE id = ?", later
                     )
         rig.tick()
-        return Steps(rig.store).of(lambda: work(rig))
+        return {name: Steps(rig.store).of(partial(work, rig)) for name, work in WORK.items()}
 
-    few, many = cost(FEW, 40), cost(MANY, 400)
+    few, many = costs(FEW, 40), costs(MANY, 400)
     assert rig.store.counts() == {"queued": FEW + MANY, "finished": 440}
-    assert many[0] == few[0]
-    assert many[1] <= few[1] + 100
+    assert {name: statements for name, (statements, _) in many.items()} == {
+        name: statements for name, (statements, _) in few.items()
+    }
+    assert [name for name, (_, steps) in many.items() if steps > few[name][1] + 100] == []
 
 
 def test_the_tally_is_what_counting_would_give(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.loop import due
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.protocol import tokens_alive
 from tests.loop.rig import SETTINGS, Rig
@@ -145,6 +146,10 @@ class Refusing:
         """As the real one."""
         self.real.reap()
 
+    def close(self) -> None:
+        """As the real one."""
+        self.real.close()
+
 
 def test_a_launch_that_fails_is_tried_again_as_a_new_attempt(tmp_path: Path) -> None:
     rig = Rig(tmp_path, executor=Refusing(2))
@@ -257,3 +262,46 @@ def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
     assert rig.job(job)["state"] == "running"
     (rig.folder / "go").touch()
     assert rig.ends(job)["exit_code"] == 3
+
+
+def never_claimed(rig: Rig) -> tuple[int, Path]:
+    """A job whose attempt is on the record, launched by nobody, and its folder."""
+    job = rig.add("echo ran >> ran", share=250)
+    now = rig.clock.now()
+    rig.loop.recorder.record([act.Start(job, ("U0",), 250)], now)
+    return job, rig.attempt_folder(job)
+
+
+def test_a_cancel_of_an_attempt_whose_claim_a_power_cut_cut_short_is_carried_out(rig: Rig) -> None:
+    job, folder = never_claimed(rig)
+    folder.mkdir(parents=True)
+    (folder / "claim").touch()
+    rig.store.wish("cancel", str(job), grace_s=0.0)
+    row = rig.ends(job)
+    assert (row["state"], row["outcome"]) == ("finished", "cancelled")
+    assert not (rig.folder / "ran").exists()
+
+
+@pytest.mark.parametrize("spoil", ["file", "foreign claim"])
+def test_an_attempt_that_cannot_be_settled_keeps_no_other_from_its_gpu(
+    rig: Rig, caplog: pytest.LogCaptureFixture, spoil: str
+) -> None:
+    job, folder = never_claimed(rig)
+    folder.parent.mkdir(parents=True)
+    if spoil == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        (folder / "claim").write_text('{"token": "another", "void": true}')
+    rig.store.wish("cancel", str(job), grace_s=0.0)
+    others = [rig.add("exit 0"), rig.add("exit 0")]
+    rig.until(lambda: all(rig.job(other)["outcome"] == "completed" for other in others), "their ends")
+    facts = rig.tick()
+    at = due(facts, None)
+    assert at is not None
+    assert facts.now.boot < at <= facts.now.boot + 1.0
+    assert rig.job(job)["state"] == "starting"
+    assert caplog.text.count(str(folder) if spoil == "file" else "another token") <= 2
+    folder.unlink() if spoil == "file" else (folder / "claim").unlink()
+    assert rig.ends(job)["outcome"] == "cancelled"
+    assert not (rig.folder / "ran").exists()

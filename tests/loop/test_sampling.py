@@ -43,8 +43,11 @@ class Answers(AskedProbe):
     def ask(self, now: float | None = None) -> None:
         self.asked_at = 0.0 if now is None else now
 
-    def first_sample(self, timeout_s: float = 0.0) -> Snapshot:
-        assert self.answer is not None
+    def first_sample(self, timeout_s: float | None = None) -> Snapshot:
+        self.ask()
+        if self.answer is None:
+            raise UnreadableError(ProbeFailure("no answer yet"))
+        self.asked_at = None
         if isinstance(self.answer, ProbeFailure):
             raise UnreadableError(self.answer)
         return self.answer
@@ -69,8 +72,9 @@ class Bench:
         self.watch, self.probe = watch or GpuWatch(), Answers()
         self.sampler = Sampler(self.probe, self.watch, Clock())
 
-    def begin(self, samples: Sequence[GpuSample] | str, option: str | None = None) -> None:
-        self.plant(samples)
+    def begin(self, samples: Sequence[GpuSample] | str | None, option: str | None = None) -> None:
+        if samples is not None:
+            self.plant(samples)
         try:
             self.sampler.begin(option, self.store, self.recorder)
         finally:
@@ -290,3 +294,19 @@ def test_a_job_on_a_lost_gpu_goes_on_keeps_its_share_and_nothing_new_comes(
     assert rig.job(waiting)["state"] == "queued"
     rig.sample()
     assert rig.ends(waiting)["outcome"] == "completed"
+
+
+def test_a_start_on_a_slow_driver_goes_on_and_keeps_its_question(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench.begin(FOUR)
+    bench.restart()
+    bench.begin(None)
+    assert bench.faults() == [UNREADABLE + "no answer yet"] * 4
+    assert not bench.sampler.ask(at_once=True)
+    assert bench.sampler.due_at == bench.probe.deadline
+    bench.take(FOUR)
+    assert bench.faults() == [None] * 4
+    assert caplog.text.count("the GPUs answer again") == 1
+    assert bench.sampler.ask(at_once=True)

@@ -110,6 +110,13 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert tail_of(str(log)) == "first line\nsecond\ufffd\nthird"
     assert tail_of(str(log), most=12) == "third"
     assert tail_of(str(log), most=3) == "ird"
+    bar = "".join(f"\r{n} %" for n in range(20_000))
+    log.write_text(f"{bar}Traceback (most recent call last):\nValueError: x\n")
+    assert tail_of(str(log)).endswith("\r19999 %Traceback (most recent call last):\nValueError: x\n")
+    log.write_text(f"RuntimeError: {'x' * 100_000} invalid device ordinal\n--- failed: exit code 1\n")
+    assert "x invalid device ordinal\n" in tail_of(str(log))
+    log.write_text(f"{'y' * 60_000}\n{'x' * 5_000}\n{'z' * 60_000}\n")
+    assert tail_of(str(log)) == f"{'x' * 5_000}\n{'z' * 60_000}\n"
     (tmp_path / "link").symlink_to(log)
     os.mkfifo(tmp_path / "fifo")
     for nothing in (None, *(str(tmp_path / name) for name in ("link", "fifo", "missing", "."))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -9,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from inotify_simple import INotify
 
 from gpu_scheduler import joblogs
 from gpu_scheduler.checks import check_paths
@@ -120,20 +122,21 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     rig = Rig(tmp_path)
     console = Console()
     begin_logging(tmp_path / "main.log", console)
-    job = rig.add("echo one; echo two; exit 3")
+    job = rig.add("echo one; printf 'two\\033[0m\\n'; exit 3")
     rig.tick()
     attempt = rig.store.attempts(job)[0]["id"]
     console.follow(attempt, rig.store)
     rig.ends(job)
     console.finish(attempt)
-    logging.getLogger("gpu_scheduler").info("a line of ours")
+    logging.getLogger("gpu_scheduler").info("a line of ours, about %s\n  and more", "\x1b]0;evil\x07")
     wait_for(lambda: console._follower is None, "the end of the log")
     console.close()
     out = capsys.readouterr().out
-    assert "[job 1] one\n[job 1] two\n" in out
+    assert "[job 1] one\n[job 1] two\x1b[0m\n" in out  # theirs, as it is
     assert "# job" not in out
-    assert "a line of ours" in out
-    assert "a line of ours" in (tmp_path / "main.log").read_text()
+    ours = "a line of ours, about \\x1b]0;evil\\x07\n  and more\n"
+    assert ours in out
+    assert (tmp_path / "main.log").read_text().endswith(ours)
 
 
 def test_only_names_that_are_asked_for_wake(tmp_path: Path) -> None:
@@ -146,6 +149,27 @@ def test_only_names_that_are_asked_for_wake(tmp_path: Path) -> None:
     os.replace(tmp_path / "spare", tmp_path / "jobs.txt")
     assert wakeups.wait(5) == {"jobs"}
     wakeups.close()
+
+
+@pytest.mark.parametrize(("number", "limit"), [(errno.EMFILE, "instances"), (errno.ENOSPC, "watches")])
+def test_where_files_cannot_be_watched_runners_and_signals_wake_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, limit: str
+) -> None:
+    def refuse(*words: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(INotify, "__init__" if number == errno.EMFILE else "add_watch", refuse)
+    wakeups = Wakeups()
+    assert not wakeups.watch(tmp_path / "jobs.txt", "jobs")
+    runner = subprocess.Popen(["sleep", "60"])
+    assert wakeups.follow({tmp_path: runner.pid})
+    assert wakeups.wait(0.05) == set()
+    runner.kill()
+    assert wakeups.wait(5) == {"runner"}
+    runner.wait()
+    wakeups.follow({})
+    wakeups.close()
+    assert caplog.text.count(f"fs.inotify.max_user_{limit}=") == 1
 
 
 def test_attempts_are_followed_by_folder_and_runner_and_let_go(tmp_path: Path) -> None:

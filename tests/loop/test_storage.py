@@ -13,6 +13,7 @@ import pytest
 
 from gpu_scheduler import joblogs, storage, storagewatch
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.joblogs import LogFolder
@@ -34,7 +35,8 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
     """A folder of a user whom permissions hold back; root becomes nobody for the test."""
-    with tempfile.TemporaryDirectory() as name:
+    # Where others may come: $TMPDIR may be private to root.
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
         was = os.geteuid()
         if was == 0:
             os.chown(name, 65534, 65534)
@@ -163,6 +165,29 @@ def test_a_log_folder_that_is_taken_is_left_alone(
     assert (said(home, logs), logs.make()) == ([], chosen)
 
 
+@pytest.mark.parametrize("plant", [plant for plant, _ in PLANTED])
+def test_what_is_planted_between_look_and_use_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    default = tmp_path / "logs"
+    logs = LogFolder((default, tmp_path / "logs_ada"), os.geteuid())
+    looked = LogFolder.usable
+
+    def then_plant(self: LogFolder) -> Path | None:
+        usable = looked(self)
+        if not os.path.lexists(default):
+            default.symlink_to(theirs) if plant is _link else plant(default)
+        return usable
+
+    monkeypatch.setattr(LogFolder, "usable", then_plant)
+    with pytest.raises(OSError, match="logs"):
+        logs.make()
+    assert theirs.stat().st_mode & 0o777 == 0o755
+    assert logs.make() == tmp_path / "logs_ada"
+
+
 @pytest.mark.parametrize(("plant", "problem"), PLANTED)
 def test_instead_of_the_default_one_there_is_one_of_our_own(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None], problem: str
@@ -192,9 +217,20 @@ def test_a_link_among_the_parents_of_a_chosen_folder(home: Home, tmp_path: Path)
     )  # at the start it may be
 
 
+class HandClock(Clock):
+    """A clock that the test moves."""
+
+    boot = 1000.0
+
+    def now(self) -> Now:
+        """The test's time."""
+        return Now(0.0, self.boot, "boot")
+
+
 def test_a_launch_that_finds_the_disk_full_is_no_try_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(storagewatch, "BLAME_S", 0.02)
     rig = Rig(tmp_path)
     watch = rig.loop.storage = StorageWatch(rig.store.home, LogFolder.of(str(tmp_path / "logs")), Clock())
     left = 4
@@ -209,6 +245,7 @@ def test_a_launch_that_finds_the_disk_full_is_no_try_of_the_job(
     monkeypatch.setattr("gpu_scheduler.launching.prepare", full_at_first)
     job = rig.add("exit 7", share=500)
     rig.tick()
+    assert left == 3
     assert watch.trouble() == "spec.json: No space left on device: free space there"
     other = rig.add("exit 0", share=500)
     rig.tick()
@@ -218,6 +255,35 @@ def test_a_launch_that_finds_the_disk_full_is_no_try_of_the_job(
     assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
     assert rig.ends(other)["exit_code"] == 0
     assert len(list((tmp_path / "logs").iterdir())) == 2  # none is left of the launches that failed
+    assert caplog.text.count("spec.json: No space left on device: free space there") == 1
+
+
+def test_launches_that_fail_for_want_of_room_that_no_look_finds_are_tried_less_and_less(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = HandClock()
+    watch = StorageWatch(home, LogFolder((home.folder,), os.geteuid()), clock)
+
+    def waits() -> list[float]:
+        """Seconds without a launch after each of the next failures."""
+        found = []
+        for _ in range(9):
+            assert watch.is_to_blame(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))
+            since = clock.boot
+            while watch.trouble(at_once=True) is not None:
+                assert watch.trouble() == "/logs: over quota: free space there"
+                clock.boot += 0.25
+            found.append(clock.boot - since)
+        return found
+
+    series = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert waits() == series
+    assert caplog.text.count("over quota") == 1
+    clock.boot += 100.0
+    assert waits() == series
+    assert caplog.text.count("over quota") == 2
+    assert not watch.is_to_blame(OSError(errno.ENOENT, "no such file"))
+    assert not watch.is_to_blame(None)
 
 
 def test_a_launch_that_fails_by_itself_counts_also_with_storage_watched(tmp_path: Path) -> None:
@@ -319,3 +385,15 @@ def test_a_main_log_that_cannot_be_written_is_told_once_and_tried_again(
         f"the main log {path} can be written again",
     ]
     assert capsys.readouterr().err == ""
+
+
+def test_a_main_log_is_private_whatever_the_umask(
+    main_log: tuple[Path, list[str], Callable[[str], None]],
+) -> None:
+    path, _, write = main_log
+    umask = os.umask(0)
+    try:
+        write("one")
+    finally:
+        os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o600

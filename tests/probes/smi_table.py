@@ -203,6 +203,33 @@ CASES = (
         alone=(f"{NO_HANDLE} 0000:0B:00.0: Unknown Error",) * 3,
     ),
     Case(
+        "no card asked for alone has a handle",
+        f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
+        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
+        code=255,
+        alone=tuple(f"{NO_HANDLE} 0000:0{n}:00.0: Unknown Error" for n in range(1, 4)),
+    ),
+    Case(
+        "it stops, and answers with every GPU whichever is asked for",
+        f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
+        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
+        code=255,
+        alone=(f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error",) * 3,
+    ),
+    Case(
+        "it stops, and answers with the first GPU whichever is asked for",
+        f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
+        (A_SEEN,),
+        code=255,
+        alone=(A,) * 3,
+    ),
+    Case("two cards with one UUID", f"{A}\n{B}\n{B.replace('1, ', '2, ', 1)}\n", (A_SEEN, B_SEEN)),
+    Case(
+        "two cards with one index",
+        f"{A}\n{B.replace('1, ', '0, ', 1)}\n",
+        (A_SEEN, B_SEEN),
+    ),
+    Case(
         "no handle for the only GPU",
         f"{NO_HANDLE}0: 0000:01:00.0: Unknown Error\nNo devices were found\n",
         ((0, "unknown-0", None, None, None, "query failed: no device handle, 0000:01:00.0"),),

@@ -15,7 +15,7 @@ import pytest
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import usage
-from gpu_scheduler.probes.asked import AskedProbe
+from gpu_scheduler.probes.asked import AskedProbe, UnreadableError
 from gpu_scheduler.probes.wire import ProbeFailure, decode, encode
 from tests.fakes.machine import Card, Machine
 from tests.probes.waiting import until
@@ -148,6 +148,20 @@ def test_a_query_that_waited_for_the_driver_answers_once_it_goes_on(hanging: Mac
 def test_a_first_sample_that_hangs_ends_in_time(hanging: Machine) -> None:
     with AskedProbe("gputil") as probe, pytest.raises(GpuStateError, match=r"within 0\.3 s\n.*nvidia-smi"):
         probe.first_sample(0.3)
+
+
+def test_a_question_that_nobody_waits_for_any_more_is_answered_all_the_same(hanging: Machine) -> None:
+    with AskedProbe("gputil") as probe:
+        with pytest.raises(UnreadableError, match=r"within 0\.3 s\n.*`sudo nvidia-smi -pm 1`") as caught:
+            probe.first_sample(0.3)
+        assert caught.value.why == "no answer from the GPU driver within 0.3 s"
+        asked_at = probe.asked_at
+        assert asked_at is not None
+        assert probe.deadline == asked_at + 20.0
+        assert probe.expire(asked_at + 19.9) is None
+        hung_pid(hanging)
+        (hanging.folder / "hang").unlink()
+        assert isinstance(answer(probe), Snapshot)
 
 
 def test_a_process_that_dies_is_a_failure_and_the_next_question_works(tmp_path: Path) -> None:

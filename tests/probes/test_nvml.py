@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -151,6 +152,29 @@ def test_the_library_is_opened_anew_for_a_gpu_that_came_back(
     probe.sample()
     probe.sample()
     assert len(opened) == 3
+
+
+def test_a_mig_mode_that_comes_with_the_next_reset_is_no_fault(machine: Machine) -> None:
+    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2))
+    file = machine.folder / "gpus.json"
+    world = json.loads(file.read_text())
+    world["cards"][0]["mig"], world["cards"][1]["mig"] = [0, 1], [1, 0]
+    file.write_text(json.dumps(world))
+    first, second = machine.probe().sample()
+    assert (first.fault, (second.fault or "")[:11]) == (None, "in MIG mode")
+
+
+def test_a_gpu_in_mig_mode_alone_lets_the_library_be(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[None] = []
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: opened.append(None))
+    monkeypatch.setattr("gpu_scheduler.probes.nvml.REOPEN_S", 0.0)
+    machine.plant(Card("GPU-a", 1, mig=1), Card("GPU-b", 2))
+    probe = machine.probe()
+    for _ in range(3):
+        assert probe.sample()[0].fault is not None
+    assert len(opened) == 1
 
 
 def test_the_fake_says_what_the_real_one_says(monkeypatch: pytest.MonkeyPatch) -> None:

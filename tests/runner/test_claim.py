@@ -117,6 +117,16 @@ def test_killed_before_the_result_lands(make: Make, tmp_path: Path) -> None:
     assert (seen.claim, seen.result) == ("dead", None)
 
 
+@pytest.mark.parametrize("text", ["", '{"token": "', "[]"])
+def test_a_claim_that_a_power_cut_cut_short_is_dead(make: Make, text: str) -> None:
+    attempt = make("echo start")
+    attempt.prepare()
+    (attempt.folder / "claim").write_text(text)
+    seen = attempt.seen()
+    assert (seen.claim, seen.pid) == ("dead", None)
+    assert seen.strange == (f"claim is not whole ({len(text)} bytes); ignored",)
+
+
 def test_taking_the_claim(make: Make) -> None:
     attempt = make("echo start")
     assert take_claim(attempt.folder, attempt.token) is True
@@ -160,8 +170,10 @@ def test_files_that_are_not_whole_or_not_ours(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text("")
     (tmp_path / "result").write_text('{"token": "x"')
     seen = observe(tmp_path, "t")
-    assert (seen.claim, seen.result) == ("none", None)
+    assert (seen.claim, seen.result) == ("dead", None)
     assert len(seen.strange) == 2
+    (tmp_path / "claim").write_text(json.dumps({"token": "other"}))
+    assert observe(tmp_path, "t").claim == "none"
     (tmp_path / "result").write_text(json.dumps({"token": "other"}))
     assert "another token" in observe(tmp_path, "t").strange[1]
     assert observe(tmp_path / "none", "t").claim == "none"

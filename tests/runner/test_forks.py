@@ -72,7 +72,7 @@ def test_the_helper_holds_two_pipes_and_carries_no_token(executor: ForkingExecut
 def test_a_forked_runner_looks_like_one_that_was_started(
     make: Make, executor: ForkingExecutor, inheritable: Path
 ) -> None:
-    script = "umask; grep -E 'Sig(Blk|Ign)' /proc/self/status; ls -l /proc/$$/fd | wc -l; exec sleep 300"
+    script = "umask; grep -E 'Sig(Blk|Ign)' /proc/self/status; set -- /proc/$$/fd/*; echo $#; exec sleep 300"
     attempts = [make(script).launch(one) for one in (executor, DirectExecutor())]
     for attempt in attempts:
         wait_for(lambda a=attempt: len(a.output().splitlines()) == 4, "four lines")  # type: ignore[misc]
@@ -212,6 +212,25 @@ def test_where_forking_does_not_work_no_second_helper_is_tried(
         wait_for(is_collected, "its end")
         assert make(f"exit {code}").launch(executor).result().exit_code == code
     assert (tmp_path / "tried").read_text() == "x"
+
+
+def test_a_fork_that_is_refused_is_made_up_for_at_once(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_ANSWER_S", 60.0)
+    start = tmp_path / "start.py"
+    start.write_text(
+        "import os, sys\n"
+        "def refused(): raise BlockingIOError(11, 'no process')\n"
+        "if sys.argv[1] == '--forks': os.fork = refused\n"
+        f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
+    )
+    executor = ForkingExecutor(sys.executable, str(start))
+    pid = wait_for(executor.helper, "the helper")
+    for code in (1, 2):
+        assert make(f"exit {code}").launch(executor).result().exit_code == code
+    assert executor.helper() == pid
+    executor.close()
 
 
 def test_the_helper_of_a_scheduler_holds_neither_its_lock_nor_its_record(tmp_path: Path) -> None:

@@ -35,6 +35,18 @@ def test_the_counter(
     assert counter.kills() == kills
 
 
+def test_a_file_that_does_not_count_kills_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "memory.oom_control", tmp_path / "vmstat"
+    monkeypatch.setattr(oom, "_places", lambda: iter([str(first), str(second)]))
+    first.write_text("oom_kill_disable 0\nunder_oom 0\n")
+    second.write_text("oom_kill 5\n")
+    counter = OomCounter()
+    second.write_text("oom_kill 7\n")
+    assert counter.kills() == 2
+
+
 def test_a_counter_that_is_nowhere_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oom, "_places", lambda: iter(()))
     assert OomCounter().kills() is None

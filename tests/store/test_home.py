@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ from gpu_scheduler.core.states import JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.statewatch import StateWatch
 from gpu_scheduler.store import home as homes
+from gpu_scheduler.store import host as hosts
 from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.host import Host, read_host, this_host, write_host
+from gpu_scheduler.store.host import Host, claim_host, read_host, this_host, write_host
 from gpu_scheduler.store.store import Store
 
 ELSEWHERE = Host("gpu-other", "0" * 32)
@@ -91,6 +95,9 @@ def test_a_record_that_lies_on_the_network_already_is_not_forgotten(tmp_path: Pa
     home.folder.parent.mkdir(parents=True)
     os.rename(tmp_path / "net" / "x.d", home.folder)
     Store(Home.of(state)).close()
+    # One that appears beside the file again, a copy of old, changes nothing.
+    shutil.copytree(home.folder, tmp_path / "net" / "x.d")
+    assert (Home.of(state).folder, Home.of(state).problem) == (home.folder, None)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,17 @@ def test_one_machine(one: Host, other: Host, same: bool) -> None:
     assert one.is_same(other) is other.is_same(one) is same
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"machine": "1"}', '{"name": 1}', '{"name": "a", "machine": 2}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"machine": "1"}',
+        '{"name": 1}',
+        '{"name": "a", "machine": 2}',
+        '{"name": "a", "record": 3}',
+    ],
+)
 def test_a_file_that_names_no_host(tmp_path: Path, text: str) -> None:
     (tmp_path / "host").write_text(text)
     assert read_host(tmp_path / "host") is None
@@ -189,35 +206,111 @@ def test_another_host_does_not_start_unless_it_takes_over(elsewhere: Home) -> No
     store.close()
 
 
-def test_a_state_file_on_the_network_names_the_host_of_its_record(tmp_path: Path, kinds: Kinds) -> None:
+@pytest.fixture
+def shared(tmp_path: Path, kinds: Kinds) -> Home:
+    """Of a state file on the network, whose record lies on a disk of this host."""
     kinds(net="nfs4")
     (tmp_path / "net").mkdir()
-    home = Home.of(str(tmp_path / "net" / "x.json"))
-    store = Store(home, create=True)
+    return Home.of(str(tmp_path / "net" / "x.json"))
+
+
+def test_beside_a_state_file_on_the_network_a_file_names_the_host_of_its_record(shared: Home) -> None:
+    assert shared.host == shared.state_file.with_name("x.host")
+    shared.create()
+    shared.own()
+    assert read_host(shared.host) == this_host(str(shared.folder))
+    assert [path.name for path in shared.host.parent.iterdir()] == ["x.host"]
+    store = Store(shared, create=True)
     StateWatch(store).write(1000.0)
-    ours = json.loads(home.state_file.read_text())["_scheduler"]
-    assert ours == {"paused_gpus": [], "host": this_host().to_object(), "record": str(home.folder)}
-    assert home.foreign() is None
     store.close()
-    # The same file, seen by a host that has no record of its own.
-    ours.update(host=ELSEWHERE.to_object(), record="/home/u/there")
-    home.state_file.write_text(json.dumps({"paused_gpus": [], "_scheduler": ours}))
+    assert json.loads(shared.state_file.read_text())["_scheduler"] == {"paused_gpus": []}
+    # The same folder, seen by a host that has no record of its own.
+    write_host(shared.host, replace(ELSEWHERE, record="/home/u/there"))
     said = r"belongs to host gpu-other \(there: /home/u/there\)"
     with pytest.raises(SchedulerError, match=said):
-        Store(home)
-    with pytest.raises(SchedulerError, match=said):
-        home.check_owner(take_over=False)
-    home.own(take_over=True)
-    store = Store(home, create=True)
-    StateWatch(store).write(1000.0)
-    store.close()
-    Store(home).close()
-    home.state_file.write_text("{broken")
-    assert home.foreign() is None
+        Store(shared)
+    for refused in (shared.check_owner, shared.own):
+        with pytest.raises(SchedulerError, match=said):
+            refused(take_over=False)
+    for text in ("{broken", '{"_scheduler": {}}'):  # whatever becomes of the state file
+        shared.state_file.write_text(text)
+        assert shared.foreign() is not None
+    shared.own(take_over=True)
+    assert shared.foreign() is None
+    shared.own()
 
 
-def test_the_host_is_not_written_where_the_record_is_beside(tmp_path: Path) -> None:
-    store = Store(Home.of(str(tmp_path / "s.json")), create=True)
-    StateWatch(store).write(1000.0)
-    assert json.loads(store.home.state_file.read_text())["_scheduler"] == {"paused_gpus": []}
-    store.close()
+def test_a_file_that_names_no_host_refuses_a_start_until_it_is_taken_over(shared: Home) -> None:
+    shared.create()
+    shared.host.write_text("")
+    for refused in (shared.check_owner, shared.own):
+        with pytest.raises(SchedulerError, match=r"x\.host does not name the host .*--take-over"):
+            refused(take_over=False)
+    shared.own(take_over=True)
+    assert read_host(shared.host) == this_host(str(shared.folder))
+
+
+def test_a_file_that_cannot_be_read_is_told(shared: Home) -> None:
+    shared.host.mkdir()
+    with pytest.raises(SchedulerError, match=r"x\.host cannot be read \(Is a directory\)"):
+        shared.check_owner(take_over=False)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_hosts_that_start_in_the_same_moment_one_gets_the_record(
+    shared: Home, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def forbidden(*names: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    def come_first(path: Path, host: Host) -> None:
+        claim_host(path, ELSEWHERE)  # after this host found no file, before it makes its own
+        claim_host(path, host)
+
+    if not links:
+        monkeypatch.setattr(os, "link", forbidden)
+    monkeypatch.setattr(homes, "claim_host", come_first)
+    with pytest.raises(SchedulerError, match="gpu-other"):
+        shared.own()
+    assert read_host(shared.host) == ELSEWHERE
+    assert [path.name for path in shared.host.parent.iterdir()] == ["x.host"]
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_the_file(
+    shared: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for take_over in (False, True):
+        with pytest.raises(OSError, match="full"):
+            shared.own(take_over=take_over)
+    assert list(shared.host.parent.iterdir()) == []
+
+
+def test_only_this_hosts_name_is_taken_back(shared: Home, tmp_path: Path) -> None:
+    shared.own()
+    shared.disown()
+    assert not shared.host.exists()
+    write_host(shared.host, ELSEWHERE)
+    shared.disown()
+    assert read_host(shared.host) == ELSEWHERE
+    beside = Home.of(str(tmp_path / "s.json"))
+    beside.create()
+    beside.own()
+    beside.disown()
+    assert read_host(beside.host) == this_host()
+
+
+def test_the_id_of_the_machine_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = "0123456789abcdef0123456789abcdef"
+    (tmp_path / "machine-id").write_text(f"{identity}\n")
+    monkeypatch.setattr(hosts, "_MACHINE_ID", (str(tmp_path / "machine-id"),))
+    home = Home.of(str(tmp_path / "s.json"))
+    home.create()
+    home.own()
+    machine = this_host().machine
+    assert machine is not None
+    assert machine in home.host.read_text()
+    assert identity not in home.host.read_text()

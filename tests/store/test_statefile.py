@@ -309,3 +309,38 @@ def test_it_is_written_at_most_once_a_second(machine: Machine) -> None:
     assert machine.watch.again_at == pytest.approx(machine.now + 2.1)
     machine.watch.write(machine.now + 2.2)
     assert machine.pauses()[1] == []
+
+
+def test_the_pauses_of_an_older_file_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(tmp_path)
+    machine.path.write_text('{"gpu_status": [0, 0], "paused_gpus": [1]}')
+    with caplog.at_level("INFO"):
+        machine.begin()
+    assert machine.pauses() == ([1], [1])
+    assert "a state file of the older scheduler" in caplog.text
+    assert "by an edit" not in caplog.text
+
+
+def test_broken_versions_are_kept_beside_each_other(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(7):
+        machine.path.write_text(f'{{"paused_gpus": "{number}"}}')
+        machine.now += 5
+        machine.watch.look(machine.now)
+        machine.round()
+        machine.round()
+    names = ["s.json.bad", *(f"s.json.bad.{number}" for number in (1, 2, 3, 4))]
+    kept = [machine.path.with_name(name).read_text() for name in names]
+    assert kept == [f'{{"paused_gpus": "{number}"}}' for number in (0, 1, 2, 3, 6)]
+    assert (
+        's.json is set aside as s.json.bad and written anew from the record: its "paused_gpus" must be a list'
+        " of GPU numbers, such as [0, 2]"
+    ) in caplog.text
+
+
+def test_a_broken_version_that_lost_its_place_is_kept(machine: Machine) -> None:
+    statefile.displaced(machine.path).write_text("{")
+    machine.begin()
+    assert machine.path.with_name("s.json.bad").read_text() == "{"
+    assert not statefile.displaced(machine.path).exists()

@@ -88,7 +88,12 @@ def test_one_that_is_still_being_written_when_it_loses_its_place_is_heard(machin
         machine.edit(1)
         machine.round()
         assert machine.pauses() == ([1], [1]), "the writer is not waited for"
-        writing = threading.Timer(0.03, lambda: (file.write(wanted[40:]), file.close()))
+
+        def write_the_rest() -> None:
+            file.write(wanted[40:])
+            file.close()
+
+        writing = threading.Timer(0.03, write_the_rest)
         writing.start()
         machine.round()
         writing.join()

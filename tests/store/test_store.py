@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Now, Settings
+from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.states import IllegalTransitionError, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.home import Home

@@ -1,146 +1,128 @@
-"""One torture: a scheduler is killed at random moments while jobs are appended, then drained and judged."""
+"""A scheduler that is started, killed and drained again and again in one folder, and what it says there."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tests.torture.trace import JOB, Verdict, judge
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.torture.part import Order
 from tests.waiting import wait_for
 
-Variant = Literal["direct", "screen", "naive"]
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One torture. runner_kills: also SIGKILL runners at random."""
-
-    variant: Variant
-    jobs: int
-    kills: int
-    seed: int
-    runner_kills: int = 0
-
-
-def torture(plan: Plan, folder: Path) -> Verdict:
-    """Carry it out in an empty folder; the verdict is made from the jobs' own traces."""
-    dice = random.Random(plan.seed)
-    trace, script, jobs_file = folder / "trace", folder / "trace.sh", folder / "jobs.txt"
-    script.write_text(JOB)
-    codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(plan.jobs)}
-    lines = [f"sh {script} {trace} {n} {dice.uniform(0, 0.06):.3f} {code}" for n, code in codes.items()]
-    if plan.variant != "naive":
-        lines = [f"[share=0.5] {line}" for line in lines]
-    jobs_file.write_text("")
-    per_round = -(-plan.jobs // max(1, plan.kills))
-    runner_kills = sorted(dice.sample(range(plan.kills), min(plan.runner_kills, plan.kills)))
-    for number in range(plan.kills):
-        with jobs_file.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines[number * per_round : (number + 1) * per_round])
-        victim = _start(plan, folder, ready=dice.random() < 0.75)
-        time.sleep(dice.uniform(0.005, 0.25))  # the random moment itself, not a synchronisation
-        if number in runner_kills:
-            _kill_a_runner(folder, dice)
-        victim.kill()
-        victim.wait()
-    with jobs_file.open("a") as file:
-        file.writelines(f"{line}\n" for line in lines[plan.kills * per_round :])
-    code = _drain(plan, folder)
-    verdict = judge(trace, codes, _recorded(plan, folder), killed=plan.runner_kills > 0)
-    if plan.variant != "naive" and not plan.runner_kills and code != max(codes.values()):
-        verdict.wrong.append(f"the drain exits {code}, the largest code of a job is {max(codes.values())}")
-    return verdict
-
-
-def scheduler(folder: Path, *options: str, screen: bool = False) -> list[str]:
-    """The command line of a scheduler in this folder, on four simulated GPUs."""
-    mode = ["--screen"] if screen else []
-    return [
-        sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "4", "--log-dir", str(folder / "logs"),
-        *mode, *options,
-    ]  # fmt: skip
-
-
-def _command(plan: Plan, folder: Path, *options: str) -> list[str]:
-    if plan.variant == "naive":
-        return [sys.executable, "-m", "tests.torture.naive", "jobs.txt", "naive.json", "8", *options]
-    return scheduler(folder, *options, screen=plan.variant == "screen")
-
-
-def environment() -> dict[str, str]:
+def environment(root: Path = ROOT) -> dict[str, str]:
     """The environment of a scheduler under test: the checkout importable from any folder."""
-    root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": root}
+    return {**os.environ, "PYTHONPATH": str(root)}
 
 
-def _start(plan: Plan, folder: Path, ready: bool) -> subprocess.Popen[bytes]:
-    """A scheduler; ready: once it says that it is up, so that not all kills hit its start."""
-    out = (folder / "scheduler.out").open("ab")
-    at = out.tell()
-    process = subprocess.Popen(
-        _command(plan, folder),
-        cwd=folder,
-        env=environment(),
-        stdout=out,
-        stderr=out,
-        stdin=subprocess.DEVNULL,
-    )
-    out.close()
-    text = folder / "scheduler.out"
+def scheduler(folder: Path, *options: str, gpus: int = 4, program: str = "gpu_scheduler") -> list[str]:
+    """The command line of a scheduler on simulated GPUs whose logs lie in this folder."""
+    logs = ["--log-dir", str(folder / "logs")]
+    return [sys.executable, "-m", program, "start", "--simulate", str(gpus), *logs, *options]
 
-    if not ready:
+
+def program_for(order: Order) -> str:
+    """The program itself at the full size; below it one that waits less for launches that failed."""
+    return "gpu_scheduler" if order.long else "tests.torture.hasty"
+
+
+class Stage:
+    """One folder with its scheduler. command: another program to be tortured in its place."""
+
+    def __init__(
+        self,
+        folder: Path,
+        gpus: int = 4,
+        command: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.jobs_file = folder / "jobs.txt"
+        self.trace = folder / "trace"
+        self.out = folder / "scheduler.out"
+        self.home = Home.of(str(folder / "gpu_scheduler_state.json"))
+        self.env = dict(env or environment())
+        self._command = list(command or scheduler(folder, gpus=gpus))
+
+    def start(self, *options: str, ready: bool = True) -> subprocess.Popen[bytes]:
+        """A scheduler; ready: once it says that it is up."""
+        with self.out.open("ab") as out:
+            at = out.tell()
+            process = subprocess.Popen(
+                [*self._command, *options],
+                cwd=self.folder, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        if ready:
+            self.until_up(process, at)
         return process
 
-    def is_up() -> bool:
-        assert process.poll() is None, f"the scheduler ended: {text.read_text()[-2000:]}"
-        said = text.read_bytes()[at:]
-        return b"scheduler up" in said or b"ready" in said
+    def until_up(self, process: subprocess.Popen[bytes], at: int = 0) -> None:
+        """Wait until a scheduler says that it is up, in what was printed from byte `at` on."""
 
-    wait_for(is_up, "scheduler up", every_s=0.002)
-    return process
+        def is_up() -> bool:
+            assert process.poll() is None, f"the scheduler ended: {self.out.read_text()[-2000:]}"
+            with self.out.open("rb") as out:
+                out.seek(at)
+                said = out.read()
+            return b"scheduler up" in said or b"ready" in said
 
+        wait_for(is_up, "scheduler up", timeout_s=60, every_s=0.002)
 
-def _drain(plan: Plan, folder: Path) -> int:
-    with (folder / "scheduler.out").open("ab") as out:
+    def append(self, lines: Sequence[str]) -> None:
+        """Append lines to the jobs file in one write, as `echo … >> jobs.txt` does."""
+        fd = os.open(self.jobs_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, "".join(f"{line}\n" for line in lines).encode())
+        finally:
+            os.close(fd)
+
+    def drain(self, timeout_s: float, *options: str) -> int:
+        """Run a scheduler until nothing is left that could run; its exit code."""
+        with self.out.open("ab") as out:
+            return subprocess.run(
+                [*self._command, "--drain", *options],
+                cwd=self.folder, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                timeout=timeout_s, check=False,
+            ).returncode  # fmt: skip
+
+    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One command of the program."""
         return subprocess.run(
-            _command(plan, folder, "--drain"),
-            cwd=folder, env=environment(), stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-            timeout=60 + plan.jobs, check=False,
-        ).returncode  # fmt: skip
+            [sys.executable, "-m", "gpu_scheduler", *words],
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """`status --json --all`, read."""
+        done = self.cli("status", "--json", "--all")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def store(self) -> Store:
+        """The record, as a front end opens it; to be closed."""
+        return Store(self.home)
 
 
-def _recorded(plan: Plan, folder: Path) -> dict[int, int | str | None]:
-    if plan.variant == "naive":
-        state = json.loads((folder / "naive.json").read_text())
-        return {int(line.split()[-3]): job["code"] for line, job in state.items()}
-    found: dict[int, int | str | None] = {}
-    for job in status(folder)["jobs"]:
-        ended = job["outcome"] in ("completed", "failed") and job["exit_code"] is not None
-        word = "interrupted" if job["state"] == "held" else job["outcome"] or job["state"]
-        found[int(job["command"].split()[-3])] = job["exit_code"] if ended else word
-    return found
-
-
-def status(folder: Path) -> dict[str, Any]:
-    """`status --json --all`, read."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_scheduler", "status", "--json", "--all"],
-        cwd=folder, env=environment(), capture_output=True, check=True, timeout=60,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def newest_attempts(home: Home, jobs: int) -> list[Path]:
+    """The folders of the attempts of the newest jobs that a runner can be started in."""
+    newest = sorted((path for path in home.runs.iterdir()), key=lambda path: int(path.name))[-jobs:]
+    return [path for job in newest for path in sorted(job.iterdir()) if (path / "spec.json").exists()]
 
 
 def runner_pids(folder: Path, data: str = "gpu_scheduler_state.d") -> list[int]:
-    """The pids of the live runners of this folder's jobs."""
+    """The pids of the live runners of this folder's jobs that hold their claim."""
     pids = []
     for claim in (folder / data / "runs").glob("*/*/claim"):
         if not (claim.parent / "result").exists():
@@ -154,10 +136,15 @@ def runner_pids(folder: Path, data: str = "gpu_scheduler_state.d") -> list[int]:
     return pids
 
 
-def _kill_a_runner(folder: Path, dice: random.Random) -> None:
-    pids = runner_pids(folder)
-    if pids:
-        try:
-            os.kill(dice.choice(pids), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+def kill(pid: int, number: int = signal.SIGKILL) -> bool:
+    """Signal a process that may have ended meanwhile; whether it was there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pause(seconds: float) -> None:
+    """Let a random moment come: the torture's own dice, not a synchronisation."""
+    time.sleep(seconds)

@@ -1,6 +1,10 @@
-"""A scheduler that is wrong on purpose: it spawns, then records, and takes a pid that is gone for a success.
+"""A scheduler that is wrong on purpose, in the ways that schedulers are wrong; the torture must fail on it.
 
-The torture must be seen to fail on it. Usage: python -m tests.torture.naive JOBS_FILE STATE SLOTS
+It spawns, then records; it takes a process that is gone for a success; several of it may run at once.
+With --wrapped each job has a shell around it that writes the code down, and a shell that is gone without a
+code counts as a success too.
+
+Usage: python -m tests.torture.naive JOBS_FILE STATE SLOTS [--drain] [--wrapped]
 """
 
 from __future__ import annotations
@@ -11,40 +15,72 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
-def main(jobs_file: str, state_file: str, slots: int) -> None:
-    """Run every line; ends when all are done."""
-    path = Path(state_file)
-    state = json.loads(path.read_text()) if path.exists() else {}
-    children: dict[str, subprocess.Popen[bytes]] = {}
+class Naive:
+    """The jobs by line: {"pid": …, "code": …}."""
 
-    def save() -> None:
-        spare = path.with_suffix(".tmp")
-        spare.write_text(json.dumps(state))
-        os.replace(spare, path)
+    def __init__(self, jobs_file: Path, state: Path, slots: int, wrapped: bool) -> None:
+        self._jobs_file, self._path, self._slots, self._wrapped = jobs_file, state, slots, wrapped
+        self._state: dict[str, dict[str, Any]] = json.loads(state.read_text()) if state.exists() else {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
 
-    print("ready", flush=True)
-    while True:
-        lines = Path(jobs_file).read_text().splitlines()
-        for key, job in state.items():
-            if job["code"] is not None:
-                continue
-            child = children.get(key)
-            code = child.poll() if child else (None if os.path.exists(f"/proc/{job['pid']}") else 0)
-            if code is not None:
-                job["code"] = code
-                save()
-        running = sum(job["code"] is None for job in state.values())
-        waiting = [line for line in lines if line not in state]
-        if not waiting and not running and "--drain" in sys.argv:
-            return
-        for line in waiting[: max(0, slots - running)]:
-            children[line] = subprocess.Popen(["sh", "-c", line], start_new_session=True)
-            state[line] = {"pid": children[line].pid, "code": None}
-        save()
-        time.sleep(0.005)
+    def run(self, drain: bool) -> None:
+        """Run every line; with drain, end when all are done."""
+        print("ready", flush=True)
+        while True:
+            lines = self._jobs_file.read_text().splitlines()
+            for line, job in self._state.items():
+                if job["code"] is None:
+                    job["code"] = self._ended(line, job["pid"])
+            running = sum(job["code"] is None for job in self._state.values())
+            waiting = [line for line in lines if line not in self._state]
+            if drain and not waiting and not running:
+                self._save()
+                return
+            for line in waiting[: max(0, self._slots - running)]:
+                self._start(line)
+            self._save()
+            time.sleep(0.005)
+
+    def _start(self, line: str) -> None:
+        command = line
+        if self._wrapped:
+            command = f"{line}; echo $? > {self._code_file(line)}"
+        self._children[line] = subprocess.Popen(["sh", "-c", command], start_new_session=True)
+        self._state[line] = {"pid": self._children[line].pid, "code": None}
+
+    def _ended(self, line: str, pid: int) -> int | None:
+        child = self._children.get(line)
+        code = child.poll() if child else (None if os.path.exists(f"/proc/{pid}") else 0)
+        if code is None or not self._wrapped:
+            return code
+        try:
+            return int(self._code_file(line).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _code_file(self, line: str) -> Path:
+        return self._path.with_name(f"code.{abs(hash_of(line))}")
+
+    def _save(self) -> None:
+        spare = self._path.with_suffix(f".{os.getpid()}")
+        spare.write_text(json.dumps(self._state))
+        os.replace(spare, self._path)
+
+
+def hash_of(line: str) -> int:
+    """The same number for the same line in every process."""
+    return int.from_bytes(line.encode(), "big") % (2**61 - 1)
+
+
+def main() -> None:
+    """As the usage says."""
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    naive = Naive(Path(words[0]), Path(words[1]), int(words[2]), "--wrapped" in sys.argv)
+    naive.run("--drain" in sys.argv)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main()

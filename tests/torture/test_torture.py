@@ -1,4 +1,7 @@
-"""The torture at the size of the suite: 15 kills and 60 jobs each; the naive variant is seen to fail."""
+"""The torture at the size of the suite; the naive twins are seen to fail.
+
+Replay a run with TORTURE_SEED=…; `make torture` runs the full size.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.harness import Plan, Variant, torture
+from tests.runner.attempt import socket_folder
+from tests.torture.part import Order
+from tests.torture.parts import PARTS, Part
 
-#: Replay a run with TORTURE_SEED=…
 SEED = int(os.environ.get("TORTURE_SEED") or random.SystemRandom().randrange(10**6))
 
 
-@pytest.mark.timeout(170)
-@pytest.mark.parametrize("variant", ["direct", "screen"])
-def test_random_kills_lose_nothing_and_run_nothing_twice(variant: Variant, tmp_path: Path) -> None:
-    verdict = torture(Plan(variant, jobs=60, kills=15, seed=SEED), tmp_path)
-    assert verdict.clean, f"seed {SEED}: {verdict} {verdict.wrong}"
+def suite(*, naive: bool) -> list[object]:
+    """The parts that run here."""
+    parts = [part for part in PARTS if part.suite is not None and (part.naive is not None or not naive)]
+    return [pytest.param(part, id=str(part)) for part in parts]
 
 
 @pytest.mark.timeout(170)
-def test_killed_runners_are_interrupted_and_never_a_success(tmp_path: Path) -> None:
-    verdict = torture(Plan("direct", jobs=40, kills=10, seed=SEED, runner_kills=10), tmp_path)
-    assert verdict.clean, f"seed {SEED}: {verdict} {verdict.wrong}"
+@pytest.mark.parametrize("part", suite(naive=False))
+def test_a_part_of_the_torture(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert part.suite is not None
+    with socket_folder() as sockets:
+        monkeypatch.setenv("SCREENDIR", str(sockets))
+        found = part.run(Order(SEED, part.suite, tmp_path))
+    if found.skipped is not None:
+        pytest.skip(found.skipped)
+    assert found.clean, f"seed {SEED}: {found}: {found.told}"
 
 
-def test_the_same_torture_fails_on_the_naive_variant(tmp_path: Path) -> None:
-    verdict = torture(Plan("naive", jobs=60, kills=15, seed=7), tmp_path)
-    assert not verdict.clean
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("part", suite(naive=True))
+def test_its_naive_twin_fails(part: Part, tmp_path: Path) -> None:
+    assert part.naive is not None
+    found = part.run(Order(7, part.naive, tmp_path, naive=True))
+    if found.skipped is not None:
+        pytest.skip(found.skipped)
+    assert not found.clean, str(found)

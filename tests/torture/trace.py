@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from tests.torture.part import Found
 
 #: Run as `sh trace.sh TRACE N SECONDS CODE`: one line when it starts, one when it ends.
 JOB = """\
@@ -28,6 +32,16 @@ class Verdict:
     def clean(self) -> bool:
         """Whether nothing went wrong."""
         return not (self.lost or self.twice or self.wrong or self.false_success)
+
+    def tell(self, found: Found) -> None:
+        """Count it all among the faults of a part."""
+        for kind, numbers in (
+            ("lost", self.lost), ("twice", self.twice), ("false successes", self.false_success)
+        ):  # fmt: skip
+            for number in numbers:
+                found.fault(kind, f"job {number}")
+        for text in self.wrong:
+            found.fault("wrong codes", text)
 
     def __str__(self) -> str:
         return (
@@ -63,3 +77,24 @@ def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | No
         elif said != code and not interrupted:
             verdict.wrong.append(f"job {number}: exits {code}, recorded {said}")
     return verdict
+
+
+#: Where the number of a job stands in what it runs, whether as a command or as the arguments of a CSV line.
+_NUMBER = re.compile(r"/trace (\d+) ")
+
+
+def number_of(text: str) -> int:
+    """The number that the torture gave to the job of this line."""
+    match = _NUMBER.search(text)
+    assert match is not None, f"no job of the torture: {text!r}"
+    return int(match[1])
+
+
+def said_of(status: dict[str, Any]) -> dict[int, int | str | None]:
+    """`status --json`, read as `judge` wants it."""
+    said: dict[int, int | str | None] = {}
+    for job in status["jobs"]:
+        ended = job["outcome"] in ("completed", "failed") and job["exit_code"] is not None
+        word = "interrupted" if job["state"] == "held" else job["outcome"] or job["state"]
+        said[number_of(job["command"])] = job["exit_code"] if ended else word
+    return said

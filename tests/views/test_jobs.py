@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.facts import Attempt, Now
+from gpu_scheduler.core.facts import Attempt
+from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.sighting import Evidence, ResultNote, Sighting, StopNote
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.views.jobs import RELEASING, Context, shown
@@ -51,8 +52,13 @@ def seen_as(recorded: str, sighting: Sighting, evidence: Evidence | None = None)
         ({}, None, {"reasons": {"ASK": "needs 1 free GPU, 0 free"}}, "needs 1 free GPU, 0 free"),
         ({}, {"outcome": "interrupted"}, {"reasons": {"ASK": "needs"}}, RELEASING),
         ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"reasons": {"ASK": "needs"}}, "needs"),
-        ({"gone": 1}, None, {"reasons": {"ASK": "needs"}}, "line gone from jobs.txt"),
-        ({"gone": 1, "source": "cli"}, None, {}, "line gone from its jobs file"),
+        (
+            {"gone": 1},
+            None,
+            {"reasons": {"ASK": "needs"}},
+            "line gone from jobs.txt, or changed a moment ago",
+        ),
+        ({"gone": 1, "source": "cli"}, None, {}, "line gone from its jobs file, or changed a moment ago"),
         ({"reason": "try 2 of 5 in 5 s", "gone": 1}, None, {}, "try 2 of 5 in 5 s"),
         (
             {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.views.words import ago, duration, outcome_words, plural, size, visible
+from gpu_scheduler.views.words import ago, duration, outcome_words, plural, shortened, size, visible
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,8 @@ def test_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown
 def test_sizes_and_counts() -> None:
     assert [size(None), size(512), size(24 * 1024), size(1536)] == ["?", "512 MiB", "24.0 GiB", "1.5 GiB"]
     assert [plural(1, "job"), plural(20000, "job")] == ["1 job", "20,000 jobs"]
+
+
+def test_a_text_too_long_to_be_read_is_cut() -> None:
+    assert shortened("x" * 1000) == "x" * 1000
+    assert shortened("x" * 60_000) == f"{'x' * 1000}… (60,000 characters)"

@@ -16,6 +16,7 @@ INSERT INTO tally SELECT state, count(*) FROM job GROUP BY state;
 
 CREATE TRIGGER job_inserted AFTER INSERT ON job BEGIN
     INSERT INTO tally VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET jobs = jobs + 1;
+    INSERT INTO history VALUES (new.id, new.created_at, new.state, new.reason);
 END;
 CREATE TRIGGER job_moved AFTER UPDATE OF state ON job WHEN new.state <> old.state BEGIN
     UPDATE tally SET jobs = jobs - 1 WHERE state = old.state;

@@ -1,0 +1,48 @@
+"""`screens` of attempts in every moment of theirs; tests/e2e has real sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.cli import sessions
+from gpu_scheduler.runner.protocol import observe
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+
+def told(desk: Desk) -> dict[str, Any]:
+    code, out, err = desk.run("screens", "--json")
+    assert (code, err) == (0, "")
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+def test_a_session_that_is_being_made_has_no_command(desk: Desk) -> None:
+    job = desk.job()
+    desk.recorder.note_log(desk.attempt(job)["id"], "/logs/1.log", "gpujob_0_echo_1")
+    [shown] = told(desk)["sessions"]
+    assert (shown["session"], shown["state"], shown["command"]) == ("gpujob_0_echo_1", "starting", None)
+    assert "gpujob_0_echo_1 is being made" in desk.run("screens")[1]
+
+
+def test_an_attempt_whose_runner_is_dead_has_none(desk: Desk) -> None:
+    job = desk.run_job("exec sleep 60")
+    row = desk.store.attempts(job)[0]
+    assert told(desk)["without_session"] == 1
+    pid = observe(desk.folder(row), row["token"]).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
+    assert (told(desk)["sessions"], told(desk)["without_session"]) == ([], 0)
+
+
+def test_screen_is_asked_in_the_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCREENDIR", "/ours")
+    assert sessions.environment("/theirs")["SCREENDIR"] == "/theirs"
+    assert "SCREENDIR" not in sessions.environment(None)
+    assert sessions.environment(None)["PATH"] == os.environ["PATH"]

@@ -1,0 +1,84 @@
+"""`why`: what earlier attempts, boots and other files have left is not mistaken for what holds a job up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.runner.protocol import observe
+from tests.cli.desk import Desk
+from tests.cli.test_why import answer, checks
+from tests.waiting import wait_for
+
+
+def test_a_job_whose_gpu_is_given_back_holds_nothing_of_it(desk: Desk) -> None:
+    over, job = desk.job(share=600), desk.job(share=500)
+    row = desk.attempt(over)
+    end = act.Close(over, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+    desk.record(end)
+    assert f"held by job {over}" in checks(desk, job)["GPU 0"][1]
+    desk.record(act.Release(row["id"]))
+    assert "no job of ours" in checks(desk, job)["GPU 0"][1]
+    assert len(desk.store.unsettled()) == 1  # its memory may not be back yet
+
+
+def test_a_wait_for_another_try_ends_with_the_boot(desk: Desk) -> None:
+    job, clock = desk.job(), Clock()
+    row = desk.attempt(job)
+    later = clock.now().boot + 100
+    desk.record(
+        act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1,
+                  not_before=later)
+    )  # fmt: skip
+    assert checks(desk, job)["retry"][0] == "warn"
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET boot_id = 'an earlier one' WHERE id = ?", (job,))
+    assert checks(desk, job)["retry"][:2] == ("ok", "1 failed start; the next try is due")
+
+
+def test_a_gpu_that_was_lost_in_the_last_sample(desk: Desk) -> None:
+    job = desk.job(share=500)
+    lost = GpuSample("SIM-0", 0, "card", None, None, None, fault="lost")
+    desk.recorder.note_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
+    grade, says, _ = checks(desk, job)["GPU 0"]
+    assert grade == "warn"
+    assert says.startswith("does not take it: lost")
+
+
+def test_an_interrupted_job_shows_the_end_of_its_log_and_says_when_that_is_gone(desk: Desk) -> None:
+    job = desk.run_job("echo step 1; echo step 2; exec sleep 60")
+    row, log = desk.store.attempts(job)[0], desk.path / f"job_{job}.log"
+    wait_for(lambda: "step 2" in log.read_text(), "its output")
+    pid = observe(desk.folder(row), row["token"]).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
+    desk.record(
+        act.Close(job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason="its runner was killed")
+    )
+    assert answer(desk, job)["log_end"][-2:] == ["step 1", "step 2"]
+    assert checks(desk, job)["held"][2] == f"`retry {job}` queues it"
+    log.unlink()
+    assert answer(desk, job)["log_end"] == []
+    assert checks(desk, job)["log"] == ("warn", f"{log} is not there any more", "")
+
+
+def test_a_malformed_line_of_another_file_is_not_near(desk: Desk) -> None:
+    path, other = (str(desk.path / name) for name in ("jobs.txt", "other.txt"))
+    job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
+    with desk.store.db.transaction() as db:
+        for file, job_id, problem in ((path, job, None), (other, None, "two commas")):
+            db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (file, str(desk.path)))
+            db.execute(
+                "INSERT INTO line (path, position, number, text, job_id, problem) VALUES (?, 0, 1, 'x', ?, ?)",
+                (file, job_id, problem),
+            )
+    found = checks(desk, job)
+    assert found["line"][1] == f"{path}:1"
+    assert {"near it", "jobs file"} & set(found) == set()

@@ -1,0 +1,27 @@
+"""The wait around the rounds, in pieces; the whole of it is tried in tests/e2e."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+from gpu_scheduler.daemon import Daemon
+
+
+def test_a_signal_ends_rounds_that_never_come_to_rest() -> None:
+    rounds = 0
+
+    def tick() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            daemon._on_signal(signal.SIGTERM, None)
+        assert rounds < 10
+
+    daemon: Any = Daemon.__new__(Daemon)
+    daemon._signal = None
+    daemon._loop = SimpleNamespace(tick=tick, sample_wanted=False)
+    daemon._sampler = SimpleNamespace(ask=lambda at_once: False)
+    assert daemon._rounds() is None
+    assert rounds == 3

@@ -1,0 +1,26 @@
+"""The program with a launch deadline of two seconds instead of ten, for tortures that have no time to wait.
+
+Usage: python -m tests.torture.hasty COMMAND…, as `python -m gpu_scheduler`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from gpu_scheduler import service
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.facts import Settings
+
+_real = service._settings
+
+
+def _settings(options: StartOptions) -> Settings:
+    return replace(_real(options), launch_deadline_s=2.0)
+
+
+if __name__ == "__main__":
+    service._settings = _settings
+    from gpu_scheduler.cli import main
+
+    sys.exit(main(sys.argv[1:]))
