@@ -44,7 +44,7 @@ class Block:
 
 def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
     """The block that `text` begins with. Raises ValueError with what is wrong and the remedy."""
-    end = _end_of_block(text)
+    end = end_of_block(text)
     items = None if end is None else _words(text[1:end])
     if end is None or items is None:
         raise ValueError(f"the `[` at the start is not closed by a `]`{_shell_test(text)}")
@@ -67,7 +67,8 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
     return Block(values, rest.strip(BLANK), not items)
 
 
-def _end_of_block(text: str) -> int | None:
+def end_of_block(text: str) -> int | None:
+    """Where the block that `text` begins with is closed; None where it is not."""
     for piece in _BLOCK_PIECE.finditer(text, 1):
         if piece.lastgroup == "end":
             return piece.start()

@@ -208,9 +208,13 @@ def _field(text: str, at: int, arguments: bool) -> tuple[str, bool, int | None]:
     # The blank before a `#` may be the one that was trimmed above.
     before = text[at - 1 : at] if at else ""
     comment = _comment(before + piece, arguments)
-    if comment is not None:
-        return piece[: comment - len(before)].strip(BLANK), False, None
-    return piece.strip(BLANK), False, None if comma < 0 else comma + 1
+    value = piece[: None if comment is None else comment - len(before)].strip(BLANK)
+    if not arguments and '"' in value:
+        raise ValueError(
+            f"a double quote stands inside the field {value!r}; quotes go around a whole field, inner quotes"
+            " doubled"
+        )
+    return value, False, None if comment is not None or comma < 0 else comma + 1
 
 
 def _comment(text: str, arguments: bool) -> int | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from gpu_scheduler.core.attributes import end_of_block
 from gpu_scheduler.core.csvline import meant_as_csv
 from gpu_scheduler.core.jobline import Malformed
 
@@ -39,12 +40,16 @@ def _end(texts: Sequence[str], start: int, completes: Callable[[str], bool]) -> 
         behind += 1
     if behind > start:
         return behind + 1
+    first = texts[start].strip()
+    if first.startswith("["):
+        # To bash the attributes would be a command, and what follows its arguments.
+        first = first[(end_of_block(first) or 0) + 1 :]
     for last in range(start + 1, min(len(texts), start + 1 + FARTHEST)):
         text = texts[last].strip()
         if text.startswith("[") or meant_as_csv(text):
             return start + 1
         likely = last == start + 1 or _CLOSES.search(text)
-        if likely and completes("\n".join(texts[start : last + 1])):
+        if likely and completes("\n".join([first, *texts[start + 1 : last + 1]])):
             return last + 1
     return start + 1
 

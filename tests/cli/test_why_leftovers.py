@@ -76,7 +76,8 @@ def test_a_malformed_line_of_another_file_is_not_near(desk: Desk) -> None:
         for file, job_id, problem in ((path, job, None), (other, None, "two commas")):
             db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (file, str(desk.path)))
             db.execute(
-                "INSERT INTO line (path, position, number, text, job_id, problem) VALUES (?, 0, 1, 'x', ?, ?)",
+                "INSERT INTO line (path, position, number, text, job_id, problem)"
+                " VALUES (?, 0, 1, 'x', ?, ?)",
                 (file, job_id, problem),
             )
     found = checks(desk, job)

@@ -97,6 +97,8 @@ def test_csv(
     ("text", "says"),
     [
         ("high,a.py,env", "priority 'high'"),
+        ('2,3 --text ""quoted""",', "a double quote stands inside the field"),
+        ('0,a.py,e"nv,--x 1', "a double quote stands inside the field"),
         ("0;a.py", "priority '0;a.py'"),
         ("1.5,a.py", "priority '1.5'"),
         ("١٢,a.py", "priority '١٢'"),

@@ -187,8 +187,8 @@ ResourceWarning: unclosed running pool
         pytest.param(SWAPPED + TORCHRUN.format(code=1, traceback=SEE), "ValueError: root",
                      id="root cause, not the last traceback"),
         pytest.param(
-            PLAIN + IGNORED.removeprefix(PLAIN) + "\nDuring handling of the above exception, another exception"
-            " occurred:\n\n" + PLAIN.replace("bad", "worse").removeprefix("epoch 1\n"),
+            IGNORED + "\nDuring handling of the above exception, another exception occurred:\n\n"
+            + PLAIN.replace("bad", "worse").removeprefix("epoch 1\n"),
             "ValueError: bad learning rate: -1", id="what an ignored one led to",
         ),
         pytest.param(THREAD.replace("(watch):\n", "(watch):\n\n"), "KeyError: main learning rate: -1",

@@ -117,7 +117,10 @@ def test_one_that_tells_no_uuid_is_the_known_one_that_is_missing() -> None:
     assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
     # Where two are missing, the one that had this index.
     shown, _ = settle([sample(1, "unknown-1", "lost")], before[:2])
-    assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [(0, "GPU-a", UNLISTED), (1, "GPU-b", "lost")]
+    assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
+        (0, "GPU-a", UNLISTED),
+        (1, "GPU-b", "lost"),
+    ]
     # None is missing: it was never on the record.
     shown, _ = settle([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
     assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.jobline import Malformed
 from gpu_scheduler.intake.bashcheck import completes, refusals
+from gpu_scheduler.intake.multiline import with_completions
 
 PIECES = [
     "echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
@@ -46,3 +48,11 @@ def test_unfinished_is_told_from_wrong() -> None:
     assert not refusals(["echo it's"])["echo it's"].unfinished
     assert completes("for i in 1; do\necho\ndone")
     assert not completes("for i in 1; do\necho")
+
+
+def test_a_line_completes_the_command_of_another_not_its_attributes() -> None:
+    open_one = Malformed("bash refuses it", "one whole command", unfinished=True)
+    alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
+    assert with_completions(alone, [open_one, None], completes) == {}
+    whole = ["[share=0.5] for i in 1 2; do", "echo $i; done"]
+    assert list(with_completions(whole, [open_one, None], completes)) == [1]
