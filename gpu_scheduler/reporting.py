@@ -90,7 +90,7 @@ class Reporter:
             level,
             "job %d %s%s%s%s%s",
             action.job_id,
-            action.job_outcome or action.outcome,
+            str(action.job_outcome or action.outcome).replace("_", " "),
             took,
             why,
             then.get(action.state, ""),

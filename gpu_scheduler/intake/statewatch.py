@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -39,7 +40,7 @@ class StateWatch:
     def begin(self, now: float) -> None:
         """At the start: a version that was replaced but not examined, then the file, or its absence."""
         try:
-            self._left = self._displaced()
+            self._left = {**self._kept(), **self._displaced()}
             there = self._path.exists()
         except OSError as error:
             self._tell(error)
@@ -93,6 +94,7 @@ class StateWatch:
             if content != there:
                 self._exchange(content, there)
             self._left = {}
+            self._keep({})
             self._shown, self._problem = summary(self._store), None
         except ValueError:
             self.look(now)
@@ -148,11 +150,34 @@ class StateWatch:
         if known is None:
             forget_last_edit(self._store)  # that came later, and beside this one
         edit = self._take_in(content)
-        statefile.forget(self._path)
         if content == known:
+            statefile.forget(self._path)
             return {}
+        # Before it is gone: the writing that brings its keys back may not come, if we are killed.
+        self._keep({**self._left, **edit})
+        statefile.forget(self._path)
         forget_last_edit(self._store)
         return edit
+
+    def _keep(self, left: Mapping[str, Any]) -> None:
+        """Remember, over a crash, what a version said that lost its place to ours; {} = it is in the file."""
+        text = json.dumps(left) if left else ""
+        if text != (self._store.db.meta("statefile_left") or ""):
+            self._store.db.set_meta("statefile_left", text)
+
+    def _kept(self) -> dict[str, Any]:
+        """What was remembered; of a file that was edited since then, only what it does not say itself."""
+        left: dict[str, Any] = json.loads(self._store.db.meta("statefile_left") or "{}")
+        if not left:
+            return {}
+        try:
+            content = self._path.read_bytes()
+            if statefile.digest(content) == self._store.db.meta("statefile_examined"):
+                return left
+            said = statefile.parse(content)
+        except (OSError, ValueError):
+            return left
+        return {key: value for key, value in left.items() if key not in said}
 
     def _tell_edits(self, content: bytes) -> None:
         for text in take_in(self._store, content):

@@ -78,6 +78,40 @@ def test_keys_of_an_edit_that_comes_while_the_file_is_replaced_are_kept(
     assert json.loads(machine.path.read_text())["mine"] == "kept"
 
 
+class Killed(BaseException):
+    """The scheduler dies here."""
+
+
+@pytest.mark.parametrize("later", [{}, {"mine": "newer"}], ids=["left alone", "edited meanwhile"])
+def test_so_they_are_if_the_scheduler_dies_before_it_brings_them_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, later: dict[str, object]
+) -> None:
+    real, calls = statefile.exchange, 0
+
+    def exchange(path: Path, content: bytes) -> bytes | None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            machine.edit(3, mine="kept", other=1)
+        if calls == 2:
+            raise Killed
+        return real(path, content)
+
+    monkeypatch.setattr(statefile, "exchange", exchange)
+    machine.edit(0)
+    with pytest.raises(Killed):
+        machine.round()
+    monkeypatch.undo()
+    assert "mine" not in json.loads(machine.path.read_text())
+    if later:
+        machine.path.write_text(json.dumps({**json.loads(machine.path.read_text()), **later}))
+    machine.begin()
+    machine.round()
+    file = json.loads(machine.path.read_text())
+    assert (file["mine"], file["other"]) == (later.get("mine", "kept"), 1)
+    assert not machine.store.db.meta("statefile_left")
+
+
 def test_one_that_is_still_being_written_when_it_loses_its_place_is_heard(machine: Machine) -> None:
     state = json.loads(machine.path.read_text())
     wanted = json.dumps({**state, "paused_gpus": [2], "mine": "kept"}).encode()
