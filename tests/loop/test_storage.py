@@ -170,7 +170,8 @@ def test_what_is_planted_between_look_and_use_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
     theirs = tmp_path / "theirs"
-    theirs.mkdir(mode=0o755)
+    theirs.mkdir()
+    theirs.chmod(0o755)  # whatever the umask
     default = tmp_path / "logs"
     logs = LogFolder((default, tmp_path / "logs_ada"), os.geteuid())
     looked = LogFolder.usable
