@@ -15,8 +15,7 @@ PACKAGE = "gpu_scheduler"
 
 #: The record, less the loop's pen: jobs and attempts are changed by the loop alone.
 RECORD = tuple(
-    f"store.{name}"
-    for name in ("store", "home", "readings", "statefile", "instance", "database", "started")
+    f"store.{name}" for name in ("store", "home", "readings", "statefile", "instance", "database", "started")
 )
 
 #: What each room, or module at the top, may import of ours: "room" or "room.module". Within itself a room is
@@ -37,8 +36,19 @@ MAY = {
     "asking": (),
     # It looks at what everybody else uses, by their own eyes.
     "doctor": (
-        "core", "errors", *RECORD, "store.filesystem", "store.host", "probes", "asking", "joblogs", "storage", "llmconfig",
-        "executors.screen", "gpus", "views.words",
+        "core",
+        "errors",
+        *RECORD,
+        "store.filesystem",
+        "store.host",
+        "probes",
+        "asking",
+        "joblogs",
+        "storage",
+        "llmconfig",
+        "executors.screen",
+        "gpus",
+        "views.words",
     ),
 }
 
