@@ -27,11 +27,11 @@ class Part:
 #: The longest first, so that they end together.
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, naive=0.01),
-    Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.03, naive=0.03),
+    Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, naive=0.03),
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
-    Part("P3", "scheduler and Screen killed under running jobs", running.untouched, suite=0.03, naive=0.03),
+    Part("P3", "scheduler and Screen killed under running jobs", running.untouched, suite=0.02, naive=0.03),
     Part("P4", "ends of every kind, direct", endings.direct, suite=None),
-    Part("P4", "ends of every kind, a Screen that lies", endings.lying_screen, suite=0.03, naive=0.06),
+    Part("P4", "ends of every kind, a Screen that lies", endings.lying_screen, suite=0.02, naive=0.06),
     Part("P7", "lines spoilt", mutations.mutations, suite=0.01, naive=0.015),
     Part("P7", "saves in six styles, every step", saves.steps, suite=0.03, naive=0.01),
     Part("P7", "saves in six styles, live", saves.live, suite=None),
