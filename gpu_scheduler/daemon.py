@@ -31,7 +31,6 @@ from gpu_scheduler.sampling import Sampler
 from gpu_scheduler.storage import FAILURES, LOG_FOLDER
 from gpu_scheduler.storagewatch import StorageWatch
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.tenure import Tenure
@@ -49,7 +48,7 @@ class Daemon:
     def __init__(
         self,
         options: StartOptions,
-        home: Home,
+        store: Store,
         umask: int,
         console: Console,
         reached: Callable[[str], None],
@@ -60,7 +59,7 @@ class Daemon:
         self._clock = Clock()
         self._executor = executor
         self._config = LlmConfigFile(options.llm_config)
-        self._store = Store(home, create=True)
+        home, self._store = store.home, store
         self._tenure = Tenure(home)
         self._watch = GpuWatch()
         sim_dir = str(home.simulation)
@@ -125,7 +124,7 @@ class Daemon:
             self._console.follow(attempt_id, self._store)
 
     def close(self) -> None:
-        """Let go of everything; running jobs go on."""
+        """Let go of everything but the store; running jobs go on."""
         try:
             if self._tenure.lost() is None:
                 self._state.write(self._clock.now().boot, at_once=True)
@@ -134,7 +133,6 @@ class Daemon:
         self._sampler.close()
         self._executor.close()
         self._wakeups.close()
-        self._store.close()
 
     def serve(self, up: Callable[[], None] = lambda: None) -> int:
         """Rounds and waits until the end; returns the exit code. up: called before the first round.

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 from gpu_scheduler.checks import check_paths
 from gpu_scheduler.config import STATE_FILE, StartOptions
@@ -21,6 +22,7 @@ from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.storage import refusal
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock
+from gpu_scheduler.store.store import Store
 
 #: A variable that, set to "exec", has every runner started anew instead of forked from a loaded one.
 RUNNERS = "GPU_SCHEDULER_RUNNERS"
@@ -51,30 +53,30 @@ def run(
         # Document 004 names the main log: all state files of a folder share it.
         name = home.state_file.name
         begin_logging(home.log, console, "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%"))
-        try:
-            daemon = Daemon(
-                options,
-                home,
-                umask,
-                console,
-                reached,
-                settings or _settings(options),
-                _executor(options.screen),
-            )
-        except (SchedulerError, sqlite3.OperationalError):
-            if is_new:
-                shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
-                home.disown()
-            raise
+        with ExitStack() as at_end:
+            try:
+                store = at_end.enter_context(closing(Store(home, create=True)))
+                daemon = Daemon(
+                    options,
+                    store,
+                    umask,
+                    console,
+                    reached,
+                    settings or _settings(options),
+                    _executor(options.screen),
+                )
+            except (SchedulerError, sqlite3.OperationalError):
+                if is_new:
+                    shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
+                    home.disown()
+                raise
+            at_end.callback(daemon.close)
 
-        def is_up() -> None:
-            console.flush()
-            up()
+            def is_up() -> None:
+                console.flush()
+                up()
 
-        try:
             return daemon.serve(is_up)
-        finally:
-            daemon.close()
     except sqlite3.OperationalError as error:
         raise SchedulerError(refusal(home, error)) from None
     finally:

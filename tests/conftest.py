@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
 from tests.signals import heard
 
 
@@ -13,3 +18,24 @@ from tests.signals import heard
 def _children_hear_signals() -> Iterator[None]:
     with heard():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _stores_of_tests_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes each store that a test opened itself.
+
+    One that the program leaves open stays open, of which Python 3.13 warns.
+    """
+    opened: list[Store] = []
+    real = Store.__init__
+
+    def init(store: Store, home: Home, *, create: bool = False) -> None:
+        real(store, home, create=create)
+        if sys._getframe(1).f_globals["__name__"].startswith("tests."):
+            opened.append(store)
+
+    monkeypatch.setattr(Store, "__init__", init)
+    yield
+    for store in opened:
+        with suppress(sqlite3.ProgrammingError):  # opened, and closed, by another thread
+            store.close()

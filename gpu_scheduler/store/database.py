@@ -37,11 +37,11 @@ class Database:
         old = os.umask(0o077)
         try:
             self.connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
-            self.connection.row_factory = sqlite3.Row
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self.connection.execute(f"PRAGMA {pragma}")
-            self._migrate(path)
-            self.connection.execute(f"PRAGMA wal_autocheckpoint = {_log_pages(path.parent)}")
+            try:
+                self._begin(path)
+            except BaseException:
+                self.connection.close()
+                raise
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written now, which says nothing of what is in it
         except sqlite3.DatabaseError as error:
@@ -106,6 +106,13 @@ class Database:
         """Set a value of the table meta."""
         with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _begin(self, path: Path) -> None:
+        self.connection.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            self.connection.execute(f"PRAGMA {pragma}")
+        self._migrate(path)
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {_log_pages(path.parent)}")
 
     def _migrate(self, path: Path) -> None:
         steps = {int(re.match(r"\d+", p.name)[0]): p for p in sorted(_MIGRATIONS.glob("*.sql"))}  # type: ignore[index]
