@@ -21,7 +21,7 @@ def _children_hear_signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _stores_of_tests_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _stores_of_tests_are_closed() -> Iterator[None]:
     """Closes each store that a test opened itself.
 
     One that the program leaves open stays open, of which Python 3.13 warns.
@@ -34,8 +34,9 @@ def _stores_of_tests_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         if sys._getframe(1).f_globals["__name__"].startswith("tests."):
             opened.append(store)
 
-    monkeypatch.setattr(Store, "__init__", init)
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo that of the fixture
+        patch.setattr(Store, "__init__", init)
+        yield
     for store in opened:
         with suppress(sqlite3.ProgrammingError):  # opened, and closed, by another thread
             store.close()
