@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.scheduler import Scheduler, arguments, stamp
+from bench.scheduler import COMPLETED, Scheduler, arguments, stamp
 from bench.table import Row, table
 
 GOALS = {"direct": "<= 30", "screen": "<= 40"}
@@ -41,7 +41,7 @@ def measure(kind: str, trees: list[Path], rounds: int) -> Row:
                 time.sleep(REST_S)
                 path = scheduler.folder / f"first{number}"
                 began = scheduler.append([f"[share=0.25] echo $EPOCHREALTIME > {path}"])
-                scheduler.until("completed after", number + 1)
+                scheduler.until(COMPLETED, number + 1)
                 found.append((stamp(path) - began) * 1000)
     return Row(f"append to first instruction, {kind}", "ms", GOALS[kind], values)
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.first_instruction import REST_S
-from bench.scheduler import Scheduler, arguments, stamp
+from bench.scheduler import COMPLETED, Scheduler, arguments, stamp
 from bench.table import Row, table
 
 GOALS = {"direct": "<= 25", "screen": "<= 35"}
@@ -45,7 +45,7 @@ def _round(scheduler: Scheduler, number: int) -> list[float]:
         [f"echo $EPOCHREALTIME > {first}{n}; sleep 0.1; echo $EPOCHREALTIME > {last}{n}" for n in jobs]
     )
     # Looked for seldom: the look is work for this machine, too.
-    scheduler.until("completed after", jobs[-1] + 1, every_s=0.05)
+    scheduler.until(COMPLETED, jobs[-1] + 1, every_s=0.05)
     return [(stamp(Path(f"{first}{n + 1}")) - stamp(Path(f"{last}{n}"))) * 1000 for n in jobs[:-1]]
 
 

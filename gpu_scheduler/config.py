@@ -13,8 +13,11 @@ LLM_CONFIG = "llm_config.json"
 
 @dataclass(frozen=True)
 class StartOptions:
-    """One `start`. Intervals and waits in seconds, thresholds as fractions of 1.
+    """One `start`. Intervals and waits in seconds, thresholds as fractions of 1, memory in MiB.
 
+    poll_s: between two samples of the GPUs; tolerance: by which a declaration may be off before it is said;
+    spike_buffer: added to observed peaks; learn: needs that no line says are learned from finished jobs;
+    fresh: forget history first; verbose: tell each job's memory as its peak grows.
     llm_config None: the default file, which may be absent; a named one must exist. jobs_file "": none.
     """
 
@@ -37,3 +40,14 @@ class StartOptions:
     conda_sh: str | None = None
     drain: bool = False
     take_over: bool = False
+    margin_mib: int = 512
+    idle_threshold_mib: int = 200
+    spike_buffer: float = 0.10
+    tolerance: float = 0.10
+    exclusive: bool = False
+    oom_retries: int = 0
+    fail_retries: int = 0
+    learn: bool = False
+    poll_s: float = 5.0
+    verbose: bool = False
+    fresh: bool = False

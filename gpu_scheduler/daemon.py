@@ -26,7 +26,6 @@ from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.loop import Loop, due
 from gpu_scheduler.outcome import Outcomes
 from gpu_scheduler.probes.asked import AskedProbe
-from gpu_scheduler.reporting import Reporter
 from gpu_scheduler.sampling import Sampler
 from gpu_scheduler.storage import FAILURES, LOG_FOLDER
 from gpu_scheduler.storagewatch import StorageWatch
@@ -34,6 +33,7 @@ from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.tenure import Tenure
+from gpu_scheduler.telling import Telling
 from gpu_scheduler.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
@@ -60,16 +60,20 @@ class Daemon:
         self._executor = executor
         self._config = LlmConfigFile(options.llm_config)
         home, self._store = store.home, store
+        store.set_learning(options.learn)
         self._tenure = Tenure(home)
         self._watch = GpuWatch()
         sim_dir = str(home.simulation)
         simulated = options.simulate is not None or options.gpu_probe == "simulated"
         self._sampler = Sampler(
-            AskedProbe(options.gpu_probe, options.simulate, sim_dir), self._watch, self._clock
+            AskedProbe(options.gpu_probe, options.simulate, sim_dir), self._watch, self._clock, options.poll_s
         )
         self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
         logs = LogFolder.of(options.log_dir)
         self._storage = self._loop.storage = StorageWatch(home, logs, self._clock)
+        self._telling = Telling(
+            store, self._clock, settings, logs if options.log_dir else None, verbose=options.verbose
+        )
         self._store.db.set_meta(LOG_FOLDER, logs.to_json())
         conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
         note(
@@ -78,6 +82,8 @@ class Daemon:
                 options.mem_threshold, options.load_threshold, options.cuda_ids, str(self._config.path),
                 conda_sh and os.path.abspath(conda_sh),
                 options.jobs_file and os.path.abspath(options.jobs_file),
+                options.margin_mib, options.idle_threshold_mib, options.spike_buffer, options.tolerance,
+                options.exclusive, options.oom_retries, options.fail_retries,
             ),
         )  # fmt: skip
         self._launcher = Launcher(
@@ -100,7 +106,6 @@ class Daemon:
         self._outcomes = Outcomes(
             self._store, os.path.abspath(options.jobs_file) if options.jobs_file else ""
         )
-        self._reporter = Reporter(self._store)
         self._console = console
         self._signal: int | None = None
         self._woken: set[str] = set()
@@ -120,6 +125,7 @@ class Daemon:
     def launch(self, attempt_id: int) -> None:
         """What the loop calls; see Launcher.launch."""
         self._launcher.launch(attempt_id)
+        self._sampler.watch_closely()
         if not self._options.screen:
             self._console.follow(attempt_id, self._store)
 
@@ -128,6 +134,7 @@ class Daemon:
         try:
             if self._tenure.lost() is None:
                 self._state.write(self._clock.now().boot, at_once=True)
+                self._telling.close()
         except FAILURES as error:
             log.error("%s; the state file may be old", error)
         self._sampler.close()
@@ -190,6 +197,7 @@ class Daemon:
         if facts is not None and facts.trouble is not None:
             self._store.db.shrink()
         self._state.write(self._clock.now().boot)
+        self._telling.turn(facts)
         if facts is None or self._loop.ending or self._signal is not None:
             return self._farewell()
         if self._options.drain and self._is_drained(facts):
@@ -224,7 +232,7 @@ class Daemon:
                 return facts
 
     def _tell(self, action: Action) -> None:
-        self._reporter.told(action)
+        self._telling.told(action)
         self._outcomes.told(action)
         if isinstance(action, Close):
             self._console.finish(action.attempt_id)
@@ -270,6 +278,7 @@ class Daemon:
             self._files_at,
             self._state.again_at,
             self._jobs.again_at if self._jobs else None,
+            self._telling.again_at,
             due(facts, self._store.next_retry(facts.now)),
         ]
         return min(at for at in times if at is not None)

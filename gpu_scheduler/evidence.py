@@ -23,7 +23,15 @@ _MARK = "THE-GPU-IDS"
 
 def evidence_of(store: Store, row: sqlite3.Row, seen: Sighting) -> Evidence:
     """Of an attempt whose result says that it failed."""
-    return Evidence(tail_of(row["log"] or seen.log), _misleading_ids(store, row))
+    job = store.job(row["job_id"])
+    assert job is not None
+    spec = JobSpec.from_json(job["spec"])
+    return Evidence(
+        tail_of(row["log"] or seen.log),
+        _misleading_ids(store, row, spec),
+        spec.oom_retries,
+        spec.fail_retries,
+    )
 
 
 def tail_of(path: str | None, most: int = TAIL) -> str:
@@ -52,11 +60,8 @@ def tail_of(path: str | None, most: int = TAIL) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _misleading_ids(store: Store, row: sqlite3.Row) -> tuple[int, ...]:
+def _misleading_ids(store: Store, row: sqlite3.Row, spec: JobSpec) -> tuple[int, ...]:
     """The physical ids that its command was given, unless they are the ones that count what it sees."""
-    job = store.job(row["job_id"])
-    assert job is not None
-    spec = JobSpec.from_json(job["spec"])
     index = store.indices()
     gpus = tuple(index[uuid] for uuid in json.loads(row["gpus"]) if uuid in index)
     mode = spec.cuda_ids or started_with(store).cuda_ids

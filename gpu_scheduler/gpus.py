@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import psutil
-
+from gpu_scheduler.attribution import Owners, Ownership, is_alive
 from gpu_scheduler.core.facts import Gpu
 from gpu_scheduler.core.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.gpulist import parse_gpu_list
@@ -47,13 +48,12 @@ class GpuWatch:
         self.snapshot: Snapshot | None = None
         self.failure: str | None = None
         self._loads: dict[str, deque[float | None]] = {}
-        self._owners: dict[tuple[int, float], str | None] = {}
+        self._owners = Owners()
 
     def take(self, snapshot: Snapshot) -> None:
         """A complete sample has come."""
         self.snapshot, self.failure = snapshot, None
-        pids = {process.pid for gpu in snapshot.gpus for process in gpu.processes or ()}
-        self._owners = {key: token for key, token in self._owners.items() if key[0] in pids}
+        self._owners.take({process.pid for gpu in snapshot.gpus for process in gpu.processes or ()})
         for gpu in snapshot.gpus:
             self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES)).append(gpu.load_percent)
 
@@ -70,33 +70,31 @@ class GpuWatch:
             sample = samples.get(uuid)
             loads = [load for load in self._loads.get(uuid, ()) if load is not None]
             load = sum(loads) / len(loads) if loads else None
-            owners = self._whose(sample, tokens) if sample else {}
-            gpus.append(Gpu(uuid, sample.index if sample else index, is_paused, sample, at, load, owners))
+            owned = self._owners.of(sample, tokens) if sample else Ownership()
+            gpus.append(
+                Gpu(
+                    uuid,
+                    sample.index if sample else index,
+                    is_paused,
+                    sample,
+                    at,
+                    load,
+                    owned.owners,
+                    owned.starts,
+                    owned.unmatched,
+                )
+            )
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
-    def _whose(self, sample: GpuSample, tokens: Mapping[str, int]) -> dict[int, int | None]:
-        owners: dict[int, int | None] = {}
-        for process in sample.processes or ():
-            token = self._token(process.pid, tokens)
-            owners[process.pid] = tokens.get(token) if token else None
-        return owners
 
-    def _token(self, pid: int, tokens: Collection[str]) -> str | None:
-        """The token that a process, or the nearest of its parents, carries."""
-        try:
-            process = psutil.Process(pid)
-            key = (pid, process.create_time())
-            if key not in self._owners:
-                self._owners[key] = next(
-                    (t for p in [process, *process.parents()] if (t := _carried(p)) in tokens), None
-                )
-            return self._owners[key]
-        except psutil.Error:
-            return None
-
-
-def _carried(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("GPU_SCHEDULER_TOKEN")
-    except (psutil.Error, OSError):
-        return None
+def with_held(gpu: Gpu, held: str) -> Gpu:
+    """The GPU with the peaks on the record (its column `held`) of foreign processes that still live, or are
+    in its sample."""
+    processes = (gpu.sample.processes if gpu.sample else None) or ()
+    here = {(process.pid, gpu.starts.get(process.pid, 0.0)) for process in processes}
+    peaks = {
+        (pid, start): mib
+        for pid, start, mib in json.loads(held)
+        if (pid, start) in here or is_alive(pid, start)
+    }
+    return replace(gpu, held=peaks)

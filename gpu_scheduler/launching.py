@@ -109,7 +109,7 @@ class Launcher:
             {
                 "job": job_id, "attempt": number, "token": row["token"], "boot_id": row["boot_id"],
                 "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
-                "session": session, "log": log, "header": header, "timeout_s": None,
+                "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
             },
             command.command_sh,

@@ -1,14 +1,22 @@
-"""llm_config.json on disk: read again when it changes; a broken edit keeps the last good one and says so."""
+"""llm_config.json on disk: read again when it changes; a broken edit keeps the last good one and says so.
+Written only where the user asks for it."""
 
 from __future__ import annotations
 
+import codecs
+import json
 import logging
 import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpu_scheduler.config import LLM_CONFIG
 from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -60,3 +68,120 @@ class LlmConfigFile:
         if changed and not first:
             log.info("%s read again", self.path.name)
         return changed
+
+
+@dataclass(frozen=True)
+class LlmConfigText:
+    """llm_config.json as it was read. text None: there is no such file; seen: which version of it this is."""
+
+    path: Path
+    text: str | None
+    config: LlmConfig
+    seen: os.stat_result | None = None
+    bom: bytes = b""
+
+    @classmethod
+    def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
+        """Raises UsageError for a file that is broken, cannot be read, or is absent and must exist."""
+        real = Path(os.path.realpath(path))
+        try:
+            with open(real, "rb") as file:
+                seen, data = os.fstat(file.fileno()), file.read()
+            if not stat.S_ISREG(seen.st_mode):
+                raise UsageError(f"{path} is not a file; name a file")
+            bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+            text = data[len(bom) :].decode("utf-8")
+            return cls(real, text, parse_llm_config(text), seen, bom)
+        except FileNotFoundError:
+            if must_exist:
+                raise UsageError(f"{path}: there is no such file; name one that you may read") from None
+            return cls(real, None, LlmConfig())
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; name a file that you may read") from None
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}; mend it, nothing of it is guessed") from None
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """The entries of the models, as they stand there."""
+        models: Mapping[str, Any] = json.loads(self.text or "{}").get("models", {})
+        return models
+
+    def replace(self, text: str) -> Path | None:
+        """Put this text in its place at once and durably; returns where the version before is kept, None
+        where there was none. Mode and owner stay; of a link, the file that it names is changed.
+
+        Raises SchedulerError; the file is then as it was.
+        """
+        spare = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
+        made = [spare]
+        try:
+            try:
+                self._write(spare, self.bom + text.encode(), self.seen)
+                backup = self._keep() if self.seen is not None else None
+                made += [backup] if backup is not None else []
+                if not self._is_same():
+                    raise SchedulerError(f"{self.path} was changed meanwhile; nothing was written, try again")
+                os.rename(spare, self.path)
+                made = []
+            finally:
+                for path in made:
+                    path.unlink(missing_ok=True)
+            with suppress(OSError):  # some file systems cannot; the name is changed all the same
+                _sync_folder(self.path.parent)
+        except OSError as error:
+            raise SchedulerError(
+                f"{self.path} cannot be replaced: {error.strerror}; nothing of it was changed"
+            ) from None
+        return backup
+
+    def _is_same(self) -> bool:
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return self.seen is None
+        return self.seen is not None and _version(now) == _version(self.seen)
+
+    def _keep(self) -> Path:
+        """A copy of what was read, beside the file under a name that is free."""
+        data = self.bom + (self.text or "").encode()
+        number = 0
+        while True:
+            backup = self.path.with_name(f"{self.path.name}.bak" + (f".{number}" if number else ""))
+            try:
+                self._write(backup, data, self.seen)
+                return backup
+            except FileExistsError:
+                number += 1
+
+    @staticmethod
+    def _write(path: Path, data: bytes, like: os.stat_result | None) -> None:
+        """A new file, whole and on the disk, with the mode and the owner of another."""
+        fd = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600
+        )
+        with open(fd, "wb") as file:
+            try:
+                if like is not None:
+                    made = os.fstat(fd)
+                    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+                        os.fchown(fd, like.st_uid, like.st_gid)
+                    os.fchmod(fd, stat.S_IMODE(like.st_mode))
+                file.write(data)
+                file.flush()
+                os.fsync(fd)
+            except BaseException:
+                path.unlink()
+                raise
+
+
+def _version(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -19,9 +19,10 @@ from gpu_scheduler.core.facts import (
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.settle import needs_scan
-from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.gpus import GpuWatch, with_held
 from gpu_scheduler.runner.protocol import is_made, tokens_alive
 from gpu_scheduler.sight import look_at
+from gpu_scheduler.store.measured import Learned
 from gpu_scheduler.store.readings import job_fact
 from gpu_scheduler.store.store import Store
 
@@ -38,11 +39,15 @@ def look(
     trouble: str | None = None,
     *,
     placing: bool = True,
+    learned: Learned | None = None,
 ) -> Facts:
-    """Everything that one round decides from. placing: whether jobs may be started."""
+    """Everything that one round decides from. placing: whether jobs may be started; learned: None = needs are
+    not learned."""
     attempts = _attempts(store)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
-    paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in store.gpus()}
+    managed = store.gpus()
+    paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
+    held = {row["uuid"]: row["held"] for row in managed}
     seen = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     others = {gpu.uuid: (gpu.index, False) for gpu in seen if gpu.uuid not in paused}
     wishes = tuple(
@@ -52,7 +57,7 @@ def look(
         now=now,
         settings=settings,
         config=config,
-        gpus=watch.gpus(paused, tokens),
+        gpus=tuple(with_held(gpu, held[gpu.uuid]) for gpu in watch.gpus(paused, tokens)),
         others=watch.gpus(others, tokens),
         complete=watch.snapshot is not None,
         blind=watch.failure,
@@ -61,6 +66,7 @@ def look(
         lines=_lines(store, now) if placing else (),
         wishes=wishes,
         jobs=_jobs(store, {wish.target for wish in wishes}),
+        learned=learned.needs() if learned is not None else {},
     )
 
 

@@ -20,6 +20,7 @@ from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.looking import look
 from gpu_scheduler.runner import protocol
+from gpu_scheduler.store.measured import Learned
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 
@@ -69,6 +70,7 @@ class Loop:
         self.placing = True
         self.ending = False
         self.sample_wanted = False
+        self._learned = Learned(store, settings.limits.spike)
         self._said: set[str] = set()
         self._gone: frozenset[int] | None = None
         self._launcher = launcher
@@ -82,7 +84,10 @@ class Loop:
         """
         now = self.clock.now()
         trouble = self.storage.trouble() if self.storage is not None else None
-        facts = look(self.store, self.watch, self.config, self.settings, now, trouble, placing=self.placing)
+        facts = look(
+            self.store, self.watch, self.config, self.settings, now, trouble,
+            placing=self.placing, learned=self._learned if self.store.learning else None,
+        )  # fmt: skip
         self._report_strange(facts)
         facts, actions = self._plan(facts)
         if not actions:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two samples of the GPUs (DESIGN §4), and after one that failed.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
+#: In the first minute of a job samples are taken this often, in seconds.
+CLOSE_S, CLOSE_EVERY_S = 60.0, 1.0
 #: Seconds that a start waits for an answer where there is a record, whose jobs may want to be settled.
 KNOWN_SAMPLE_S = 5.0
 
@@ -30,7 +32,11 @@ KNOWN_SAMPLE_S = 5.0
 class Sampler:
     """Asks the probe every few seconds, and at once when wanted; a question that hangs holds up nothing."""
 
-    def __init__(self, probe: AskedProbe, watch: GpuWatch, clock: Clock) -> None:
+    def __init__(
+        self, probe: AskedProbe, watch: GpuWatch, clock: Clock, every_s: float = SAMPLE_EVERY_S
+    ) -> None:
+        self._every_s = every_s
+        self._closely_until = 0.0
         self._probe = probe
         self._watch = watch
         self._clock = clock
@@ -92,8 +98,15 @@ class Sampler:
         if self._probe.asked_at is not None or not (at_once or now >= self._ask_at):
             return False
         self._probe.ask()
-        self._ask_at = now + SAMPLE_EVERY_S
+        closely = now < self._closely_until
+        self._ask_at = now + (min(self._every_s, CLOSE_EVERY_S) if closely else self._every_s)
         return True
+
+    def watch_closely(self) -> None:
+        """A job was started: what it takes of the GPUs is looked at more often for a while."""
+        now = self._clock.now().boot
+        self._closely_until = now + CLOSE_S
+        self._ask_at = min(self._ask_at, now + CLOSE_EVERY_S)
 
     def read(self, recorder: Recorder) -> None:
         """Take in an answer that has come, or that has not come in time."""

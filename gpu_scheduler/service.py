@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 
 from gpu_scheduler.checks import check_paths
 from gpu_scheduler.config import STATE_FILE, StartOptions
@@ -19,9 +19,10 @@ from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.fresh import forgotten, refuse_active
 from gpu_scheduler.storage import refusal
 from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.instance import InstanceLock
+from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.store import Store
 
 #: A variable that, set to "exec", has every runner started anew instead of forked from a loaded one.
@@ -56,15 +57,10 @@ def run(
         with ExitStack() as at_end:
             try:
                 store = at_end.enter_context(closing(Store(home, create=True)))
-                daemon = Daemon(
-                    options,
-                    store,
-                    umask,
-                    console,
-                    reached,
-                    settings or _settings(options),
-                    _executor(options.screen),
-                )
+                executor = _executor(options.screen)
+                # A start that fails forgets nothing.
+                with forgotten(store) if options.fresh else nullcontext():
+                    daemon = Daemon(options, store, umask, console, reached, settings, executor)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
                     shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
@@ -84,6 +80,29 @@ def run(
         lock.release()
 
 
+def to_forget(home: Home, *, take_over: bool = False) -> int:
+    """How many jobs `start --fresh` would forget. Raises SchedulerError where it would refuse to."""
+    if not home.database.exists():
+        return 0
+    home.check_owner(take_over=take_over)
+    pid = scheduler_pid(home.lock)
+    if pid is not None:
+        raise SchedulerError(_is_running(home, pid))
+    try:
+        with closing(Store(home, create=True)) as store:
+            refuse_active(store)
+            return sum(store.counts().values())
+    except sqlite3.OperationalError as error:
+        raise SchedulerError(refusal(home, error)) from None
+
+
+def _is_running(home: Home, pid: int | None) -> str:
+    return (
+        f"a scheduler is running on {home.state_file} already (pid {pid}); "
+        "`stop` ends it, or name another --state-file"
+    )
+
+
 def _locked(home: Home, take_over: bool) -> InstanceLock:
     """The lock of the one scheduler, taken, and the record noted as this host's. Raises SchedulerError."""
     try:
@@ -94,16 +113,23 @@ def _locked(home: Home, take_over: bool) -> InstanceLock:
     except OSError as error:
         raise SchedulerError(refusal(home, error)) from None
     if not taken:
-        raise SchedulerError(
-            f"a scheduler is running on {home.state_file} already (pid {lock.holder()}); "
-            "`stop` ends it, or name another --state-file"
-        )
+        raise SchedulerError(_is_running(home, lock.holder()))
     return lock
 
 
 def _settings(options: StartOptions) -> Settings:
     return Settings(
-        limits=Limits(options.mem_threshold, options.load_threshold),
+        limits=Limits(
+            options.mem_threshold,
+            options.load_threshold,
+            options.margin_mib,
+            options.idle_threshold_mib,
+            options.spike_buffer,
+        ),
+        exclusive=options.exclusive,
+        tolerance=options.tolerance,
+        oom_retries=options.oom_retries,
+        fail_retries=options.fail_retries,
         max_assign_attempts=options.max_assign_attempts,
         assign_retry_wait_s=options.assign_retry_wait_s,
     )

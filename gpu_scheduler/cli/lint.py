@@ -10,15 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.cli.add import from_record
+from gpu_scheduler.cli.record import opened
 from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.lines import Line
+from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.preview import Preview, Setting, preview
 from gpu_scheduler.core.reading import Accepted, NewJob, diff
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filelook import LARGEST, JobsFile
 from gpu_scheduler.intake.filetext import FileText, TextParser
 from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.store.started import started_with
 from gpu_scheduler.views.lint import Linted, to_json, to_text
 from gpu_scheduler.views.report import MalformedShown
 
@@ -35,7 +38,8 @@ def lint(options: Namespace) -> int:
     lines = parser.parse(content, FileText(), ()).lines
     conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
     envs = _environments(parser, lines, conda_sh)
-    setting = Setting(config.current, known, conda_sh, os.path.exists, envs)
+    totals, limits = _from_record(options)
+    setting = Setting(config.current, known, conda_sh, os.path.exists, envs, totals, limits)
     good = tuple(_previews(parser, lines, setting))
     bad = [
         MalformedShown(options.file, line.number, line.text, line.problem or "", line.accepted)
@@ -45,6 +49,16 @@ def lint(options: Namespace) -> int:
     linted = Linted(options.file, cwd, good, bad)
     sys.stdout.write(to_json(linted) if options.json else to_text(linted))
     return 1 if bad else 0
+
+
+def _from_record(options: Namespace) -> tuple[dict[int, int], Limits]:
+    """GPU index -> MiB of each that is known, and the limits that the newest scheduler was started with."""
+    try:
+        with opened(options, foreign=True) as store:
+            totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
+            return totals, started_with(store).limits
+    except SchedulerError:
+        return {}, Limits()
 
 
 def _content(path: str) -> bytes:

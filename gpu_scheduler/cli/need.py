@@ -1,13 +1,22 @@
-"""What a job needs, by the llm_config.json that the scheduler goes by, and where that need comes from."""
+"""What a job needs, as the scheduler finds it: by its line, the llm_config.json that it goes by, and what was
+learned; and where that need comes from."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Mapping
 
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Facts, Gpu, Settings
+from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
+from gpu_scheduler.core.needs import Ask, LlmConfig, Need
+from gpu_scheduler.core.planning import need_of
+from gpu_scheduler.core.units import shown_mib
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.store.measured import Learned
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 
@@ -25,16 +34,44 @@ def config_of(store: Store) -> LlmConfig:
     return file.current
 
 
-def need_words(store: Store, spec: JobSpec) -> str:
-    """ "0.5 of a GPU (model qwen2.5-3b-inst)"."""
-    return f"{resolve(Ask.of(spec), config_of(store))} ({_source(spec)})"
+def learned_of(store: Store) -> Mapping[str, int]:
+    """Family -> MiB, where the scheduler goes by what was learned."""
+    return Learned(store, started_with(store).spike).needs() if store.learning else {}
 
 
-def _source(spec: JobSpec) -> str:
+def need_now(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
+    """What a job of the record needs now, and in words: "0.5 of a GPU (model qwen2.5-3b-inst)"."""
+    started = started_with(store)
+    config, learned = config_of(store), learned_of(store)
+    facts = Facts(
+        Clock().now(),
+        Settings(limits=started.limits, exclusive=started.exclusive),
+        config,
+        tuple(_empty(row) for row in store.gpus()),
+        learned=learned,
+    )
+    ask = Ask.from_key(job["ask"])
+    need = need_of(ask, facts)
+    is_learned = need.vram is not None and ask.family in learned and ask.llm not in config.models
+    return need, f"{need} ({_source(JobSpec.from_json(job['spec']), job['raised_mib'], is_learned)})"
+
+
+def _empty(row: sqlite3.Row) -> Gpu:
+    """A GPU as large as it is, whatever is on it."""
+    sample = GpuSample(row["uuid"], row["idx"], row["name"], row["total_mib"], None, None)
+    return Gpu(row["uuid"], row["idx"], sample=sample)
+
+
+def _source(spec: JobSpec, raised_mib: int | None, is_learned: bool) -> str:
+    if raised_mib is not None:
+        said = "nothing of memory" if spec.vram is None else shown_mib(spec.vram)
+        return f"raised after it ran out of memory; its line says {said}"
     if spec.torchrun is not None:
         return f"torchrun, {spec.torchrun} GPU{'' if spec.torchrun == 1 else 's'}"
-    if spec.share is not None or spec.gpus is not None:
+    if spec.share is not None or spec.gpus is not None or spec.vram is not None:
         return "its attributes"
+    if is_learned:
+        return "learned from finished jobs of its kind"
     if spec.llm is not None:
         return f"model {spec.llm}"
     return "a command that names no need" if spec.kind == "command" else "default_requirement"

@@ -8,70 +8,123 @@ from gpu_scheduler import config
 from gpu_scheduler.cli import values
 from gpu_scheduler.cli.values import path
 
+#: What takes options: a parser, or a group of it.
+_Options = argparse.ArgumentParser | argparse._ArgumentGroup
+
+_START = config.StartOptions()
 _DAY_S = 86400
+#: The most that a tolerance or a buffer may be, as a part of what it is added to.
+_PARTS = 10
 _PRIORITY = values.whole(-(10**9) + 1, 10**9 - 1)
 
 
 def start(parser: argparse.ArgumentParser) -> None:
     """The scheduler's own."""
-    defaults = config.StartOptions()
-    fraction = values.number(0, 1)
-    interval = values.number(0, _DAY_S)
-    option = parser.add_argument
-    _gpus(parser)
-    _jobs_file(parser)
-    _llm_config(parser)
-    option("--screen", action="store_true", help="run each job in a GNU Screen session of its own")
-    option("--mem-threshold", metavar="X", type=fraction, default=defaults.mem_threshold,
+    _start_jobs(parser.add_argument_group("jobs"))
+    _start_gpus(parser.add_argument_group("GPUs"))
+    _start_memory(parser.add_argument_group("memory of jobs"))
+    _start_launches(parser.add_argument_group("launches and retries"))
+    _start_self(parser.add_argument_group("the scheduler itself"))
+
+
+def _start_jobs(group: argparse._ArgumentGroup) -> None:
+    _jobs_file(group, None)
+    end = group.add_mutually_exclusive_group().add_argument
+    end("--drain", action="store_true", help="end when no job can run any more; exit code of the jobs")
+    end("--watch", action="store_true",
+        help="go on for new lines (default, but for a jobs file in the place of start)")  # fmt: skip
+    _llm_config(group)
+    option = group.add_argument
+    option("--fresh", action="store_true", help="forget all jobs first; asks on a terminal")
+    option("--yes", action="store_true", help="--fresh does not ask")
+
+
+def _start_gpus(group: argparse._ArgumentGroup) -> None:
+    option = group.add_argument
+    _gpus(group)
+    _probe(group)
+    option("--poll", metavar="S", type=values.number(0.1, 3600, least=0.1), default=_START.poll_s,
+           help="time between two looks at the GPUs (default: 5)")  # fmt: skip
+    option("--mem-threshold", metavar="X", type=values.number(0, 1), default=_START.mem_threshold,
            help="others' part of its memory, above 0, to 1, that closes a GPU (default: 0.8)")  # fmt: skip
-    option("--load-threshold", metavar="X", type=fraction, default=defaults.load_threshold,
+    option("--load-threshold", metavar="X", type=values.number(0, 1), default=_START.load_threshold,
            help="load, above 0, to 1, that does so where others use the GPU (default: 0.8)")  # fmt: skip
-    option("--monitor-interval", metavar="S", type=interval, default=defaults.monitor_interval_s,
-           help="longest time until a change of the jobs file is seen (default: 30)")  # fmt: skip
-    option("--state-interval", metavar="S", type=interval, default=defaults.state_interval_s,
-           help="longest time until an edit of the state file is seen (default: 20)")  # fmt: skip
-    option("--max-assign-attempts", metavar="N", type=values.whole(1, 1000),
-           default=defaults.max_assign_attempts, help="tries to launch a job (default: 5)")  # fmt: skip
-    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, least=0),
-           default=defaults.assign_retry_wait_s, help="wait after a failed one (default: 5)")  # fmt: skip
-    _log_dir(parser)
-    _probe(parser)
-    option("--cuda-ids", choices=("physical", "visible"), default=defaults.cuda_ids,
+    option("--idle-threshold", metavar="MIB", type=values.mib, default=_START.idle_threshold_mib,
+           help="memory that a GPU without jobs may have in use and is idle (default: 200)")  # fmt: skip
+    option("--exclusive", action="store_true", help="one job at a time on each GPU")
+    option("--cuda-ids", choices=("physical", "visible"), default=_START.cuda_ids,
            help="the ids given by --cuda to scripts (default: physical)")  # fmt: skip
-    _conda_sh(parser)
-    option("--drain", action="store_true", help="end when no job can run any more; exit code of the jobs")
-    option("--take-over", action="store_true", help="go on with the record of another host, which is gone")
+
+
+def _start_memory(group: argparse._ArgumentGroup) -> None:
+    option = group.add_argument
+    option("--margin", metavar="MIB", type=values.mib, default=_START.margin_mib,
+           help="memory left free where vram is declared: 512, 1G, 0 (default: 512)")  # fmt: skip
+    option("--spike-buffer", metavar="X", type=values.number(0, _PARTS, least=0),
+           default=_START.spike_buffer, help="part added to peaks that were seen (default: 0.1)")  # fmt: skip
+    option("--tolerance", metavar="X", type=values.number(0, _PARTS, least=0), default=_START.tolerance,
+           help="part by which a declaration may be off before it is said (default: 0.1)")  # fmt: skip
+    option("--learn", action="store_true", help="jobs that declare nothing need what their kind used before")
+    option("-v", "--verbose", action="store_true", help="tell each job's memory as its peak grows")
+
+
+def _start_launches(group: argparse._ArgumentGroup) -> None:
+    option = group.add_argument
+    option("--screen", action="store_true", help="run each job in a GNU Screen session of its own")
+    _conda_sh(group)
+    option("--oom-retries", metavar="N", type=values.whole(0, 1000), default=_START.oom_retries,
+           help="runs again after CUDA out of memory, with more (default: 0)")  # fmt: skip
+    option("--fail-retries", metavar="N", type=values.whole(0, 1000), default=_START.fail_retries,
+           help="runs again after any failure (default: 0)")  # fmt: skip
+    option("--max-assign-attempts", metavar="N", type=values.whole(1, 1000),
+           default=_START.max_assign_attempts, help="tries to launch a job (default: 5)")  # fmt: skip
+    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, least=0),
+           default=_START.assign_retry_wait_s, help="wait after a failed one (default: 5)")  # fmt: skip
+
+
+def _start_self(group: argparse._ArgumentGroup) -> None:
+    interval = values.number(0, _DAY_S)
+    option = group.add_argument
+    option("--monitor-interval", metavar="S", type=interval, default=_START.monitor_interval_s,
+           help="longest time until a change of the jobs file is seen (default: 30)")  # fmt: skip
+    option("--state-interval", metavar="S", type=interval, default=_START.state_interval_s,
+           help="longest time until an edit of the state file is seen (default: 20)")  # fmt: skip
+    _log_dir(group)
     option("--daemon", action="store_true", help="go on in the background once it is up; print pid and log")
+    option("--take-over", action="store_true", help="go on with the record of another host, which is gone")
 
 
-def _gpus(parser: argparse.ArgumentParser) -> None:
+def _gpus(parser: _Options) -> None:
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
                         help="a count (4) or a list (0,2,3 or 3,)")  # fmt: skip
 
 
-def _jobs_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs-file", metavar="PATH", default=config.JOBS_FILE, help='"" watches none')
+def _jobs_file(parser: _Options, default: str | None = config.JOBS_FILE) -> None:
+    """default None: whether it was given is told apart."""
+    parser.add_argument("--jobs-file", metavar="PATH", default=default,
+                        help=f'"" watches none (default: {config.JOBS_FILE})')  # fmt: skip
 
 
-def _llm_config(parser: argparse.ArgumentParser) -> None:
+def _llm_config(parser: _Options) -> None:
     parser.add_argument("--llm-config", metavar="PATH", type=path,
                         help=f"default: {config.LLM_CONFIG}, if it is there")  # fmt: skip
 
 
-def _log_dir(parser: argparse.ArgumentParser) -> None:
+def _log_dir(parser: _Options) -> None:
     parser.add_argument("--log-dir", metavar="DIR", type=path,
                         help="job logs (default: /tmp/gpu_scheduler_logs)")  # fmt: skip
 
 
-def _probe(parser: argparse.ArgumentParser) -> None:
-    default = config.StartOptions().gpu_probe
-    parser.add_argument("--gpu-probe", choices=("auto", "nvml", "gputil", "simulated"), default=default,
+def _probe(parser: _Options) -> None:
+    parser.add_argument("--gpu-probe", choices=("auto", "nvml", "gputil", "simulated"),
+                        default=_START.gpu_probe,
                         help="who reads the GPUs (default: auto = NVML, else GPUtil)")  # fmt: skip
-    parser.add_argument("--simulate", metavar="N",
-                        help="simulated GPUs: 4 (24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip
+    simulated = parser.add_mutually_exclusive_group().add_argument
+    simulated("--simulate", metavar="N", help="simulated GPUs: 4 (24 GiB each), 4:80G, 2:24G,2:80G")
+    simulated("--sim", metavar="N", dest="simulate", help="the same as --simulate")
 
 
-def _conda_sh(parser: argparse.ArgumentParser) -> None:
+def _conda_sh(parser: _Options) -> None:
     parser.add_argument("--conda-sh", metavar="PATH", type=path,
                         help="profile.d/conda.sh, where it is not found")  # fmt: skip
 
@@ -152,6 +205,14 @@ def logs(parser: argparse.ArgumentParser) -> None:
                         help="its Kth attempt, from 1 (default: the newest)")  # fmt: skip
 
 
+def events(parser: argparse.ArgumentParser) -> None:
+    """How much of what happened, and how it is told."""
+    parser.add_argument("--jsonl", action="store_true", help="as JSON, an object a line, see docs/json.md")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    parser.add_argument("-n", "--lines", metavar="N", type=values.whole(0, 10**9 - 1),
+                        help="only the last ones (default: all)")  # fmt: skip
+
+
 def _grace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grace", metavar="S", type=values.number(0, _DAY_S, least=0), default=10.0,
                         help="seconds between SIGTERM and SIGKILL (default: 10)")  # fmt: skip
@@ -168,6 +229,15 @@ def priority(parser: argparse.ArgumentParser) -> None:
     """Jobs, then the number."""
     jobs(parser)
     parser.add_argument("number", metavar="N", type=_PRIORITY, help="the priority; lower numbers run first")
+
+
+def calibrate(parser: argparse.ArgumentParser) -> None:
+    """The file that is compared, and whether it is changed."""
+    parser.add_argument("--llm-config", metavar="PATH", type=path,
+                        help="default: the one that the scheduler goes by")  # fmt: skip
+    parser.add_argument("--write", action="store_true",
+                        help="put the suggested entries there, keeping a copy of the file")  # fmt: skip
+    _json(parser)
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:

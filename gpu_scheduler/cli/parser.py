@@ -1,4 +1,5 @@
-"""The words of the command line into values. Nothing is done, opened or looked up here.
+"""The words of the command line into values. Nothing is done or opened here, and nothing looked up but
+whether a first word that is no command is a file.
 
 The packages that colour help are imported when help is printed, never before.
 """
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
 from gpu_scheduler.cli import options as of
+from gpu_scheduler.cli.forms import jobs_file_at
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
@@ -19,7 +21,8 @@ PROGRAM = "gpu-scheduler"
 
 #: Of each command: its name, what it does, an example, and what declares its options.
 _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
-    ("start", "runs the scheduler until it is asked to end", "start --screen --jobs-file jobs.txt", of.start),
+    ("start", "runs the scheduler until it is asked to end; a jobs file in its place, until that is done",
+     "start --screen --jobs-file jobs.txt", of.start),
     ("add", "appends one well-formed line to the jobs file and prints it",
      'add train.py --conda myenv --args "--llm qwen2.5-7b-inst" --gpus 0-3', of.add),
     ("lint", "says what each line of a jobs file will do; nothing is queued", "lint jobs.txt", of.lint),
@@ -31,16 +34,23 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
     ("screens", "lists the Screen sessions of running jobs, and how to open each", "screens", of.screens),
     ("attach", "opens the Screen session of a running job (leave with Ctrl-A D)", "attach 3", of.one_job),
     ("logs", "prints the log of a job's newest attempt, or of another", "logs 3 -f", of.logs),
+    ("events", "prints what happened, an event a line; works without a scheduler", "events -f", of.events),
     ("cancel", "ends queued or running jobs; works with no scheduler up", "cancel 3 4 --grace 30", of.cancel),
     ("retry", "queues finished or held jobs once more", "retry 3", of.jobs),
     ("hold", "keeps queued jobs from starting", "hold 3", of.jobs),
     ("release", "queues held jobs again", "release 3", of.jobs),
     ("priority", "gives waiting jobs another priority; lower numbers run first", "priority 3 0", of.priority),
     ("stop", "asks the scheduler to end; running jobs go on", "stop", of.stop),
+    ("calibrate", "compares what finished jobs used with what was declared; changes nothing by itself",
+     "calibrate --write", of.calibrate),
     ("doctor", "looks for what could go wrong on this machine; changes nothing", "doctor", of.doctor),
     ("completion", "prints a script that completes commands and options in a shell", "completion bash",
      of.completion),
 )  # fmt: skip
+
+
+def _titled(group: str) -> str:
+    return group[:1].upper() + group[1:]
 
 
 def _called(path: str) -> str:
@@ -66,6 +76,7 @@ class _Parser(argparse.ArgumentParser):
             # Brackets in our texts are attributes of jobs, not markup.
             text_markup = False
             help_markup = False
+            group_name_formatter = staticmethod(_titled)  # type: ignore[assignment]
 
         self.formatter_class = Formatter
         return super().format_help()
@@ -77,7 +88,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises UsageError for bad words, naming option, value and what is accepted; SystemExit(0) after --help and
     --version have printed.
     """
+    try:
+        at = jobs_file_at(argv, [name for name, *_ in _COMMANDS])
+    except ValueError as error:
+        program([]).error(str(error))
+    if at is not None:
+        return _start_of_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
     return program(argv).parse_args(_joined(argv))
+
+
+def _start_of_file(file: str, words: Sequence[str]) -> argparse.Namespace:
+    """`gpu-scheduler FILE …`. words: those of the `start` that it is, less the file."""
+    parser = program(words)
+    options = parser.parse_args(words)
+    if options.jobs_file is not None:
+        parser.error(f"two jobs files are named, {file} and --jobs-file {options.jobs_file}; leave one out")
+    options.jobs_file = file
+    options.drain = not options.watch
+    return options
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
@@ -102,7 +130,9 @@ def program(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         prog=PROGRAM,
         allow_abbrev=False,
         description="Runs every line of jobs.txt once, on the right GPU, in its own Screen session.",
-        epilog=f"Example: {PROGRAM} start --screen\n`{PROGRAM} COMMAND --help` tells more of each command.",
+        epilog=f"Example: {PROGRAM} start --screen\n"
+        f"`{PROGRAM} FILE` is `start --jobs-file FILE --drain`; with --watch it goes on for new lines.\n"
+        f"`{PROGRAM} COMMAND --help` tells more of each command.",
     )
     program.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     _where(program, config.STATE_FILE, None)

@@ -11,15 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_scheduler.cli.look import job_of
-from gpu_scheduler.cli.need import need_words
+from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.status import context_of
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import Outcome
+from gpu_scheduler.core.verdict import judge
+from gpu_scheduler.store.events import of_job
+from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
+from gpu_scheduler.views.events import about
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.secrets import hide_secrets
-from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text
+from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text, verdict_words
 
 
 def show(options: Namespace) -> int:
@@ -50,14 +55,20 @@ def read(store: Store, job_id: int) -> Story:
             line=None if line is None else (line["path"], line["number"]),
             script=spec.script,
             arguments=spec.arguments,
-            need=need_words(store, spec),
+            need=need_now(store, row)[1],
+            raised_mib=row["raised_mib"],
+            oom_used=row["oom_used"],
+            oom_retries=spec.oom_retries,
+            fail_used=row["fail_used"],
+            fail_retries=spec.fail_retries,
+            timeout_s=spec.timeout_s,
             allowed=spec.allowed,
             conda=spec.conda,
             venv=spec.venv,
             cwd=spec.cwd,
             env=hide_secrets(spec.env),
             attempts=tuple(_attempt(store, one, shown, context.indices) for one in attempts),
-            history=tuple((one["at"], one["state"], one["reason"]) for one in store.history(job_id)),
+            history=tuple((one.at, one.kind, about(one)) for one in of_job(store, job_id)),
         )
 
 
@@ -89,7 +100,29 @@ def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str
         survivors=tuple(json.loads(row["survivors"])),
         launches=row["launches"],
         warnings=jobs.warnings(row, indices),
+        vram_declared=row["vram"],
+        peaks=jobs.peaks_of(row, indices),
+        load_percent=_load(row),
+        verdict=_verdict(store, row),
     )
+
+
+def _load(row: sqlite3.Row) -> float | None:
+    """The mean load of the GPUs of an attempt, over all samples."""
+    loads = json.loads(row["loads"]).values()
+    samples = sum(count for _, count in loads)
+    return sum(total for total, _ in loads) / samples if samples else None
+
+
+def _verdict(store: Store, row: sqlite3.Row) -> str | None:
+    """On what an attempt declared, once its end is recorded."""
+    if row["outcome"] is None:
+        return None
+    peaks = json.loads(row["peaks"])
+    tolerance = started_with(store).tolerance
+    completed = row["outcome"] == Outcome.COMPLETED.value
+    of_gpus = [peaks.get(uuid) for uuid in json.loads(row["gpus"])]
+    return verdict_words(judge(of_gpus, row["vram"], tolerance, completed=completed), tolerance)
 
 
 def command_of(folder: Path) -> str | None:

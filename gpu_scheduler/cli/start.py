@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.cli.record import home_of
-from gpu_scheduler.config import StartOptions
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.config import JOBS_FILE, StartOptions
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.views.words import visible
 
 #: Seconds that logind may take.
 _ASK_S = 1.0
@@ -22,6 +24,8 @@ def start(options: Namespace) -> int:
     """Schedule until asked to end; the exit code is the scheduler's. With --daemon in the background."""
     chosen = start_options(options)
     _check(chosen)
+    if options.fresh:
+        _confirm(chosen, ask=not options.yes)
     if options.daemon:
         from gpu_scheduler import background
 
@@ -41,6 +45,24 @@ def _run(chosen: StartOptions, up: Callable[[], None]) -> int:
         threading.Thread(target=_log_logout, name="logind", daemon=True).start()
 
     return run(chosen, up=is_up)
+
+
+def _confirm(chosen: StartOptions, *, ask: bool) -> None:
+    """Have it confirmed, where somebody can be asked, that jobs are forgotten. Raises SchedulerError."""
+    from gpu_scheduler.service import to_forget
+
+    home = Home.of(chosen.state_file, chosen.data_dir)
+    jobs = to_forget(home, take_over=chosen.take_over)
+    if not jobs or not ask or not os.isatty(0):
+        return
+    folder = os.path.relpath(home.folder) if home.folder.is_relative_to(os.getcwd()) else str(home.folder)
+    try:
+        said = input(visible(f"forget {jobs} job{'s' * (jobs != 1)} of {folder}? [y/N] "))
+    except EOFError:
+        said = ""
+        print()
+    if said.strip().lower() not in ("y", "yes"):
+        raise SchedulerError("nothing is forgotten, and nothing started")
 
 
 def _in_background(pid: int, main_log: Path) -> None:
@@ -69,7 +91,7 @@ def start_options(options: Namespace) -> StartOptions:
         state_file=options.state_file,
         data_dir=options.data_dir,
         gpus=options.gpus,
-        jobs_file=options.jobs_file,
+        jobs_file=JOBS_FILE if options.jobs_file is None else options.jobs_file,
         llm_config=options.llm_config,
         screen=options.screen,
         mem_threshold=options.mem_threshold,
@@ -85,6 +107,17 @@ def start_options(options: Namespace) -> StartOptions:
         conda_sh=options.conda_sh,
         drain=options.drain,
         take_over=options.take_over,
+        margin_mib=options.margin,
+        idle_threshold_mib=options.idle_threshold,
+        spike_buffer=options.spike_buffer,
+        tolerance=options.tolerance,
+        exclusive=options.exclusive,
+        oom_retries=options.oom_retries,
+        fail_retries=options.fail_retries,
+        learn=options.learn,
+        poll_s=options.poll,
+        verbose=options.verbose,
+        fresh=options.fresh,
     )
 
 

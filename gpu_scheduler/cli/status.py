@@ -17,6 +17,7 @@ from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.intake.pauses import wished_pauses
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.storage import LOG_FOLDER, troubles
+from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import gpus, jobs
 from gpu_scheduler.views.report import JobsFileShown, MalformedShown, Report
@@ -64,7 +65,7 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
             host=store.foreign.name if store.foreign is not None else None,
             state_file=str(store.home.state_file),
             data_dir=str(store.home.folder),
-            gpus=gpus.shown(store.gpus(), unsettled, wished_pauses(store)),
+            gpus=gpus.shown(store.gpus(), unsettled, wished_pauses(store), started_with(store).limits),
             jobs=tuple(jobs.shown(row, attempts.get(row["id"]), context) for row in rows),
             counts=store.counts(),
             malformed=tuple(_malformed(row) for row in store.malformed()),
@@ -86,6 +87,7 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
     if not is_up:
         # What the last scheduler found may not hold any more, but for what can never fit.
         reasons = {ask: reason for ask, reason in reasons.items() if ask in infeasible}
+    started = started_with(store)
     return jobs.Context(
         now=Clock().now(),
         reasons=reasons,
@@ -94,6 +96,8 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
         indices=store.indices(),
         wished={job_id: verbs[-1] for job_id, verbs in wished_verbs(store).items()},
         open=_looks(store, [row for row in unsettled if row["outcome"] is None]),
+        oom_retries=started.oom_retries,
+        fail_retries=started.fail_retries,
     )
 
 

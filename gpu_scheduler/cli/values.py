@@ -38,6 +38,18 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def mib(text: str) -> int:
+    """Reads memory as attributes have it (512, 1G, 1.5GiB), in MiB; 0 too."""
+    from gpu_scheduler.core.units import parse_mib
+
+    if text.strip() == "0":
+        return 0
+    try:
+        return parse_mib(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{error}; 0 is accepted too") from None
+
+
 def path(text: str) -> str:
     """Takes the path of a file or folder."""
     if not text or "\0" in text:

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from gpu_scheduler.cli.look import job_of
-from gpu_scheduler.cli.need import config_of, need_words
+from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.status import context_of, troubles_of
 from gpu_scheduler.core.command import conda_of
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lasterror import text_lines
-from gpu_scheduler.core.needs import Ask, resolve
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.remedies import remedy
 from gpu_scheduler.core.states import WAITING, JobState, Outcome
@@ -34,7 +33,7 @@ from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
 from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.words import ago, explanation, outcome_words, shortened, visible
+from gpu_scheduler.views.words import ago, explanation, memory_words, outcome_words, shortened, visible
 
 #: Lines of a failed job's log, and of the main log about a job, that are shown.
 LAST_LINES = 10
@@ -116,7 +115,7 @@ def _of_waiting(asked: Asked, state: JobState) -> Iterator[Finding]:
     if state is JobState.HELD:
         yield checks.held(row["id"], row["held_by"], asked.shown.reason)
     yield from map(of_trouble, troubles_of(store))
-    yield ok("need", need_words(store, spec))
+    yield ok("need", need_now(store, row)[1])
     if store.foreign is None:  # processes, files and conda are those of the scheduler's host
         yield from _of_gpus(asked)
         conda_sh = started_with(store).conda_sh
@@ -143,7 +142,7 @@ def _of_gpus(asked: Asked) -> Iterator[Finding]:
 
     limits = started_with(store).limits
     views = seen.views(rows, wished_pauses(store), asked.attempts, limits, asked.now)
-    need = resolve(Ask.of(spec), config_of(store))
+    need, _ = need_now(store, asked.row)
     yield checks.placing(need, spec.allowed, views, limits)
     yield from checks.unmanaged(spec.allowed, [view.index for view in views])
     for view in views:
@@ -171,6 +170,9 @@ def _of_running(asked: Asked) -> Iterator[Finding]:
     since = f", since {ago(job.started_at, asked.now.wall)}" if job.started_at is not None else ""
     follow = f"`attach {job.id}`, or `logs {job.id} -f`" if job.session else f"`logs {job.id} -f` follows it"
     yield ok("runs", f"on GPU {gpus}{since}; {follow}")
+    memory = memory_words(job.peaks, job.vram_declared)
+    if memory:
+        yield ok("memory", f"peak so far {memory}")
 
 
 def _of_finished(asked: Asked) -> Iterator[Finding]:

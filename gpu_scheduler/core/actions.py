@@ -13,13 +13,16 @@ from gpu_scheduler.core.states import JobState, Outcome
 class Start:
     """Open an attempt of a queued job on these GPUs and launch it.
 
-    share: thousandths on each of them; baseline_mib: (UUID, MiB in use there that nobody accounts for).
+    share (thousandths, 0 = none declared), vram (MiB): on each of them; whole: no other job of ours with it;
+    baseline_mib: (UUID, MiB in use there that nobody accounts for).
     """
 
     job_id: int
     gpus: tuple[str, ...]
     share: int
     baseline_mib: tuple[tuple[str, int], ...] = ()
+    vram: int | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,39 @@ class NoteStray:
 
 
 @dataclass(frozen=True)
+class NoteUse:
+    """What a sample taken at `at` (boot seconds) shows of a running attempt.
+
+    seen: of each of its GPUs (UUID, MiB of its processes, load of the card in percent); None = not known.
+    """
+
+    job_id: int
+    attempt_id: int
+    at: float
+    seen: tuple[tuple[str, int | None, float | None], ...]
+
+
+@dataclass(frozen=True)
+class NoteExceeded:
+    """An attempt uses more memory on a GPU (UUID) than it declared; said once per attempt and GPU. MiB."""
+
+    job_id: int
+    attempt_id: int
+    uuid: str
+    seen_mib: int
+    declared_mib: int
+
+
+@dataclass(frozen=True)
+class NoteHeld:
+    """The foreign processes of a GPU (UUID) that live, each at the most that it was seen to use: (pid, start,
+    MiB)."""
+
+    uuid: str
+    held: tuple[tuple[int, float, int], ...]
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Signal every process that still carries the attempt's token. kill: SIGKILL, else SIGTERM."""
 
@@ -97,7 +133,8 @@ class Sweep:
 class Close:
     """Record the end of an attempt and what it means for its job, which goes to `state`.
 
-    not_before: boot seconds before which a re-queued job is not started; launch_failures: the new count.
+    not_before: boot seconds before which a re-queued job is not started; launch_failures, oom_used and
+    fail_used: the new counts; raised_mib: the memory that its job needs from now on, None = as before.
     """
 
     job_id: int
@@ -111,6 +148,9 @@ class Close:
     survivors: tuple[int, ...] = ()
     launch_failures: int = 0
     not_before: float | None = None
+    oom_used: int = 0
+    fail_used: int = 0
+    raised_mib: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
 
@@ -227,6 +267,9 @@ Action = (
     | KillRunner
     | NoteDead
     | NoteStray
+    | NoteUse
+    | NoteExceeded
+    | NoteHeld
     | Sweep
     | Close
     | Release

@@ -12,17 +12,24 @@ from typing import Any
 
 from gpu_scheduler.core.gpulist import format_gpu_list, parse_gpu_list
 from gpu_scheduler.core.share import WHOLE, format_share, parse_share
+from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds
 from gpu_scheduler.core.words import BLANK, split_words
 
-KNOWN = "gpus share allowed name priority conda venv cwd env:KEY cuda cuda-ids hold cancel"
-LATER = (
-    "vram", "oom-retries", "retries", "fail-retries", "timeout", "after", "after-any", "resume-flag",
-    "preempt", "exclusive",
-)  # fmt: skip
-FLAGS = ("hold", "cancel")
+KNOWN = (
+    "vram gpus share allowed exclusive oom-retries fail-retries timeout name priority conda venv cwd env:KEY"
+    " cuda cuda-ids hold cancel"
+)
+LATER = ("after", "after-any", "resume-flag", "preempt")
+FLAGS = ("hold", "cancel", "exclusive")
+#: What document 001 calls an attribute.
+SYNONYMS = {"retries": "oom-retries"}
+#: Fields of JobSpec that are called otherwise on a line.
+_KEYS = {"timeout_s": "timeout"}
+MOST_RETRIES = 1000
 ACCEPTED = f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN}"
 MOST_GPUS = 64
 
+_FIELDS = {key: field for field, key in _KEYS.items()}
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -55,10 +62,12 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
         if key.startswith("env:"):
             _read_env(key[4:], bool(given), value, env)
             continue
-        field = key.replace("-", "_")
+        meant = SYNONYMS.get(key, key)
+        field = _FIELDS.get(meant, meant.replace("-", "_"))
         if field in values:
-            raise ValueError(f"attribute {key} is given twice; give it once")
-        values[field] = _read_item(text, key, value if given else None, known_gpus)
+            also = "" if meant == key else f" (it means {meant})"
+            raise ValueError(f"attribute {key} is given twice{also}; give it once")
+        values[field] = _read_item(text, meant, value if given else None, known_gpus)
     if env:
         values["env"] = tuple(sorted(env.items()))
     rest = text[end + 1 :]
@@ -144,6 +153,29 @@ def _share(text: str) -> int:
     return parse_share(text)
 
 
+def _vram(text: str) -> int:
+    try:
+        return parse_mib(text)
+    except ValueError as error:
+        raise ValueError(f"vram: {error}") from None
+
+
+def _timeout(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise ValueError(f"timeout: {error}") from None
+
+
+def _retries(key: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) > MOST_RETRIES:
+            raise ValueError(f"{key}={text} is not a whole number from 0 to {MOST_RETRIES}")
+        return int(text)
+
+    return read
+
+
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(f"name {text!r} is not 1 to 64 letters, digits, _ . or -")
@@ -160,7 +192,11 @@ def _one_of(key: str, *choices: str) -> Callable[[str], str]:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
+    "vram": _vram,
     "gpus": _gpus,
+    "oom-retries": _retries("oom-retries"),
+    "fail-retries": _retries("fail-retries"),
+    "timeout": _timeout,
     "share": _share,
     "name": _name,
     "priority": parse_priority,
@@ -174,13 +210,17 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 def written(name: str, value: Any) -> str:
     """An attribute by its field of JobSpec, as a block has it: "share=0.5", "hold"; "no share" without."""
-    key = name.replace("_", "-")
+    key = _KEYS.get(name, name.replace("_", "-"))
     if value is None or value is False:
         return f"no {key}"
     if value is True:
         return key
     if name == "share":
         return f"{key}={format_share(value)}"
+    if name == "vram":
+        return f"{key}={format_mib(value)}"
+    if name == "timeout_s":
+        return f"{key}={format_seconds(value)}"
     return f"{key}={format_gpu_list(value) if name == 'allowed' else value}"
 
 
@@ -190,3 +230,5 @@ def check_together(values: dict[str, Any]) -> None:
         raise ValueError("both a conda environment and a venv are given; give one")
     if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
         raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")
+    if (values.get("share") or 0) > WHOLE and values.get("vram") is not None:
+        raise ValueError("a share above 1 is a number of whole GPUs; with vram, give gpus=N instead")

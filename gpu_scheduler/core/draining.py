@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_scheduler.core.facts import Facts
-from gpu_scheduler.core.needs import Ask, resolve
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.placement import could_fit
+from gpu_scheduler.core.planning import need_of
 from gpu_scheduler.core.states import JobState, Outcome
 
 
@@ -33,8 +35,15 @@ def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
 
 
 def _needs_the_user(ask: Ask, facts: Facts) -> bool:
-    usable = [g for g in facts.gpus if not g.paused and (ask.allowed is None or g.index in ask.allowed)]
-    return resolve(ask, facts.config).count > len(usable)
+    need = need_of(ask, facts)
+    usable = [
+        gpu
+        for gpu in facts.gpus
+        if not gpu.paused
+        and (ask.allowed is None or gpu.index in ask.allowed)
+        and could_fit(need, gpu.sample.total_mib if gpu.sample else None, facts.settings.limits)
+    ]
+    return need.count > len(usable)
 
 
 def exit_code(endings: Iterable[Ending], malformed: bool) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.ledger import Booking
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import Limits
@@ -16,9 +17,17 @@ from gpu_scheduler.core.states import JobState, Outcome
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `start` that decisions depend on. Times in seconds."""
+    """The options of `start` that decisions depend on. Times in seconds.
+
+    exclusive: no two jobs of ours on one GPU; tolerance: the fraction by which memory may exceed what was
+    declared before it is said; *_retries: of jobs whose line says nothing.
+    """
 
     limits: Limits = field(default_factory=Limits)
+    exclusive: bool = False
+    tolerance: float = 0.10
+    oom_retries: int = 0
+    fail_retries: int = 0
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0
@@ -64,6 +73,11 @@ class Attempt:
     that carry the token; None = not looked for. baseline_mib: memory on each GPU that nobody accounted for
     when it started. evidence: what a command that failed has left. strays: GPUs that it was not given, on
     which processes of it were seen and told.
+
+    share (thousandths, 0 = none) and vram (MiB): declared, of each of its GPUs; whole: no other job of ours
+    is to be there. peaks: UUID -> MiB that its processes were seen to use there, measured_at: in samples
+    until then; exceeded: the GPUs on which it was told to use more than declared. ask: what its job asks for
+    now. oom_used, fail_used: retries that its job has used.
     """
 
     attempt_id: int
@@ -73,6 +87,14 @@ class Attempt:
     job_state: JobState
     gpus: tuple[str, ...] = ()
     share: int = 0
+    vram: int | None = None
+    whole: bool = False
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    measured_at: float | None = None
+    exceeded: tuple[str, ...] = ()
+    ask: Ask = field(default_factory=Ask)
+    oom_used: int = 0
+    fail_used: int = 0
     baseline_mib: Mapping[str, int] = field(default_factory=dict)
     outcome: Outcome | None = None
     sighting: Sighting = field(default_factory=Sighting)
@@ -92,6 +114,10 @@ class Attempt:
     number: int = 1
     evidence: Evidence | None = None
     strays: tuple[str, ...] = ()
+
+    def booking(self, uuid: str) -> Booking:
+        """What it books on one of its GPUs."""
+        return Booking(self.share, self.vram, self.whole, self.peaks.get(uuid))
 
 
 @dataclass(frozen=True)
@@ -123,7 +149,11 @@ class Wish:
 class Gpu:
     """A managed GPU: what the record and the last sample say. load: mean of the last samples, percent.
 
-    owners: for each process that the probe listed, the attempt that owns it (None = foreign)."""
+    owners: for each process that the probe listed, the attempt that owns it (None = foreign); starts: when it
+    began, wall seconds, where that is known. unmatched: a listed process cannot be told from here, so that
+    nothing but the totals counts. held: (pid, start) of each foreign process that still lives -> the most MiB
+    that it was seen to use.
+    """
 
     uuid: str
     index: int
@@ -132,6 +162,9 @@ class Gpu:
     sampled_at: float | None = None
     load: float | None = None
     owners: Mapping[int, int | None] = field(default_factory=dict)
+    starts: Mapping[int, float] = field(default_factory=dict)
+    unmatched: bool = False
+    held: Mapping[tuple[int, float], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +172,8 @@ class Facts:
     """Everything that one round decides from.
 
     complete: a sample of every managed GPU has come; blind: why there is none now. trouble: why our own
-    storage lets nothing new start now. others: the GPUs that the probe sees and we do not manage.
+    storage lets nothing new start now. others: the GPUs that the probe sees and we do not manage. learned:
+    family -> MiB that a job of it needs, where needs are learned.
     """
 
     now: Now
@@ -154,3 +188,4 @@ class Facts:
     lines: tuple[Line, ...] = ()
     wishes: tuple[Wish, ...] = ()
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
+    learned: Mapping[str, int] = field(default_factory=dict)

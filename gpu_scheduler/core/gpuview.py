@@ -6,48 +6,98 @@ from collections.abc import Sequence
 
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.gpu import GpuProcess
-from gpu_scheduler.core.placement import IDLE_MIB, GpuView
-from gpu_scheduler.core.share import WHOLE
+from gpu_scheduler.core.ledger import DRIVER_MIB, buffered, memory_of, share_of
+from gpu_scheduler.core.placement import GpuView, Limits
 
 
 def view(gpu: Gpu, facts: Facts) -> GpuView:
     """The GPU with the bookings of every attempt that still holds a part of it."""
     here = [a for a in facts.attempts if gpu.uuid in a.gpus]
-    foreign_mib = foreign_memory(gpu, facts.attempts)
+    holders = _holders(gpu, facts.attempts)
+    limits = facts.settings.limits
+    total = gpu.sample.total_mib if gpu.sample else None
+    foreign_mib = foreign_memory(gpu, facts.attempts, limits)
     return GpuView(
         uuid=gpu.uuid,
         index=gpu.index,
-        total_mib=gpu.sample.total_mib if gpu.sample else None,
-        booked=sum(a.share for a in here if a.released_at is None),
+        total_mib=total,
+        booked=sum(share_of(a.booking(gpu.uuid), total, limits.spike) for a in holders),
+        memory_mib=None if total is None else _memory(gpu, holders, facts.attempts, limits),
+        taken=bool(holders),
         foreign_mib=foreign_mib,
-        foreign=_foreigner(gpu, foreign_mib, facts.attempts),
+        foreign=_foreigner(gpu, foreign_mib, facts.attempts, limits),
         load=gpu.load,
         closed=_closed(gpu, here),
     )
 
 
-def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
-    """MiB on this GPU that belong to nobody of ours; None = unknown.
+def _memory(gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits) -> int | None:
+    """The memory ledger: what ours book, what others hold with its buffer, and never less than is in use."""
+    others = _held_by_others(gpu, attempts, limits)
+    if others is None:
+        return None
+    used = gpu.sample.used_mib if gpu.sample else None
+    return max(_budgets(gpu, holders, limits) + others, used or 0)
 
-    From the processes where the probe lists them with their memory. Else from the totals: what was used when
-    our first job came, raised by whatever exceeds the sum of our budgets.
+
+def _held_by_others(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+    """MiB that everybody else holds: each process at its peak so far, with the buffer, and what no process
+    accounts for; None = unknown."""
+    if listed(gpu) is None:
+        foreign_mib = foreign_memory(gpu, attempts, limits)
+        return None if foreign_mib is None else buffered(foreign_mib, limits.spike)
+    peaks = held_now(gpu, attempts).values()
+    return sum(buffered(peak, limits.spike) for peak in peaks) + _hidden(gpu, attempts, limits)
+
+
+def listed(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
+    """The processes on a GPU, where all of them, their memory and their owners are known; else None."""
+    processes = gpu.sample.processes if gpu.sample else None
+    if processes is None or gpu.unmatched or any(p.used_mib is None for p in processes):
+        return None
+    return processes
+
+
+def held_now(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, float], int]:
+    """(pid, start) of each foreign process that lives -> the most MiB that it was seen to use."""
+    here = _on_it(gpu, attempts)
+    peaks = dict(gpu.held)
+    for process in listed(gpu) or ():
+        key = (process.pid, gpu.starts.get(process.pid, 0.0))
+        if gpu.owners.get(process.pid) in here:
+            peaks.pop(key, None)  # taken for foreign before it could be told whose it is
+        else:
+            peaks[key] = max(peaks.get(key, 0), process.used_mib or 0)
+    return peaks
+
+
+def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+    """MiB on this GPU that belong to nobody of ours, as they are now; None = unknown.
+
+    From the processes where the probe lists them with their memory, and what more is in use than processes
+    and a driver account for. Else from the totals: what was used when our first job came, raised by whatever
+    exceeds the sum of our budgets.
     """
     sample = gpu.sample
     if sample is None:
         return None
-    processes = sample.processes
-    if processes is not None and all(p.used_mib is not None for p in processes):
-        return sum(p.used_mib or 0 for p in _foreign(gpu, processes, attempts))
+    processes = listed(gpu)
+    if processes is not None:
+        hidden = max(0, _hidden(gpu, attempts, limits) - DRIVER_MIB)
+        return sum(p.used_mib or 0 for p in _foreign(gpu, processes, attempts)) + hidden
     if sample.used_mib is None:
         return None
-    ours = [a for a in attempts if gpu.uuid in a.gpus and a.released_at is None]
-    if not ours:
-        return sample.used_mib
-    budgets = sum(a.share * (sample.total_mib or 0) // WHOLE for a in ours)
-    return max(max(a.baseline_mib.get(gpu.uuid, 0) for a in ours), sample.used_mib - budgets)
+    ours = _holders(gpu, attempts)
+    return max(_baseline(gpu, ours), sample.used_mib - _budgets(gpu, ours, limits))
 
 
-def unclaimed_memory(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
+def displays(gpu: Gpu, limits: Limits) -> int:
+    """MiB that displays hold: memory that is foreign, and stays so."""
+    processes = listed(gpu) or ()
+    return sum(buffered(p.used_mib or 0, limits.spike) for p in processes if p.graphics_only)
+
+
+def unclaimed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
     """MiB in use on this GPU that no process accounts for; None = unknown.
 
     What a dead process has not given back yet shows here. Without a list of processes: foreign memory.
@@ -55,21 +105,51 @@ def unclaimed_memory(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
     sample = gpu.sample
     if sample is None or sample.used_mib is None:
         return None
-    if sample.processes is None or any(p.used_mib is None for p in sample.processes):
-        return foreign_memory(gpu, attempts)
-    return max(0, sample.used_mib - sum(p.used_mib or 0 for p in sample.processes))
+    processes = listed(gpu)
+    if processes is None:
+        return foreign_memory(gpu, attempts, limits)
+    return max(0, sample.used_mib - sum(p.used_mib or 0 for p in processes))
+
+
+def _hidden(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int:
+    """MiB that no listed process accounts for, and no attempt of ours of which none is listed.
+
+    A probe need not list every process: one within a container lists none of those outside, some none at all.
+    """
+    unclaimed = unclaimed_memory(gpu, attempts, limits) or 0
+    ours = _holders(gpu, attempts)
+    seen = {gpu.owners.get(process.pid) for process in listed(gpu) or ()}
+    unseen = [attempt for attempt in ours if attempt.attempt_id not in seen]
+    return max(min(unclaimed, _baseline(gpu, ours)), unclaimed - _budgets(gpu, unseen, limits))
+
+
+def _holders(gpu: Gpu, attempts: Sequence[Attempt]) -> list[Attempt]:
+    return [a for a in attempts if gpu.uuid in a.gpus and a.released_at is None]
+
+
+def _baseline(gpu: Gpu, ours: Sequence[Attempt]) -> int:
+    return max((attempt.baseline_mib.get(gpu.uuid, 0) for attempt in ours), default=0)
+
+
+def _budgets(gpu: Gpu, ours: Sequence[Attempt], limits: Limits) -> int:
+    total = (gpu.sample.total_mib if gpu.sample else None) or 0
+    return sum(memory_of(attempt.booking(gpu.uuid), total, limits.spike) for attempt in ours)
+
+
+def _on_it(gpu: Gpu, attempts: Sequence[Attempt]) -> set[int | None]:
+    return {attempt.attempt_id for attempt in attempts if gpu.uuid in attempt.gpus}
 
 
 def _foreign(gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]) -> list[GpuProcess]:
     """Those of nobody's of ours, and those of ours that have no business here: no booking speaks for them."""
-    here = {attempt.attempt_id for attempt in attempts if gpu.uuid in attempt.gpus}
+    here = _on_it(gpu, attempts)
     return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
 
 
-def _foreigner(gpu: Gpu, foreign_mib: int | None, attempts: Sequence[Attempt]) -> str | None:
-    processes = gpu.sample.processes if gpu.sample else None
+def _foreigner(gpu: Gpu, foreign_mib: int | None, attempts: Sequence[Attempt], limits: Limits) -> str | None:
+    processes = gpu.sample.processes if gpu.sample and not gpu.unmatched else None
     if processes is None:
-        return "memory" if foreign_mib is not None and foreign_mib > IDLE_MIB else None
+        return "memory" if foreign_mib is not None and foreign_mib > limits.idle_mib else None
     foreign = sorted(_foreign(gpu, processes, attempts), key=lambda p: -(p.used_mib or 0))
     return f"process {foreign[0].pid}" if foreign else None
 

@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from gpu_scheduler.core.words import split_words
@@ -19,7 +20,10 @@ CudaMode = Literal["add", "rewrite", "off"]
 CudaIds = Literal["physical", "visible"]
 
 #: Attributes that a reading compares one by one; they are not part of the identity.
-ATTRIBUTES = ("name", "priority", "allowed", "share", "gpus", "cuda", "cuda_ids", "hold", "cancel")
+ATTRIBUTES = (
+    "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
+    "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class JobSpec:
     torchrun   of a csv line: the processes with which torchrun starts the script, a GPU each; None = python.
     text       the line as a user recognises it (attribute block and comment apart).
     cwd        absolute working folder.
-    share      thousandths of a GPU; gpus: a count; allowed: GPU indices, None = any. None = not said.
+    share      thousandths of a GPU; gpus: a count; vram: MiB on each of them; allowed: GPU indices, None =
+               any. None = not said. exclusive: with no other job of ours on its GPUs.
+    timeout_s  seconds after which it is ended; *_retries: how often it runs again, None = not said.
     """
 
     kind: Kind
@@ -47,6 +53,11 @@ class JobSpec:
     allowed: tuple[int, ...] | None = None
     share: int | None = None
     gpus: int | None = None
+    vram: int | None = None
+    exclusive: bool = False
+    oom_retries: int | None = None
+    fail_retries: int | None = None
+    timeout_s: float | None = None
     torchrun: int | None = None
     cuda: CudaMode | None = None
     cuda_ids: CudaIds | None = None
@@ -90,6 +101,17 @@ class JobSpec:
     def llm(self) -> str | None:
         """The model named by `--llm`."""
         return self.option("llm")
+
+    @property
+    def program(self) -> str:
+        """What it runs, whatever its arguments: the script; of a command the module of `python -m`, else the
+        first word that is a script, else the first word."""
+        if self.script is not None:
+            return self.script
+        words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
+        modules = [after for word, after in pairwise(words) if word == "-m"]
+        scripts = [w for w in words if re.search(r"\.(?:py|sh)$", w)]
+        return (modules or scripts or words or [""])[0]
 
     @property
     def mode(self) -> str:

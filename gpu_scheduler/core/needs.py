@@ -8,73 +8,110 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.share import WHOLE, format_share, parse_share
+from gpu_scheduler.core.units import parse_mib, shown_mib
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.jobspec import JobSpec
 
+_NOTHING: Mapping[str, int] = {}
+
 
 @dataclass(frozen=True)
 class Ask:
-    """What a line says about GPUs. share in thousandths; None = not said; allowed: indices, None = any."""
+    """What a line says about GPUs. share in thousandths; None = not said; allowed: indices, None = any.
+
+    vram: MiB on each GPU; after an OOM the raised need. family: what it runs (`family_of`), said only where
+    needs are learned and the line names none.
+    """
 
     share: int | None = None
     gpus: int | None = None
     llm: str | None = None
     command: bool = False
     allowed: tuple[int, ...] | None = None
+    vram: int | None = None
+    exclusive: bool = False
+    family: str | None = None
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Ask:
+    def of(cls, spec: JobSpec, raised_mib: int | None = None, *, learn: bool = False) -> Ask:
         """The Ask of a job. torchrun says by itself how many whole GPUs, whatever model it runs."""
+        vram = spec.vram if raised_mib is None else raised_mib
         if spec.torchrun is not None:
-            return cls(WHOLE, spec.torchrun, allowed=spec.allowed)
-        return cls(spec.share, spec.gpus, spec.llm, spec.kind == "command", spec.allowed)
+            share = WHOLE if vram is None else None
+            return cls(share, spec.torchrun, None, False, spec.allowed, vram, spec.exclusive)
+        says = spec.share is not None or spec.gpus is not None or vram is not None
+        family = family_of(spec) if learn and not says else None
+        command = spec.kind == "command"
+        return cls(spec.share, spec.gpus, spec.llm, command, spec.allowed, vram, spec.exclusive, family)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - of values, and few of them
     def key(self) -> str:
         """Text that is equal for equal Asks, and that `from_key` reads back."""
-        return json.dumps([self.share, self.gpus, self.llm, self.command, self.allowed], ensure_ascii=False)
+        said = [self.share, self.gpus, self.llm, self.command, self.allowed]
+        more = [self.vram, self.exclusive, self.family]
+        return json.dumps(said + more if any(more) else said, ensure_ascii=False)
 
     @classmethod
     @lru_cache(maxsize=4096)
     def from_key(cls, key: str) -> Ask:
         """The Ask whose key this is."""
-        share, gpus, llm, command, allowed = json.loads(key)
-        return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed))
+        share, gpus, llm, command, allowed, *more = json.loads(key)
+        return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed), *more)
+
+
+def family_of(spec: JobSpec) -> str:
+    """Jobs of one family are expected to need the same: the same program (or script) and `--llm`."""
+    return json.dumps([spec.program, spec.llm], ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class Need:
-    """`count` distinct GPUs, `share` thousandths of each; `alone` = only fully idle ones."""
+    """What a job takes of each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
+
+    share 0 and vram None: not declared. exclusive: no other job of ours is on them; alone: nor anybody else,
+    and nothing is declared.
+    """
 
     count: int
-    share: int
+    share: int = 0
     alone: bool = False
+    vram: int | None = None
+    exclusive: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether no other job of ours may be on its GPUs."""
+        return self.alone or self.exclusive
 
     def __str__(self) -> str:
-        if self.count == 1:
-            if self.alone:
-                return "1 idle GPU"
-            return "1 free GPU" if self.share == WHOLE else f"{format_share(self.share)} of a GPU"
-        kind = "idle GPUs" if self.alone else "free GPUs"
-        return (
-            f"{self.count} {kind}"
-            if self.share == WHOLE
-            else (f"{format_share(self.share)} of each of {self.count} GPUs")
-        )
+        each = "" if self.count == 1 else "each of "
+        many = "a GPU" if self.count == 1 else f"{self.count} GPUs"
+        if self.vram is not None:
+            part = f"{format_share(self.share)} and " if self.share else ""
+            shared = "" if not self.exclusive else ", alone" if self.count == 1 else ", each alone"
+            return f"{part}{shown_mib(self.vram)} of {each}{many}{shared}"
+        if self.share == WHOLE or self.alone or not self.share:
+            kind = "idle" if self.alone else "free"
+            return f"{self.count} {kind} GPU{'' if self.count == 1 else 's'}"
+        shared = ", alone" if self.exclusive else ""
+        return f"{format_share(self.share)} of {each}{many}{shared}"
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """An entry of llm_config.json: a share in thousandths (may exceed 1000), perhaps of several GPUs."""
+    """An entry of llm_config.json: a share in thousandths (may exceed 1000), perhaps of several GPUs; vram:
+    MiB on each of them."""
 
     share: int | None = WHOLE
     gpus: int | None = None
+    vram: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,20 +139,30 @@ def parse_llm_config(text: str) -> LlmConfig:
 
 
 def _requirement(key: str, value: Any) -> Requirement:
-    if isinstance(value, dict):
-        unknown = sorted(set(value) - {"share", "gpus"})
-        if unknown:
-            raise ValueError(f"{key}: {unknown[0]!r} is not carried out by this version; known: share, gpus")
-        share = None if "share" not in value else _share(key, value["share"])
-        gpus = value.get("gpus")
-        if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= 64):
-            raise ValueError(f"{key}: gpus {gpus!r} is not a whole number from 1 to 64")
-        if share is None and gpus is None:
-            raise ValueError(f'{key}: say "share", "gpus" or both')
-        if share is not None and share > WHOLE and gpus is not None:
-            raise ValueError(f"{key}: a share above 1 is a number of whole GPUs; leave out gpus")
-        return Requirement(share, gpus)
-    return Requirement(_share(key, value))
+    if not isinstance(value, dict):
+        return Requirement(_share(key, value))
+    unknown = sorted(set(value) - {"share", "vram", "gpus"})
+    if unknown:
+        raise ValueError(f"{key}: {unknown[0]!r} is not known; known: share, vram, gpus")
+    share = None if "share" not in value else _share(key, value["share"])
+    vram = None if "vram" not in value else _vram(key, value["vram"])
+    gpus = value.get("gpus")
+    if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= 64):
+        raise ValueError(f"{key}: gpus {gpus!r} is not a whole number from 1 to 64")
+    if share is None and gpus is None and vram is None:
+        raise ValueError(f'{key}: say "share", "vram" or "gpus"')
+    if share is not None and share > WHOLE and (gpus is not None or vram is not None):
+        raise ValueError(f"{key}: a share above 1 is a number of whole GPUs; leave out gpus and vram")
+    return Requirement(share, gpus, vram)
+
+
+def _vram(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f'{key}: vram {value!r} is neither MiB such as 9000 nor such as "9G"')
+    try:
+        return parse_mib(str(value))
+    except ValueError as error:
+        raise ValueError(f"{key}: vram: {error}") from None
 
 
 def _share(key: str, value: Any) -> int:
@@ -128,19 +175,24 @@ def _share(key: str, value: Any) -> int:
         raise ValueError(f"{key}: {error}") from None
 
 
-def resolve(ask: Ask, config: LlmConfig) -> Need:
-    """What a job with this Ask needs: its attributes, else its model, else the default (DESIGN §6)."""
-    if ask.share is not None or ask.gpus is not None:
-        return _need(ask.share, ask.gpus)
-    if ask.command and ask.llm is None:
-        return Need(1, WHOLE, alone=True)
+def resolve(ask: Ask, config: LlmConfig, learned: Mapping[str, int] = _NOTHING) -> Need:
+    """What a job with this Ask needs: its attributes, else its model, else what was learned of its family
+    (MiB), else the default (DESIGN §6)."""
+    if ask.share is not None or ask.gpus is not None or ask.vram is not None:
+        return _need(ask.share, ask.gpus, ask.vram, ask.exclusive)
+    if ask.llm not in config.models:
+        vram = learned.get(ask.family) if ask.family is not None else None
+        if vram is not None:
+            return Need(1, vram=vram, exclusive=ask.exclusive)
+        if ask.command and ask.llm is None:
+            return Need(1, WHOLE, alone=True)
     requirement = config.of(ask.llm)
-    return _need(requirement.share, requirement.gpus)
+    return _need(requirement.share, requirement.gpus, requirement.vram, ask.exclusive)
 
 
-def _need(share: int | None, gpus: int | None) -> Need:
-    if share is None:
+def _need(share: int | None, gpus: int | None, vram: int | None, exclusive: bool) -> Need:
+    if share is None and vram is None:
         return Need(gpus or 1, WHOLE, alone=True)
-    if share > WHOLE:
-        return Need(math.ceil(share / WHOLE), WHOLE)
-    return Need(gpus or 1, share)
+    if share is not None and share > WHOLE:
+        return Need(math.ceil(share / WHOLE), WHOLE, exclusive=exclusive)
+    return Need(gpus or 1, share or 0, vram=vram, exclusive=exclusive)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.share import WHOLE, format_share
+from gpu_scheduler.core.units import MOST_MIB, shown_mib
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.needs import Need
-
-#: A GPU whose foreign memory is at most this is idle: drivers and displays hold a little (MiB; document 001).
-IDLE_MIB = 200
 
 
 @dataclass(frozen=True)
 class GpuView:
     """One managed GPU as placement sees it.
 
-    booked         thousandths held by attempts of ours
-    foreign_mib    memory of everybody else's processes, MiB; None = unknown
+    booked         thousandths held by attempts of ours (the share ledger)
+    memory_mib     booked by them, or held by everybody else (the memory ledger), MiB; None = unknown
+    taken          an attempt of ours is on it, whatever it booked
+    foreign_mib    memory in use by everybody else, as it is, MiB; None = unknown
     foreign        a process of somebody else is on it, in words ("process 8123"), or None
     load           mean load over the last samples, percent; None = unknown
     closed         why it takes no new job ("paused", "lost", "cooling" …), or None
@@ -30,6 +30,8 @@ class GpuView:
     index: int
     total_mib: int | None = None
     booked: int = 0
+    memory_mib: int | None = 0
+    taken: bool = False
     foreign_mib: int | None = 0
     foreign: str | None = None
     load: float | None = 0.0
@@ -38,10 +40,18 @@ class GpuView:
 
 @dataclass(frozen=True)
 class Limits:
-    """Other people's use at or above which a GPU takes no new job: fractions of memory and of load."""
+    """What decides whether a GPU takes one more job.
+
+    memory, load: other people's use at or above which it takes none, fractions. margin_mib: kept free beside
+    every declaration. idle_mib: what others may use of a GPU that counts as idle (drivers and displays hold a
+    little). spike: fraction added to observed peaks.
+    """
 
     memory: float = 0.8
     load: float = 0.8
+    margin_mib: int = 512
+    idle_mib: int = 200
+    spike: float = 0.10
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,9 @@ def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
     """Why one GPU cannot take one more job with this need, in words; None if it can."""
     if gpu.closed is not None:
         return gpu.closed
-    if gpu.booked + need.share > WHOLE:
+    if need.whole and gpu.taken:
+        return "busy"
+    if need.share and gpu.booked + need.share > WHOLE:
         # What is left of it is worth a word only to a job that asks for a part.
         whole = gpu.booked >= WHOLE or need.share == WHOLE
         return "busy" if whole else f"{format_share(WHOLE - gpu.booked)} free"
@@ -64,12 +76,26 @@ def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
         return "memory unknown"
     who = gpu.foreign or "memory not ours"
     if gpu.total_mib and gpu.foreign_mib >= limits.memory * gpu.total_mib:
-        return f"foreign {who} holds {_size(gpu.foreign_mib)}"
+        return f"foreign {who} holds {shown_mib(gpu.foreign_mib)}"
     if gpu.foreign is not None and gpu.load is not None and gpu.load >= 100 * limits.load:
         return f"foreign {who}, load {gpu.load:.0f} %"
-    if need.alone and (gpu.booked or gpu.foreign_mib > IDLE_MIB):
-        return "busy" if gpu.booked else f"foreign {who} holds {_size(gpu.foreign_mib)}"
+    if need.alone and gpu.foreign_mib > limits.idle_mib:
+        return f"foreign {who} holds {shown_mib(gpu.foreign_mib)}"
+    if need.vram is not None:
+        return _lack(gpu, need.vram, limits)
     return None
+
+
+def _lack(gpu: GpuView, vram_mib: int, limits: Limits) -> str | None:
+    """Why the memory of a GPU does not suffice for one more declaration."""
+    if gpu.total_mib is None or gpu.memory_mib is None:
+        return "memory unknown"
+    headroom = max(0, gpu.total_mib - gpu.memory_mib - limits.margin_mib)
+    if vram_mib <= headroom:
+        return None
+    foreign = gpu.foreign_mib or 0
+    who = f", foreign {gpu.foreign} holds {shown_mib(foreign)}" if gpu.foreign is not None else ""
+    return f"{shown_mib(headroom)} of memory free{who}"
 
 
 def place(
@@ -77,24 +103,50 @@ def place(
 ) -> tuple[str, ...] | Reason:
     """The UUIDs of the GPUs for one job, by index, or why it waits.
 
-    Best fit (the least share left over), then the least load, then the lowest index.
+    Best fit (the least memory left over for one that declares memory, then the least share), then the least
+    load, then the lowest index: what is left of the others stays in one piece.
     """
     candidates = [g for g in gpus if allowed is None or g.index in allowed]
-    if need.count > len(candidates):
-        return Reason(_infeasible(need, allowed, len(gpus), len(candidates)), infeasible=True)
+    could = sum(could_fit(need, gpu.total_mib, limits) for gpu in candidates)
+    if need.count > could:
+        return Reason(_infeasible(need, allowed, gpus, candidates, limits), infeasible=True)
     obstacles = [(gpu, obstacle(gpu, need, limits)) for gpu in candidates]
     fits = [gpu for gpu, why in obstacles if why is None]
     if len(fits) < need.count:
         return Reason(_waiting(need, len(fits), [(g, why) for g, why in obstacles if why is not None]))
-    fits.sort(key=lambda g: (-g.booked, g.load if g.load is not None else 100.0, g.index))
+    fits.sort(key=lambda g: (_left(g, need), -g.booked, g.load if g.load is not None else 100.0, g.index))
     chosen = sorted(fits[: need.count], key=lambda g: g.index)
     return tuple(gpu.uuid for gpu in chosen)
 
 
-def _infeasible(need: Need, allowed: tuple[int, ...] | None, managed: int, candidates: int) -> str:
-    if allowed is not None and candidates < min(len(allowed), managed):
-        return f"infeasible: needs {need}; of its allowed GPUs {candidates} managed"
-    have = f"{candidates} allowed" if allowed is not None else f"{managed} managed"
+def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
+    """Whether a GPU of this size could take the job if it were empty. total_mib None: unknown, so perhaps."""
+    return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
+
+
+def _left(gpu: GpuView, need: Need) -> int:
+    if need.vram is None or gpu.total_mib is None:
+        return 0
+    return gpu.total_mib - (gpu.memory_mib or 0)
+
+
+def _infeasible(
+    need: Need,
+    allowed: tuple[int, ...] | None,
+    gpus: Sequence[GpuView],
+    candidates: Sequence[GpuView],
+    limits: Limits,
+) -> str:
+    if need.count <= len(candidates):
+        # One of unknown size could fit, and so is none of those that could not.
+        sizes = sorted((gpu.total_mib or MOST_MIB for gpu in candidates), reverse=True)
+        kind = "allowed" if allowed is not None else "managed"
+        which = f"the largest {kind} GPU has" if need.count == 1 else f"no {need.count} {kind} GPUs have over"
+        size = shown_mib(sizes[need.count - 1])
+        return f"infeasible: needs {need}, {which} {size}, of which {limits.margin_mib} MiB stay free"
+    if allowed is not None and len(candidates) < min(len(allowed), len(gpus)):
+        return f"infeasible: needs {need}; of its allowed GPUs {len(candidates)} managed"
+    have = f"{len(candidates)} allowed" if allowed is not None else f"{len(gpus)} managed"
     return f"infeasible: needs {need}, {have}"
 
 
@@ -104,7 +156,3 @@ def _waiting(need: Need, free: int, obstacles: Sequence[tuple[GpuView, str]]) ->
     more = f", GPUs {', '.join(told[:4])}".replace("GPUs GPU", "GPU", 1) if told else ""
     rest = f" and {len(told) - 4} more" if len(told) > 4 else ""
     return f"needs {need}, {free} free{more}{rest}"
-
-
-def _size(mib: int) -> str:
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from gpu_scheduler.core.command import conda_of, shown
 from gpu_scheduler.core.csvline import parse_csv
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import Ask, LlmConfig, Need, resolve
 from gpu_scheduler.core.order import NORMAL
+from gpu_scheduler.core.placement import Limits, could_fit
 from gpu_scheduler.core.shelltext import needs_bash
 
 #: Stands in a command for the numbers of the GPUs that its job will get.
@@ -24,13 +25,16 @@ _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
 class Setting:
     """What a line is judged by. known_gpus: the indices there are, None = any; conda_sh: the file that has
     `conda`, None = there is no conda; exists: whether there is a file or folder of this path; conda_envs: the
-    names of its environments, None = not known."""
+    names of its environments, None = not known; totals: GPU index -> MiB that it has, where that is known;
+    limits: those of the scheduler."""
 
     config: LlmConfig
     known_gpus: Collection[int] | None
     conda_sh: str | None
     exists: Callable[[str], bool]
     conda_envs: Collection[str] | None = None
+    totals: Mapping[int, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ def preview(
 
 
 def _notes(spec: JobSpec, setting: Setting) -> Iterator[str]:
-    says_need = spec.share is not None or spec.gpus is not None or spec.torchrun is not None
-    if spec.llm is not None and not says_need and spec.llm not in setting.config.models:
+    asked = (spec.share, spec.gpus, spec.vram, spec.torchrun)
+    if spec.llm is not None and asked == (None,) * 4 and spec.llm not in setting.config.models:
         yield f"model {spec.llm} is not in llm_config.json: the default requirement counts"
     if spec.kind == "csv" and not _written(spec).startswith(("/", "~")):
         yield f"script {_written(spec)} is a relative path: it is looked for in {spec.cwd}"
@@ -77,9 +81,13 @@ def _notes(spec: JobSpec, setting: Setting) -> Iterator[str]:
 
 def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
     if setting.known_gpus is not None:
-        usable = len([gpu for gpu in setting.known_gpus if spec.allowed is None or gpu in spec.allowed])
-        if need.count > usable:
-            yield f"it needs {need}, and may use {usable}: it would wait until there are more"
+        usable = [gpu for gpu in setting.known_gpus if spec.allowed is None or gpu in spec.allowed]
+        large = [gpu for gpu in usable if could_fit(need, setting.totals.get(gpu), setting.limits)]
+        if need.count > len(usable):
+            yield f"it needs {need}, and may use {len(usable)}: it would wait until there are more"
+        elif need.count > len(large):
+            kept = f"{setting.limits.margin_mib} MiB of each stay free"
+            yield f"it needs {need}; its GPUs are too small for that ({kept}): it would wait for larger ones"
     if not setting.exists(spec.cwd):
         yield f"its folder {spec.cwd} does not exist"
     if spec.conda is not None and setting.conda_sh is None:

@@ -23,7 +23,9 @@ from gpu_scheduler.core.actions import (
 )
 from gpu_scheduler.core.explain import ended, explain
 from gpu_scheduler.core.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.ledger import DRIVER_MIB
 from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.retrying import Cards, Verdict, after_failure
 from gpu_scheduler.core.sighting import ResultNote, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
@@ -34,6 +36,7 @@ RUNNER_LATE_S = 10.0
 #: The longest wait between failed launches, in seconds (DESIGN §7 Retries).
 LONGEST_RETRY_WAIT_S = 60.0
 
+_UNKNOWN = Cards()
 _CAUSES = {
     "cancelled": Outcome.CANCELLED,
     "preempted": Outcome.PREEMPTED,
@@ -55,13 +58,18 @@ def _lost_folder(attempt: Attempt) -> bool:
     return attempt.sighting.claim == "none" and attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
 
 
-def settle(attempt: Attempt, now: Now, settings: Settings, *, held: bool = False) -> list[Action]:
-    """The actions that this round takes about an open attempt. held: nothing can be launched now."""
+def settle(
+    attempt: Attempt, now: Now, settings: Settings, cards: Cards = _UNKNOWN, *, held: bool = False
+) -> list[Action]:
+    """The actions that this round takes about an open attempt.
+
+    cards: what the GPUs have that its job may use; held: nothing can be launched now.
+    """
     seen = attempt.sighting
     if seen.claim == "unknown":
         return []
     if seen.result is not None:
-        end = _finished(attempt, seen.result, now, settings)
+        end = _finished(attempt, seen.result, now, settings, cards)
         # Nothing of it is left: one commit for its end and its GPUs.
         return [end, Release(attempt.attempt_id)] if attempt.survivors == () else [end]
     if seen.claim == "void":
@@ -120,8 +128,7 @@ def cooled(
 
 
 def _is_back(unclaimed_mib: int | None, baseline_mib: int) -> bool:
-    # Drivers keep a little; 512 MiB is the margin that document 001 keeps free on a card anyway.
-    return unclaimed_mib is None or unclaimed_mib <= baseline_mib + 512
+    return unclaimed_mib is None or unclaimed_mib <= baseline_mib + DRIVER_MIB
 
 
 def _wanted(attempt: Attempt) -> str | None:
@@ -176,16 +183,7 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     if attempt.boot_id != now.boot_id:
         gone = "the machine was restarted"
     left = f"; processes {_pids(attempt.survivors)} are still there" if attempt.survivors else ""
-    return [
-        _close(
-            attempt,
-            outcome,
-            now,
-            settings,
-            reason=f"{gone}{left}",
-            survivors=attempt.survivors,
-        )
-    ]
+    return [_close(attempt, outcome, now, settings, reason=f"{gone}{left}", survivors=attempt.survivors)]
 
 
 def _sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -202,7 +200,7 @@ def _may_signal(attempt: Attempt, now: Now) -> bool:
     return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_EVERY_S
 
 
-def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings) -> Close:
+def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings, cards: Cards) -> Close:
     if result.cause is not None:
         outcome = _CAUSES.get(result.cause, Outcome.INTERRUPTED)
     elif not result.began:
@@ -215,9 +213,33 @@ def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings
     elif outcome is Outcome.FAILED:
         told = explain(result, attempt.evidence)
         reason = f"{told}; {reason}" if reason else told
+        verdict = after_failure(attempt, settings, cards)
+        reason = f"{reason}; {verdict.told}" if verdict.told else reason
+        if verdict.again:
+            return _again(attempt, verdict, now, reason, result)
     elif result.cause == "machine":
         reason = "the machine or its session was ended"
     return _close(attempt, outcome, now, settings, reason=reason, survivors=result.survivors, result=result)
+
+
+def _again(attempt: Attempt, verdict: Verdict, now: Now, reason: str, result: ResultNote) -> Close:
+    return Close(
+        attempt.job_id,
+        attempt.attempt_id,
+        Outcome.FAILED,
+        JobState.QUEUED,
+        None,
+        reason=reason,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        survivors=result.survivors,
+        not_before=now.boot + verdict.wait_s,
+        started_at=result.started_at,
+        ended_at=result.ended_at,
+        oom_used=attempt.oom_used + verdict.oom,
+        fail_used=attempt.fail_used + (not verdict.oom),
+        raised_mib=verdict.raised_mib,
+    )
 
 
 def _close(
@@ -261,6 +283,8 @@ def _close(
         survivors=survivors,
         launch_failures=failures,
         not_before=not_before,
+        oom_used=attempt.oom_used,
+        fail_used=attempt.fail_used,
         started_at=result.started_at if result else None,
         ended_at=result.ended_at if result else None,
     )

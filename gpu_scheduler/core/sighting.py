@@ -40,11 +40,13 @@ class Evidence:
     """What a command that failed has left.
 
     tail: the end of its log. ids: the GPU ids that `--cuda` gave it, where they are not those (0, 1 …) that
-    count what it sees; else empty.
+    count what it sees; else empty. oom_retries, fail_retries: what its line says of them; None = nothing.
     """
 
     tail: str = ""
     ids: tuple[int, ...] = ()
+    oom_retries: int | None = None
+    fail_retries: int | None = None
 
 
 @dataclass(frozen=True)

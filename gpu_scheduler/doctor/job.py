@@ -42,7 +42,8 @@ def placing(need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuView
     answer = place(need, allowed, views, limits)
     if isinstance(answer, Reason):
         if answer.infeasible:
-            remedy = "mend its line: fewer GPUs, or others; or start the scheduler with more (--gpus)"
+            less = "less memory (vram=), " if need.vram is not None else ""
+            remedy = f"mend its line: {less}fewer GPUs, or others; or start the scheduler with more (--gpus)"
             return bad("placing", answer.text, remedy)
         return warn("placing", answer.text, "")
     chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
@@ -59,6 +60,8 @@ def gpu(
     """Whether one GPU takes it, and what is measured against the thresholds. holders: jobs of ours on it."""
     name = f"GPU {view.index}"
     measured = _measured(view, limits, holders)
+    if need.vram is not None:
+        measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
         return ok(name, f"not for this job, which may use {format_gpu_list(allowed)}; {measured}")
     why = obstacle(view, need, limits)
@@ -78,6 +81,15 @@ def _measured(view: GpuView, limits: Limits, holders: Collection[int]) -> str:
     load = "load unknown" if view.load is None else f"load {view.load:.0f} %"
     whose = "" if view.foreign is not None else ", which counts only beside a process of others"
     return f"{jobs}, {foreign}, {load} (threshold {100 * limits.load:.0f} %{whose})"
+
+
+def _headroom(view: GpuView, limits: Limits) -> str:
+    """What the memory ledger leaves to one more declaration."""
+    if view.total_mib is None or view.memory_mib is None:
+        return ", memory booked on it unknown"
+    left = size(max(0, view.total_mib - view.memory_mib - limits.margin_mib))
+    taken = f"{size(view.memory_mib)} of {size(view.total_mib)} booked or held"
+    return f", {taken}, {left} to be declared beside the margin of {limits.margin_mib} MiB"
 
 
 def _jobs(ids: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from gpu_scheduler.core.gpuview import view
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import GpuView, Limits
-from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.gpus import GpuWatch, with_held
 
 
 def views(
@@ -32,7 +32,8 @@ def views(
         watch.take(Snapshot(now.boot, tuple(samples)))
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
     managed = {row["uuid"]: (row["idx"], paused.get(row["uuid"], False)) for row in rows}
-    gpus = watch.gpus(managed, tokens)
+    held = {row["uuid"]: row["held"] for row in rows}
+    gpus = tuple(with_held(gpu, held[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
     facts = Facts(now, Settings(limits=limits), LlmConfig(), gpus, attempts=tuple(attempts))
     return [view(gpu, facts) for gpu in gpus]
 

@@ -110,12 +110,10 @@ def resume_all(store: Store) -> None:
 def summary(store: Store) -> tuple[list[float], list[int], dict[str, object]]:
     """What the state file shows: allocated share by index, paused GPUs, jobs by state."""
     rows = store.gpus()
-    shares: dict[str, int] = {row["uuid"]: 0 for row in rows}
-    for attempt in store.db.rows(
-        "SELECT gpus, share FROM attempt WHERE settled = 0 AND released_boot IS NULL"
-    ):
-        for uuid in json.loads(attempt["gpus"]):
-            shares[uuid] = shares.get(uuid, 0) + attempt["share"]
+    # Commands that only pause or show pay for none of it.
+    from gpu_scheduler.store.attempts import booked_shares
+
+    shares = booked_shares(store)
     listed = [0.0] * (max((row["idx"] for row in rows), default=-1) + 1)
     for row in rows:
         listed[row["idx"]] = shares[row["uuid"]] / 1000

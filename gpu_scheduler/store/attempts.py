@@ -6,8 +6,31 @@ import json
 import sqlite3
 
 from gpu_scheduler.core.facts import Attempt, Cancel
+from gpu_scheduler.core.ledger import Booking, share_of
+from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.sighting import Evidence, Sighting
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.store import Store
+
+
+def booking_of(row: sqlite3.Row, uuid: str) -> Booking:
+    """What a row of attempt books on one of its GPUs."""
+    return Booking(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
+
+
+def booked_shares(store: Store) -> dict[str, int]:
+    """UUID -> thousandths booked by attempts that still hold the GPU; 0 for one that is free."""
+    spike = started_with(store).limits.spike
+    totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
+    shares = dict.fromkeys(totals, 0)
+    for attempt in store.db.rows(
+        "SELECT gpus, share, vram, whole, peaks FROM attempt WHERE settled = 0 AND released_boot IS NULL"
+    ):
+        for uuid in json.loads(attempt["gpus"]):
+            share = share_of(booking_of(attempt, uuid), totals.get(uuid), spike)
+            shares[uuid] = shares.get(uuid, 0) + share
+    return shares
 
 
 def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = None) -> Attempt:
@@ -21,6 +44,14 @@ def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = N
         number=row["number"],
         gpus=tuple(json.loads(row["gpus"])),
         share=row["share"],
+        vram=row["vram"],
+        whole=bool(row["whole"]),
+        peaks=json.loads(row["peaks"]),
+        measured_at=row["measured_boot"],
+        exceeded=tuple(json.loads(row["exceeded"])),
+        ask=Ask.from_key(row["job_ask"]),
+        oom_used=row["oom_used"],
+        fail_used=row["fail_used"],
         baseline_mib=json.loads(row["baseline"]),
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
         sighting=seen,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.needs import Ask, family_of
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import NORMAL
 from gpu_scheduler.core.recovery import UNREADABLE
@@ -21,6 +21,11 @@ from gpu_scheduler.store.store import Store
 
 #: Loads of a GPU that are kept: as many as anybody takes the mean of.
 _LOADS = 5
+#: Of jobs that could not fit for one reason, those that are named.
+_TOLD = 5
+#: Measurements that are kept of each family.
+_MEASURED = 200
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Recorder:
@@ -103,6 +108,7 @@ class Recorder:
         state: JobState,
         now: Now,
         reason: str | None,
+        data: Mapping[str, Any] = _NOTHING,
         **values: Any,
     ) -> None:
         row = db.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone()
@@ -114,7 +120,7 @@ class Recorder:
         names = ", ".join(f"{name} = ?" for name in values)
         db.execute(f"UPDATE job SET {names} WHERE id = ?", (*values.values(), job_id))
         if state is not old:
-            db.execute("INSERT INTO history VALUES (?, ?, ?, ?)", (job_id, now.wall, state.value, reason))
+            _note(db, now, state.value, job_id, reason, data)
 
     def _start(self, db: sqlite3.Connection, action: act.Start, now: Now) -> int:
         row = db.execute(
@@ -122,12 +128,18 @@ class Recorder:
         ).fetchone()
         cursor = db.execute(
             "INSERT INTO attempt (job_id, number, token, boot_id, gpus, share, baseline, deadline_boot,"
-            " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " created_at, vram, whole) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (action.job_id, row["n"], secrets.token_hex(16), now.boot_id, json.dumps(action.gpus),
              action.share, json.dumps(dict(action.baseline_mib)),
-             now.boot + self._settings.launch_deadline_s, now.wall),
+             now.boot + self._settings.launch_deadline_s, now.wall, action.vram, action.whole),
         )  # fmt: skip
-        self._move(db, action.job_id, JobState.STARTING, now, None, not_before_boot=None, passed_at=None)
+        data = {
+            "attempt": row["n"], "gpus": self._indices(action.gpus),
+            "share": action.share, "vram": action.vram, "whole": action.whole,
+        }  # fmt: skip
+        self._move(
+            db, action.job_id, JobState.STARTING, now, None, data, not_before_boot=None, passed_at=None
+        )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
@@ -137,6 +149,7 @@ class Recorder:
             "UPDATE attempt SET launches = launches + 1, deadline_boot = ? WHERE id = ?",
             (deadline, action.attempt_id),
         )
+        _note_attempt(db, now, "relaunched", action.attempt_id)
 
     def _change_state(self, db: sqlite3.Connection, action: act.Move, now: Now) -> None:
         self._move(db, action.job_id, action.state, now, None)
@@ -151,19 +164,53 @@ class Recorder:
     def _signalled(
         self,
         db: sqlite3.Connection,
-        action: act.TakeClaim | act.Nudge | act.KillRunner | act.WriteStop,
+        action: act.TakeClaim | act.Nudge | act.WriteStop,
         now: Now,
     ) -> None:
         _stamp(db, "signalled_boot", action.attempt_id, now)
 
+    def _kill(self, db: sqlite3.Connection, action: act.KillRunner, now: Now) -> None:
+        _stamp(db, "signalled_boot", action.attempt_id, now)
+        _note_attempt(db, now, "runner killed", action.attempt_id)
+
     def _dead(self, db: sqlite3.Connection, action: act.NoteDead, now: Now) -> None:
         _stamp(db, "dead_boot", action.attempt_id, now)
+        _note_attempt(db, now, "runner lost", action.attempt_id)
 
     def _stray(self, db: sqlite3.Connection, action: act.NoteStray, now: Now) -> None:
         db.execute(
             "UPDATE attempt SET strays = json_insert(strays, '$[#]', json_array(?, ?)) WHERE id = ?",
             (action.uuid, action.pid, action.attempt_id),
         )
+        data = {"gpu": self._indices([action.uuid])[0], "pid": action.pid}
+        _note_attempt(db, now, "stray", action.attempt_id, data)
+
+    def _use(self, db: sqlite3.Connection, action: act.NoteUse, now: Now) -> None:
+        row = db.execute("SELECT peaks, loads FROM attempt WHERE id = ?", (action.attempt_id,)).fetchone()
+        peaks, loads = json.loads(row["peaks"]), json.loads(row["loads"])
+        for uuid, mib, load in action.seen:
+            if mib is not None:
+                peaks[uuid] = max(mib, peaks.get(uuid, 0))
+            if load is not None:
+                total, samples = loads.get(uuid, (0.0, 0))
+                loads[uuid] = [total + load, samples + 1]
+        db.execute(
+            "UPDATE attempt SET peaks = ?, loads = ?, measured_boot = ? WHERE id = ?",
+            (json.dumps(peaks), json.dumps(loads), action.at, action.attempt_id),
+        )
+
+    def _exceeded(self, db: sqlite3.Connection, action: act.NoteExceeded, now: Now) -> None:
+        db.execute(
+            "UPDATE attempt SET exceeded = json_insert(exceeded, '$[#]', ?) WHERE id = ?",
+            (action.uuid, action.attempt_id),
+        )
+        data = {
+            "gpu": self._indices([action.uuid])[0], "seen": action.seen_mib, "declared": action.declared_mib
+        }  # fmt: skip
+        _note_attempt(db, now, "exceeded", action.attempt_id, data)
+
+    def _held(self, db: sqlite3.Connection, action: act.NoteHeld, now: Now) -> None:
+        db.execute("UPDATE gpu SET held = ? WHERE uuid = ?", (json.dumps(action.held), action.uuid))
 
     def _sweep(self, db: sqlite3.Connection, action: act.Sweep, now: Now) -> None:
         _stamp(db, "signalled_boot", action.attempt_id, now)
@@ -178,17 +225,66 @@ class Recorder:
             (action.outcome.value, action.exit_code, action.signal, action.reason,
              json.dumps(action.survivors), action.started_at, ended_at, action.attempt_id),
         )  # fmt: skip
+        row = db.execute(
+            "SELECT attempt.*, job.spec, job.raised_mib FROM attempt JOIN job ON job.id = attempt.job_id"
+            " WHERE attempt.id = ?",
+            (action.attempt_id,),
+        ).fetchone()
+        self._measured(db, row, now)
+        raised: dict[str, Any] = {}
+        if action.raised_mib is not None:
+            ask = Ask.of(JobSpec.from_json(row["spec"]), action.raised_mib, learn=self._store.learning)
+            raised = {"raised_mib": action.raised_mib, "ask": ask.key()}
         finished = action.state is JobState.FINISHED
         held = action.state is JobState.HELD
         self._move(
-            db, action.job_id, action.state, now, action.reason,
+            db, action.job_id, action.state, now, action.reason, self._ended(row, action),
             outcome=action.job_outcome.value if action.job_outcome else None,
             exit_code=action.exit_code, signal=action.signal,
             held_by=action.outcome.value if held else None,
             cancel_cause=None, cancel_grace_s=None, launch_failures=action.launch_failures,
             not_before_boot=action.not_before, boot_id=now.boot_id,
-            finished_at=ended_at if finished else None,
+            oom_used=action.oom_used, fail_used=action.fail_used,
+            finished_at=ended_at if finished else None, **raised,
         )  # fmt: skip
+
+    def _ended(self, row: sqlite3.Row, action: act.Close) -> dict[str, Any]:
+        """What the event of an attempt's end tells. gpus: indices, in the order of the other lists."""
+        uuids, peaks, loads = (json.loads(row[name]) for name in ("gpus", "peaks", "loads"))
+        sums = [loads[uuid] for uuid in uuids if uuid in loads]
+        samples = sum(count for _, count in sums)
+        started, ended = row["started_at"], row["ended_at"]
+        return {
+            "attempt": row["number"], "outcome": action.outcome.value,
+            "exit_code": action.exit_code, "signal": action.signal,
+            "seconds": None if started is None else max(0.0, ended - started),
+            "gpus": self._indices(uuids), "peaks": [peaks.get(uuid) for uuid in uuids],
+            "declared": row["vram"], "share": row["share"],
+            "load": sum(total for total, _ in sums) / samples if samples else None,
+            "log": row["log"], "survivors": list(action.survivors), "raised": action.raised_mib,
+        }  # fmt: skip
+
+    def _measured(self, db: sqlite3.Connection, row: sqlite3.Row, now: Now) -> None:
+        """Keep what the attempt was seen to use, for jobs of its kind."""
+        peak = max(json.loads(row["peaks"]).values(), default=0)
+        if not peak:
+            return
+        family = family_of(JobSpec.from_json(row["spec"]))
+        seconds = None if row["started_at"] is None else row["ended_at"] - row["started_at"]
+        db.execute(
+            "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (family, now.wall, len(json.loads(row["gpus"])), peak, row["vram"], seconds, row["outcome"]),
+        )
+        db.execute(
+            "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
+            " ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            (family, family, _MEASURED),
+        )
+
+    def _indices(self, uuids: Iterable[str]) -> list[int]:
+        index = self._store.indices()
+        return [index.get(uuid, -1) for uuid in uuids]
 
     def _release(self, db: sqlite3.Connection, action: act.Release, now: Now) -> None:
         _stamp(db, "released_boot", action.attempt_id, now)
@@ -198,7 +294,7 @@ class Recorder:
 
     def _finish(self, db: sqlite3.Connection, action: act.Finish, now: Now) -> None:
         self._move(
-            db, action.job_id, JobState.FINISHED, now, action.reason,
+            db, action.job_id, JobState.FINISHED, now, action.reason, {"outcome": action.outcome.value},
             outcome=action.outcome.value, finished_at=now.wall, held_by=None,
         )  # fmt: skip
 
@@ -206,9 +302,12 @@ class Recorder:
         self._move(db, action.job_id, JobState.HELD, now, action.reason, held_by=action.by)
 
     def _requeue(self, db: sqlite3.Connection, action: act.Requeue, now: Now) -> None:
+        row = db.execute("SELECT spec, raised_mib FROM job WHERE id = ?", (action.job_id,)).fetchone()
+        ask = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=self._store.learning)
         self._move(
             db, action.job_id, JobState.QUEUED, now, None, outcome=None, exit_code=None, signal=None,
             held_by=None, launch_failures=0, not_before_boot=None, finished_at=None, cancel_cause=None,
+            oom_used=0, fail_used=0, ask=ask.key(),
         )  # fmt: skip
         db.execute("UPDATE history SET reason = ? WHERE rowid = last_insert_rowid()", (action.reason,))
 
@@ -219,12 +318,14 @@ class Recorder:
         )
 
     def _set_attribute(self, db: sqlite3.Connection, action: act.SetAttribute, now: Now) -> None:
-        row = db.execute("SELECT spec FROM job WHERE id = ?", (action.job_id,)).fetchone()
+        row = db.execute("SELECT spec, raised_mib FROM job WHERE id = ?", (action.job_id,)).fetchone()
+        # What the user says of memory counts more than what an attempt needed before.
+        raised = None if action.name == "vram" else row["raised_mib"]
         spec = JobSpec.from_json(json.dumps({**json.loads(row["spec"]), action.name: action.value}))
         db.execute(
-            "UPDATE job SET spec = ?, ask = ?, name = ?, priority = ? WHERE id = ?",
-            (spec.to_json(), Ask.of(spec).key(), spec.name,
-             NORMAL if spec.priority is None else spec.priority, action.job_id),
+            "UPDATE job SET spec = ?, ask = ?, name = ?, priority = ?, raised_mib = ? WHERE id = ?",
+            (spec.to_json(), Ask.of(spec, raised, learn=self._store.learning).key(), spec.name,
+             NORMAL if spec.priority is None else spec.priority, raised, action.job_id),
         )  # fmt: skip
 
     def _set_places(self, db: sqlite3.Connection, action: act.SetPlaces, now: Now) -> None:
@@ -234,11 +335,20 @@ class Recorder:
 
     def _set_paused(self, db: sqlite3.Connection, action: act.SetPaused, now: Now) -> None:
         db.execute("UPDATE gpu SET paused = ? WHERE uuid = ?", (action.paused, action.uuid))
+        data = {"gpus": self._indices([action.uuid])}
+        _note(db, now, "paused" if action.paused else "resumed", 0, None, data)
 
     def _wait(self, db: sqlite3.Connection, action: act.Wait, now: Now) -> None:
         db.execute(
             "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)", (action.ask, action.reason, action.infeasible)
         )
+        if action.infeasible:
+            rows = db.execute(
+                "SELECT id FROM job WHERE state = 'queued' AND ask = ? ORDER BY id LIMIT ?",
+                (action.ask, _TOLD),
+            ).fetchall()
+            for row in rows:
+                _note(db, now, "infeasible", row["id"], action.reason)
 
     def _passed(self, db: sqlite3.Connection, action: act.PassedOver, now: Now) -> None:
         db.execute(
@@ -252,6 +362,27 @@ class Recorder:
 
     def _nothing(self, db: sqlite3.Connection, action: act.Action, now: Now) -> None:
         """The scheduler's end: nothing to record beforehand."""
+
+
+def _note(
+    db: sqlite3.Connection,
+    now: Now,
+    kind: str,
+    job_id: int,
+    reason: str | None = None,
+    data: Mapping[str, Any] = _NOTHING,
+) -> None:
+    """An event: a row of history."""
+    db.execute(
+        "INSERT INTO history VALUES (?, ?, ?, ?, ?)", (job_id, now.wall, kind, reason, json.dumps(dict(data)))
+    )
+
+
+def _note_attempt(
+    db: sqlite3.Connection, now: Now, kind: str, attempt_id: int, data: Mapping[str, Any] = _NOTHING
+) -> None:
+    row = db.execute("SELECT job_id, number FROM attempt WHERE id = ?", (attempt_id,)).fetchone()
+    _note(db, now, kind, row["job_id"], None, {"attempt": row["number"], **data})
 
 
 def _listed(gpu: GpuSample) -> str | None:
@@ -272,7 +403,9 @@ def _stamp(db: sqlite3.Connection, column: str, attempt_id: int, now: Now) -> No
 
 
 #: What a power cut may take from the record: the folders say it again, or no process outlives it.
-_TOLD_AGAIN = (act.Move, act.Release, act.Cooled, act.Wait, act.PassedOver, act.EndScheduler)
+_TOLD_AGAIN = (
+    act.NoteUse, act.NoteHeld, act.Move, act.Release, act.Cooled, act.Wait, act.PassedOver, act.EndScheduler,
+)  # fmt: skip
 
 _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, Now], int | None]] = {
     act.Start: Recorder._start,
@@ -281,9 +414,12 @@ _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, No
     act.Move: Recorder._change_state,
     act.WriteStop: Recorder._signalled,
     act.Nudge: Recorder._signalled,
-    act.KillRunner: Recorder._signalled,
+    act.KillRunner: Recorder._kill,
     act.NoteDead: Recorder._dead,
     act.NoteStray: Recorder._stray,
+    act.NoteUse: Recorder._use,
+    act.NoteExceeded: Recorder._exceeded,
+    act.NoteHeld: Recorder._held,
     act.Sweep: Recorder._sweep,
     act.Close: Recorder._close,
     act.Release: Recorder._release,

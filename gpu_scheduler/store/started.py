@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.jobspec import CudaIds
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.jobspec import CudaIds
 
 _KEY = "started_with"
 
 
 @dataclass(frozen=True)
 class Started:
-    """llm_config, conda_sh, jobs_file: absolute paths; None = none was found, "" = none is watched."""
+    """llm_config, conda_sh, jobs_file: absolute paths; None = none was found, "" = none is watched. *_mib and
+    spike: as in Limits; tolerance, exclusive: as in Settings."""
 
     mem_threshold: float = Limits.memory
     load_threshold: float = Limits.load
@@ -22,11 +26,18 @@ class Started:
     llm_config: str | None = None
     conda_sh: str | None = None
     jobs_file: str | None = None
+    margin_mib: int = Limits.margin_mib
+    idle_mib: int = Limits.idle_mib
+    spike: float = Limits.spike
+    tolerance: float = 0.10
+    exclusive: bool = False
+    oom_retries: int = 0
+    fail_retries: int = 0
 
     @property
     def limits(self) -> Limits:
-        """The thresholds, as placement takes them."""
-        return Limits(self.mem_threshold, self.load_threshold)
+        """The limits, as placement takes them."""
+        return Limits(self.mem_threshold, self.load_threshold, self.margin_mib, self.idle_mib, self.spike)
 
 
 def note(store: Store, started: Started) -> None:

@@ -29,6 +29,10 @@ _LISTED = (
 )
 
 
+#: Where it is said whether needs are learned.
+_LEARN = "learn"
+
+
 class Store:
     """The record of one state file.
 
@@ -40,6 +44,7 @@ class Store:
         if create:
             home.create()
         self.home = home
+        self._learning: bool | None = None
         self.foreign = None if create else home.foreign()
         if self.foreign is None:
             if home.problem is not None and not home.database.exists():
@@ -57,6 +62,27 @@ class Store:
             except BaseException:
                 self._copy.cleanup()
                 raise
+
+    @property
+    def learning(self) -> bool:
+        """Whether needs that no line says are learned, as the newest scheduler was told."""
+        if self._learning is None:
+            self._learning = self.db.meta(_LEARN) == "1"
+        return self._learning
+
+    def set_learning(self, learn: bool) -> None:
+        """Say whether needs are learned; the waiting jobs ask accordingly from now on."""
+        if self.learning == learn:
+            return
+        from gpu_scheduler.core.jobspec import JobSpec
+        from gpu_scheduler.core.needs import Ask
+
+        with self.db.transaction() as db:
+            self.db.set_meta(_LEARN, "1" if learn else "0")
+            for row in self.db.rows("SELECT id, spec, raised_mib FROM job WHERE state IN ('queued', 'held')"):
+                ask = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=learn)
+                db.execute("UPDATE job SET ask = ? WHERE id = ?", (ask.key(), row["id"]))
+        self._learning = learn
 
     def close(self) -> None:
         """Close the database."""
@@ -80,7 +106,8 @@ class Store:
                 "INSERT INTO job (source, kind, identity, name, text, spec, ask, priority, place, state,"
                 " outcome, reason, held_by, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1, ?, ?, ?, ?, ?, ?)",
-                (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(), Ask.of(spec).key(),
+                (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
+                 Ask.of(spec, learn=self.learning).key(),
                  NORMAL if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason, "line" if state is JobState.HELD else None,
                  at, at if outcome else None),
@@ -120,7 +147,7 @@ class Store:
         """Attempts that are open, hold GPUs, or whose memory is not back, with their job's columns."""
         return self.db.rows(
             "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
-            " job.launch_failures, job.source AS job_source,"
+            " job.launch_failures, job.source AS job_source, job.ask AS job_ask, job.oom_used, job.fail_used,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0"
             " ORDER BY +attempt.id"  # + : by the index of these, not through all attempts there ever were

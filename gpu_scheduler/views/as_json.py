@@ -20,6 +20,7 @@ def gpu_object(gpu: GpuShown) -> dict[str, Any]:
         "allocated": gpu.share / WHOLE,
         "memory_used_mib": gpu.used_mib,
         "memory_total_mib": gpu.total_mib,
+        "memory_booked_mib": gpu.booked_mib,
         "load_percent": gpu.load_percent,
         "fault": gpu.fault,
         "sampled_at": gpu.sampled_at,
@@ -50,6 +51,8 @@ def job_object(job: JobShown) -> dict[str, Any]:
         "priority": job.priority,
         "source": job.source,
         "warnings": list(job.warnings),
+        "vram_declared": job.vram_declared,
+        "peaks": job.peaks,
     }
 
 

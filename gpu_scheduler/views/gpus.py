@@ -5,30 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from gpu_scheduler.core.ledger import Booking, memory_of, share_of
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.views import report
 from gpu_scheduler.views.jobs import Row
 from gpu_scheduler.views.report import GpuShown
 
+_DEFAULT = Limits()
 
-def shown(gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool]) -> tuple[GpuShown, ...]:
-    """The GPUs. attempts: those not settled; paused: UUID -> paused once all wishes are carried out."""
+
+def shown(
+    gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool], limits: Limits = _DEFAULT
+) -> tuple[GpuShown, ...]:
+    """The GPUs. attempts: those not settled; paused: UUID -> paused once all wishes are carried out; limits:
+    those of the scheduler."""
     holders: dict[str, list[Row]] = {}
     for attempt in attempts:
         if attempt["released_boot"] is None:
             for uuid in json.loads(attempt["gpus"]):
                 holders.setdefault(uuid, []).append(attempt)
-    return tuple(_shown(gpu, holders.get(gpu["uuid"], []), paused.get(gpu["uuid"], False)) for gpu in gpus)
+    return tuple(
+        _shown(gpu, holders.get(gpu["uuid"], []), paused.get(gpu["uuid"], False), limits) for gpu in gpus
+    )
 
 
-def _shown(gpu: Row, holders: list[Row], paused: bool) -> GpuShown:
-    share = sum(attempt["share"] for attempt in holders)
+def _shown(gpu: Row, holders: list[Row], paused: bool, limits: Limits) -> GpuShown:
+    total = gpu["total_mib"]
+    bookings = [_booking(attempt, gpu["uuid"]) for attempt in holders]
+    share = sum(share_of(booking, total, limits.spike) for booking in bookings)
     return GpuShown(
         index=gpu["idx"],
         uuid=gpu["uuid"],
         name=gpu["name"],
-        state=_state(gpu, share, paused),
+        state=_state(gpu, share, paused, limits),
         share=share,
         used_mib=gpu["used_mib"],
         total_mib=gpu["total_mib"],
@@ -36,20 +46,28 @@ def _shown(gpu: Row, holders: list[Row], paused: bool) -> GpuShown:
         fault=gpu["fault"],
         sampled_at=gpu["sampled_at"],
         jobs=tuple(sorted({attempt["job_id"] for attempt in holders})),
+        booked_mib=None if total is None else sum(memory_of(b, total, limits.spike) for b in bookings),
+        by_memory=any(booking.vram is not None for booking in bookings),
     )
 
 
-def _state(gpu: Row, share: int, paused: bool) -> str:
+def _booking(attempt: Row, uuid: str) -> Booking:
+    peak = json.loads(attempt["peaks"]).get(uuid)
+    return Booking(attempt["share"], attempt["vram"], bool(attempt["whole"]), peak)
+
+
+def _state(gpu: Row, share: int, paused: bool, limits: Limits) -> str:
     if gpu["fault"] is not None:
         return report.LOST
     if paused:
         return report.PAUSED
-    return report.BUSY if share >= WHOLE or (share == 0 and _used_by_others(gpu)) else report.AVAILABLE
+    return (
+        report.BUSY if share >= WHOLE or (share == 0 and _used_by_others(gpu, limits)) else report.AVAILABLE
+    )
 
 
-def _used_by_others(gpu: Row) -> bool:
-    """Whether a GPU without a job of ours is used so much that, by the default limits, it takes none."""
-    limits = Limits()
+def _used_by_others(gpu: Row, limits: Limits) -> bool:
+    """Whether a GPU without a job of ours is used so much that it takes none."""
     used, total, load = gpu["used_mib"], gpu["total_mib"], gpu["load_percent"]
     if used is not None and total and used >= limits.memory * total:
         return True

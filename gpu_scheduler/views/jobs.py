@@ -30,7 +30,7 @@ class Context:
 
     reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; infeasible: asks that can never
     fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for; open: attempt id -> what
-    the record and the folder of an open attempt say.
+    the record and the folder of an open attempt say; *_retries: of jobs whose line says nothing.
     """
 
     now: Now
@@ -40,6 +40,8 @@ class Context:
     indices: Mapping[str, int] = field(default_factory=dict)
     wished: Mapping[int, str] = field(default_factory=dict)
     open: Mapping[int, Attempt] = field(default_factory=dict)
+    oom_retries: int = 0
+    fail_retries: int = 0
 
 
 def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
@@ -70,20 +72,38 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         log=attempt["log"],
         started_at=attempt["started_at"],
         warnings=warnings(attempt, context.indices),
+        vram_declared=attempt["vram"],
+        peaks=peaks_of(attempt, context.indices),
     )
     fact = context.open.get(attempt["id"])
-    return values if fact is None else _as_seen(values, fact, context.now)
+    return values if fact is None else _as_seen(values, fact, context)
 
 
 def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
-    """What was seen of an attempt that the user should know: processes on GPUs that it was not given."""
+    """What was seen of an attempt that the user should know: more memory than it declared, and processes on
+    GPUs that it was not given."""
+    told = [_exceeded(attempt, uuid, indices) for uuid in json.loads(attempt["exceeded"])]
     strays = json.loads(attempt["strays"])
-    if not strays:
-        return ()
-    from gpu_scheduler.core.strays import stray_words
+    if strays:
+        from gpu_scheduler.core.strays import stray_words
 
-    given = indices_of(attempt, indices)
-    return tuple(stray_words(attempt["job_id"], given, indices.get(uuid, -1), pid) for uuid, pid in strays)
+        given = indices_of(attempt, indices)
+        told += [stray_words(attempt["job_id"], given, indices.get(uuid, -1), pid) for uuid, pid in strays]
+    return tuple(told)
+
+
+def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
+    peak, declared = json.loads(attempt["peaks"]).get(uuid), attempt["vram"]
+    where = f"GPU {indices.get(uuid, -1)}"
+    return (
+        f"job {attempt['job_id']} declared {declared} MiB and was seen to use {peak} on {where}:"
+        " its neighbors may run out of memory"
+    )
+
+
+def peaks_of(attempt: Row, indices: Mapping[str, int]) -> dict[int, int]:
+    """GPU index -> the most MiB that an attempt was seen to use there."""
+    return {indices.get(uuid, -1): mib for uuid, mib in sorted(json.loads(attempt["peaks"]).items())}
 
 
 def indices_of(attempt: Row, indices: Mapping[str, int]) -> tuple[int, ...]:
@@ -119,7 +139,7 @@ def _released(attempt: Row) -> bool:
     return attempt["settled"] == 1 or attempt["released_boot"] is not None
 
 
-def _as_seen(values: JobShown, attempt: Attempt, now: Now) -> JobShown:
+def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
     """What the next round would record of an open attempt, told by the rule that it would go by."""
     from gpu_scheduler.core.actions import Close, Move
     from gpu_scheduler.core.facts import Settings
@@ -127,7 +147,8 @@ def _as_seen(values: JobShown, attempt: Attempt, now: Now) -> JobShown:
 
     seen = attempt.sighting
     values = replace(values, session=seen.session or values.session, log=values.log or seen.log)
-    for action in settle(replace(attempt, survivors=()), now, Settings()):
+    settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
+    for action in settle(replace(attempt, survivors=()), context.now, settings):
         if isinstance(action, Close):
             finished = action.state is JobState.FINISHED
             return replace(

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.gpulist import format_gpu_list
+from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.preview import Preview
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.views.report import MalformedShown
 from gpu_scheduler.views.secrets import hide_secrets
-from gpu_scheduler.views.words import plural, shortened, visible
+from gpu_scheduler.views.words import duration, plural, shortened, visible
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def _line(path: str, line: Preview) -> str:
     facts += [f"conda {line.conda}"] if line.conda else []
     facts += [f"venv {spec.venv}"] if spec.venv else []
     facts += [f"env {' '.join(name for name, _ in spec.env)}"] if spec.env else []
+    facts += [f"at most {duration(spec.timeout_s)}"] if spec.timeout_s is not None else []
+    retries = [("out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
+    facts += [f"{n} retr{'y' if n == 1 else 'ies'} after {what}" for what, n in retries if n is not None]
     facts += ["held until `release`"] if spec.hold else []
     facts += ["never run: cancel"] if spec.cancel else []
     below = [visible(shortened(line.command)), f"in {visible(spec.cwd)}"]
@@ -80,6 +84,18 @@ def to_json(linted: Linted) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
+def need_object(need: Need) -> dict[str, Any]:
+    """A need, as docs/json.md describes it."""
+    return {
+        "gpus": need.count,
+        "share": need.share / WHOLE if need.share and not need.alone else None,
+        "vram": need.vram,
+        "idle": need.alone,
+        "exclusive": need.exclusive,
+        "words": str(need),
+    }
+
+
 def _object(line: Preview) -> dict[str, Any]:
     spec, need = line.spec, line.need
     return {
@@ -89,13 +105,16 @@ def _object(line: Preview) -> dict[str, Any]:
         "name": spec.name,
         "same_as_line": line.same_as,
         "priority": line.priority,
-        "need": {"gpus": need.count, "share": need.share / WHOLE, "idle": need.alone, "words": str(need)},
+        "need": need_object(need),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
         "conda": line.conda,
         "venv": spec.venv,
         "cwd": spec.cwd,
         "env": hide_secrets(spec.env),
         "command": line.command,
+        "timeout_s": spec.timeout_s,
+        "oom_retries": spec.oom_retries,
+        "fail_retries": spec.fail_retries,
         "hold": spec.hold,
         "cancel": spec.cancel,
         "notes": list(line.notes),

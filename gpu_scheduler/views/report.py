@@ -13,7 +13,8 @@ LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 @dataclass(frozen=True)
 class GpuShown:
-    """A managed GPU. share: thousandths allocated; sampled_at: wall seconds; jobs: ids of its holders."""
+    """A managed GPU. share: thousandths allocated; booked_mib: memory that jobs of ours have booked, None =
+    not known; by_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of its holders."""
 
     index: int
     uuid: str
@@ -26,6 +27,8 @@ class GpuShown:
     fault: str | None
     sampled_at: float | None
     jobs: tuple[int, ...] = ()
+    booked_mib: int | None = 0
+    by_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class JobShown:
     """A job and its newest attempt. Times in wall seconds.
 
     recorded: False where state and outcome come from the attempt's folder and are not on the record yet.
+    vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> the most MiB that it was seen to
+    use there.
     """
 
     id: int
@@ -55,6 +60,8 @@ class JobShown:
     priority: int = 200
     source: str = ""
     warnings: tuple[str, ...] = ()
+    vram_declared: int | None = None
+    peaks: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from gpu_scheduler.core.verdict import Verdict
 from gpu_scheduler.views.as_json import job_object
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.words import ago, duration, outcome_words, visible
@@ -16,7 +17,11 @@ _WIDTH = 14
 
 @dataclass(frozen=True)
 class AttemptShown:
-    """One attempt. Times in wall seconds; command: as its command.sh runs it, None where there is none."""
+    """One attempt. Times in wall seconds; command: as its command.sh runs it, None where there is none.
+
+    vram_declared: MiB on each GPU; peaks: GPU index -> MiB; load_percent: of its GPUs, mean over all samples;
+    verdict: on what was declared, in words.
+    """
 
     number: int
     gpus: tuple[int, ...]
@@ -34,6 +39,10 @@ class AttemptShown:
     survivors: tuple[int, ...]
     launches: int
     warnings: tuple[str, ...]
+    vram_declared: int | None
+    peaks: Mapping[int, int]
+    load_percent: float | None
+    verdict: str | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class Story:
     """One job at `now`. line: (file, number) of its line now; origin and need: in words.
 
     env: its `env:` variables, those hidden that look like secrets; history: (time, state, reason).
+    raised_mib: the memory that it needs since it ran out of it; *_used: retries; *_retries: how many its line
+    allows, None = it says nothing.
     """
 
     now: float
@@ -52,6 +63,12 @@ class Story:
     script: str | None
     arguments: tuple[str, ...]
     need: str
+    raised_mib: int | None
+    oom_used: int
+    oom_retries: int | None
+    fail_used: int
+    fail_retries: int | None
+    timeout_s: float | None
     allowed: tuple[int, ...] | None
     conda: str | None
     venv: str | None
@@ -73,6 +90,12 @@ def to_json(story: Story) -> str:
             "script": story.script,
             "arguments": list(story.arguments),
             "need": story.need,
+            "raised_mib": story.raised_mib,
+            "oom_used": story.oom_used,
+            "oom_retries": story.oom_retries,
+            "fail_used": story.fail_used,
+            "fail_retries": story.fail_retries,
+            "timeout_s": story.timeout_s,
             "allowed": None if story.allowed is None else list(story.allowed),
             "environment": {
                 "conda": story.conda, "venv": story.venv, "cwd": story.cwd, "env": dict(story.env),
@@ -111,12 +134,45 @@ def _facts(story: Story) -> Iterator[str]:
         yield _row("Script", story.script)
         yield _row("Arguments", " ".join(story.arguments) or "none")
     yield _row("Need", story.need)
+    yield from _retries(story)
+    if story.timeout_s is not None:
+        yield _row("Time limit", duration(story.timeout_s))
     yield _row("Allowed GPUs", "any" if story.allowed is None else ", ".join(map(str, story.allowed)))
     yield _row("Priority", str(job.priority))
     yield _row("Environment", _environment(story))
     yield _row("Folder", story.cwd)
     yield from (_row("Variable", f"{name}={value}") for name, value in story.env.items())
     yield _row("Came in", _at(job.created_at, story.now))
+
+
+def _retries(story: Story) -> Iterator[str]:
+    for after, used, allowed in (
+        ("out of memory", story.oom_used, story.oom_retries),
+        ("other failures", story.fail_used, story.fail_retries),
+    ):
+        if used or allowed is not None:
+            of = "" if allowed is None else f" of {allowed}"
+            yield _row("Retries", f"{used}{of} after {after}")
+
+
+def verdict_words(verdict: Verdict | None, tolerance: float) -> str | None:
+    """ "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
+    if verdict is None:
+        return None
+    if verdict.kind == "within":
+        return f"within ±{100 * tolerance:g}%"
+    return f"{verdict.kind}-declared ({verdict.percent:+d}%)"
+
+
+def _memory(attempt: AttemptShown) -> Iterator[str]:
+    """What an attempt declared and was seen to use."""
+    if attempt.vram_declared is not None:
+        yield _row("  Declared", f"{attempt.vram_declared} MiB per GPU")
+    if attempt.peaks:
+        peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(attempt.peaks.items()))
+        yield _row("  Peak", f"{peaks}; {attempt.verdict}" if attempt.verdict else peaks)
+    if attempt.load_percent is not None:
+        yield _row("  Load", f"{attempt.load_percent:.0f} % on average")
 
 
 def _environment(story: Story) -> str:
@@ -143,6 +199,7 @@ def _attempt(attempt: AttemptShown, now: float) -> Iterator[str]:
         yield _row("  Outcome", outcome_words(attempt.outcome, attempt.exit_code, attempt.signal))
     if attempt.reason:
         yield _row("  Reason", attempt.reason)
+    yield from _memory(attempt)
     yield from (_row("  Seen", warning) for warning in attempt.warnings)
     if attempt.launches > 1:
         yield _row("  Launches", str(attempt.launches))

@@ -12,6 +12,7 @@ from gpu_scheduler.views.words import (
     ago,
     duration,
     explanation,
+    memory_words,
     outcome_words,
     plural,
     shortened,
@@ -72,21 +73,33 @@ def _head(report: Report) -> str:
 def _gpus(report: Report, draw: Draw) -> str:
     if not report.gpus:
         return "No GPUs are known yet."
+    by_memory = any(gpu.by_memory for gpu in report.gpus)
+    booked: list[Column] = [("Booked", "right")] if by_memory else []
     columns: list[Column] = [
-        ("GPU", "right"), ("Name", "left"), ("State", "left"), ("Share", "right"), ("Memory", "right"),
-        ("Load", "right"), ("Jobs", "left"),
+        ("GPU", "right"), ("Name", "left"), ("State", "left"), ("Share", "right"), *booked,
+        ("Memory", "right"), ("Load", "right"), ("Jobs", "left"),
     ]  # fmt: skip
-    table = draw(columns, [_gpu(gpu) for gpu in report.gpus])
+    table = draw(columns, [_gpu(gpu, by_memory) for gpu in report.gpus])
     sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
     stale = report.pid is None and sampled
     return f"GPUs{f', values as of {ago(max(sampled), report.now)}' if stale else ''}\n{table}"
 
 
-def _gpu(gpu: GpuShown) -> Entry:
+def _gpu(gpu: GpuShown, by_memory: bool) -> Entry:
     load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
     memory = f"{size(gpu.used_mib)} / {size(gpu.total_mib)}"
     jobs = ", ".join(str(job) for job in gpu.jobs) or "-"
-    cells = [str(gpu.index), visible(gpu.name), gpu.state, format_share(gpu.share), memory, load, jobs]
+    booked = [size(gpu.booked_mib)] if by_memory else []
+    cells = [
+        str(gpu.index),
+        visible(gpu.name),
+        gpu.state,
+        format_share(gpu.share),
+        *booked,
+        memory,
+        load,
+        jobs,
+    ]
     return Entry(cells, [] if gpu.fault in (None, gpu.state) else [visible(gpu.fault or "")])
 
 
@@ -108,6 +121,7 @@ def _running(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
         since = ago(job.started_at, now) or "-"
         cells = [str(job.id), gpus, job.state + _unrecorded(job), since, _title(job)]
         about = [("", job.reason), *(("", text) for text in job.warnings)]
+        about += [("memory ", memory_words(job.peaks, job.vram_declared))]
         about += [("session ", job.session), ("log ", job.log)]
         entries.append(Entry(cells, [title + visible(value) for title, value in about if value]))
     return draw(columns, entries)

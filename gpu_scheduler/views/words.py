@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gpu_scheduler.core.explain import signal_name
 from gpu_scheduler.core.states import Outcome
@@ -67,6 +68,16 @@ def size(mib: int | None) -> str:
     if mib is None:
         return "?"
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def memory_words(peaks: Mapping[int, int], declared: int | None) -> str:
+    """The peaks by GPU beside what was declared: "17910 of 18432 MiB", "GPU 0 700, GPU 1 650 MiB", "? of
+    18432 MiB" before anything was seen; "" where there is nothing to tell."""
+    if not peaks and declared is None:
+        return ""
+    told = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
+    peak = ", ".join(told) if len(told) > 1 else str(max(peaks.values(), default="?"))
+    return f"{peak} MiB" if declared is None else f"{peak} of {declared} MiB"
 
 
 def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> str:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.views.secrets import HIDDEN
 from tests.cli.desk import Desk
 
@@ -73,10 +74,41 @@ def test_json_has_the_same(desk: Desk) -> None:
     assert code == 1
     told = json.loads(out)
     assert [(line["line"], line["same_as_line"]) for line in told["lines"]] == [(2, None), (5, None), (6, 2)]
-    assert told["lines"][0]["need"] == {"gpus": 1, "share": 0.5, "idle": False, "words": "0.5 of a GPU"}
+    assert told["lines"][0]["need"] == {
+        "gpus": 1, "share": 0.5, "vram": None, "idle": False, "exclusive": False, "words": "0.5 of a GPU",
+    }  # fmt: skip
     assert told["lines"][1]["env"] == {"SEED": "1"}
     assert [bad["line"] for bad in told["malformed"]] == [7, 8, 9, 10]
     assert all(bad["reason"] and bad["accepted"] for bad in told["malformed"])
+
+
+def test_memory_time_and_retries(desk: Desk) -> None:
+    write(desk, "[vram=9G timeout=2h retries=3 fail-retries=1 exclusive] true\n[gpus=2] true\n")
+    code, out, _ = desk.run("lint")
+    assert code == 0
+    assert (
+        "jobs.txt:1: command; needs 9.0 GiB of a GPU, alone; GPUs any; priority 200; at most 2 h;"
+        " 3 retries after out of memory; 1 retry after a failure\n"
+    ) in out
+    first, second = json.loads(desk.run("lint", "--json")[1])["lines"]
+    assert (first["timeout_s"], first["oom_retries"], first["fail_retries"]) == (7200.0, 3, 1)
+    assert first["need"] == {
+        "gpus": 1, "share": None, "vram": 9216, "idle": False, "exclusive": True,
+        "words": "9.0 GiB of a GPU, alone",
+    }  # fmt: skip
+    assert (second["timeout_s"], second["oom_retries"], second["fail_retries"]) == (None, None, None)
+    assert (second["need"]["share"], second["need"]["vram"], second["need"]["idle"]) == (None, None, True)
+
+
+def test_the_record_tells_how_large_the_gpus_are(desk: Desk) -> None:
+    write(desk, "[vram=23G] true\n[vram=24G] true\n")
+    assert "warning" not in desk.run("lint")[1]
+    assert desk.store.gpus()
+    out = desk.run("lint")[1]
+    assert out.count("warning: ") == 1
+    assert "warning: it needs 24.0 GiB of a GPU; its GPUs are too small for that (512 MiB of each" in out
+    note(desk.store, Started(margin_mib=2048))
+    assert desk.run("lint")[1].count("warning: ") == 2
 
 
 def test_values_that_look_like_secrets_are_hidden(desk: Desk) -> None:

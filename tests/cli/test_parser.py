@@ -40,12 +40,37 @@ def test_every_option_of_start_arrives() -> None:
         "--state-file s.json --data-dir d --gpus 0,2,3 --jobs-file  --llm-config l.json --screen"
         " --mem-threshold 0.5 --load-threshold 1 --monitor-interval 0.5 --state-interval 7"
         " --max-assign-attempts 2 --assign-retry-wait 0 --log-dir logs --gpu-probe simulated --simulate 4:80G"
-        " --cuda-ids visible --conda-sh c.sh --drain"
+        " --cuda-ids visible --conda-sh c.sh --drain --take-over --margin 1G --idle-threshold 0"
+        " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --learn --poll 0.5 -v"
+        " --fresh"
     )
     assert start_options(parse(["start", *words.split(" ")])) == StartOptions(
         "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
-        "visible", "c.sh", True,
+        "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
     )  # fmt: skip
+
+
+def test_what_the_words_above_say_is_nowhere_the_default() -> None:
+    said = StartOptions(
+        "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
+        "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
+    )  # fmt: skip
+    same = [name for name, value in vars(StartOptions()).items() if getattr(said, name) == value]
+    assert same == []
+
+
+@pytest.mark.parametrize("option", ["margin", "idle-threshold"])
+@pytest.mark.parametrize(
+    ("text", "mib"), [("0", 0), ("512", 512), ("512M", 512), ("1G", 1024), ("1.5GiB", 1536), ("1g", 1024)]
+)
+def test_memory_is_written_as_in_the_jobs_file(option: str, text: str, mib: int) -> None:
+    assert getattr(parse(["start", f"--{option}", text]), option.replace("-", "_")) == mib
+
+
+@pytest.mark.parametrize("option", ["--sim", "--simulate"])
+def test_gpus_are_simulated_by_either_name(option: str) -> None:
+    assert parse(["start", option, "2:24G"]).simulate == "2:24G"
+    assert parse(["doctor", option, "2"]).simulate == "2"
 
 
 @pytest.mark.parametrize("text", ["4", "0,2,3", "3,", "0-3", "all", " 2 "])
@@ -69,6 +94,18 @@ def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--gpus", "x"], ["--gpus", "'x'", "0,2"]),
         (["start", "--gpu-probe", "magic"], ["--gpu-probe", "magic", "nvml"]),
         (["start", "--state", "x"], ["--state"]),
+        (["start", "--sim", "2", "--simulate", "2"], ["--sim", "--simulate", "not allowed"]),
+        (["start", "--simulate", "2", "--sim", "3"], ["--sim", "--simulate", "not allowed"]),
+        (["start", "--watch", "--drain"], ["--watch", "--drain", "not allowed"]),
+        (["start", "--margin", "-1"], ["--margin"]),
+        (["start", "--margin", "1T"], ["--margin", "'1T'", "18G", "0 is accepted"]),
+        (["start", "--idle-threshold", "x"], ["--idle-threshold", "'x'", "18000"]),
+        (["start", "--tolerance", "-0.1"], ["--tolerance", "from 0 to 10"]),
+        (["start", "--spike-buffer", "11"], ["--spike-buffer", "'11'", "from 0 to 10"]),
+        (["start", "--oom-retries", "-1"], ["--oom-retries", "from 0 to 1000"]),
+        (["start", "--fail-retries", "1.5"], ["--fail-retries", "'1.5'", "whole number"]),
+        (["start", "--poll", "0"], ["--poll", "'0'", "from 0.1 to 3600"]),
+        (["start", "--poll", "3601"], ["--poll", "'3601'"]),
         (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "whole number"]),
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),
@@ -81,7 +118,12 @@ def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
         (["pause", "x"], ["ID", "'x'", "all"]),
         (["pause", ""], ["ID", "all"]),
         (["logs", "3", "-n", "-1"], ["--lines", "'-1'"]),
-        (["strat"], ["'strat'", "start"]),
+        (["strat"], ["'strat'", "neither a command nor a file", "did you mean `start`?"]),
+        (["nothing-like-it.txt"], ["'nothing-like-it.txt'", "neither a command nor a file"]),
+        ([""], ["''", "neither a command nor a file"]),
+        (["./start"], ["'./start'", "neither a command nor a file"]),
+        (["--sim", "2", "start"], ["--sim", "behind the command or the jobs file", "`start --sim`"]),
+        (["-v", "start"], ["-v", "behind the command"]),
         ([], ["COMMAND"]),
         (["status", "--state-file", ""], ["--state-file", "empty"]),
     ],

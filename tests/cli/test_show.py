@@ -14,6 +14,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.command import build
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.views.secrets import HIDDEN, hide_secrets
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -70,8 +71,91 @@ def test_its_attempts_and_its_history(desk: Desk) -> None:
     assert "after 1 min" in out
     assert out.count(f"job {job} was given GPU 0 and uses GPU 1 (process 71)") == 2
     assert [step["state"] for step in told(desk, job)["history"]] == [
-        "queued", "starting", "running", "finished",
+        "queued", "starting", "running", "stray", "finished",
     ]  # fmt: skip
+
+
+def test_memory_declared_seen_and_judged_and_the_retry(desk: Desk) -> None:
+    job = desk.job(vram=4096, oom_retries=3, timeout_s=7200.0)
+    this = desk.record(act.Start(job, ("SIM-0", "SIM-1"), 0, vram=4096))[job]
+    desk.record(
+        act.Move(job, this, JobState.RUNNING),
+        act.NoteUse(job, this, 5.0, (("SIM-0", 4900, 80.0), ("SIM-1", 4000, 40.0))),
+        act.NoteUse(job, this, 6.0, (("SIM-0", 4800, 100.0), ("SIM-1", 4096, None))),
+        act.NoteExceeded(job, this, "SIM-0", 4900, 4096),
+    )
+    [attempt] = told(desk, job)["attempts"]
+    assert (attempt["vram_declared"], attempt["peaks"]) == (4096, {"0": 4900, "1": 4096})
+    assert attempt["load_percent"] == pytest.approx(220 / 3)
+    assert attempt["verdict"] is None
+    desk.record(
+        act.Close(job, this, Outcome.FAILED, JobState.QUEUED, None, exit_code=1, oom_used=1, raised_mib=6125)
+    )
+    story = told(desk, job)
+    assert story["attempts"][0]["verdict"] == "under-declared (+20%)"
+    assert (story["raised_mib"], story["oom_used"], story["oom_retries"]) == (6125, 1, 3)
+    assert (story["fail_used"], story["fail_retries"], story["timeout_s"]) == (0, None, 7200.0)
+    assert story["need"] == "6.0 GiB of a GPU (raised after it ran out of memory; its line says 4.0 GiB)"
+    assert [step["state"] for step in story["history"]] == [
+        "queued", "starting", "running", "exceeded", "queued",
+    ]  # fmt: skip
+    out = desk.run("show", job)[1]
+    for row in (
+        "Retries       1 of 3 after out of memory\n",
+        "Time limit    2 h\n",
+        "  Declared    4096 MiB per GPU\n",
+        "  Peak        GPU 0: 4900 MiB, GPU 1: 4096 MiB; under-declared (+20%)\n",
+        "  Load        73 % on average\n",
+    ):
+        assert row in out
+    assert "other failures" not in out
+
+
+@pytest.mark.parametrize(
+    ("peak", "outcome", "verdict"),
+    [
+        (4000, Outcome.COMPLETED, "within ±10%"),
+        (2048, Outcome.COMPLETED, "over-declared (-50%)"),
+        (2048, Outcome.FAILED, None),
+        (None, Outcome.COMPLETED, None),
+    ],
+)
+def test_the_verdict_on_a_declaration(
+    desk: Desk, peak: int | None, outcome: Outcome, verdict: str | None
+) -> None:
+    job = desk.job(vram=4096)
+    this = desk.record(act.Start(job, ("SIM-0",), 0, vram=4096))[job]
+    desk.record(
+        act.Move(job, this, JobState.RUNNING),
+        act.NoteUse(job, this, 5.0, (("SIM-0", peak, None),)),
+        act.Close(job, this, outcome, JobState.FINISHED, outcome),
+    )
+    assert told(desk, job)["attempts"][0]["verdict"] == verdict
+
+
+def test_where_its_need_comes_from(desk: Desk) -> None:
+    def need(text: str, **values: Any) -> str:
+        return str(told(desk, desk.job(text, **values))["need"])
+
+    path = desk.path / "llm.json"
+    path.write_text('{"models": {"qwen": {"vram": "9G", "gpus": 2}}}')
+    note(desk.store, Started(llm_config=str(path), exclusive=True))
+    assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
+    assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
+    note(desk.store, Started(llm_config=str(path)))
+    assert need("python t.py") == "1 idle GPU (a command that names no need)"
+    desk.store.set_learning(True)
+    for peak, program in ((4000, "t.py"), (23000, "big.py")):
+        job = desk.job(f"python {program}")
+        this = desk.record(act.Start(job, ("SIM-0",), 0))[job]
+        desk.record(
+            act.Move(job, this, JobState.RUNNING),
+            act.NoteUse(job, this, 5.0, (("SIM-0", peak, None),)),
+            act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        )
+    assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of its kind)"
+    assert need("python big.py --x 1") == "1 idle GPU (a command that names no need)"
+    assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs (model qwen)"
 
 
 def test_an_end_that_is_not_recorded_yet(desk: Desk) -> None:

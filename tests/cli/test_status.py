@@ -17,6 +17,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.runner.protocol import observe
+from gpu_scheduler.store.started import Started, note
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -197,3 +198,30 @@ def test_on_a_terminal_rows_are_cut_to_its_width(desk: Desk) -> None:
     lines = read.decode().replace("\r", "").splitlines()
     assert [len(line) for line in lines if "python xxx" in line] == [70]
     assert any("y" * 200 in line for line in lines)
+
+
+def test_memory_that_is_booked_and_used(desk: Desk) -> None:
+    job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
+    this = desk.store.attempts(job)[0]["id"]
+    with desk.store.db.transaction() as db:
+        db.execute("""UPDATE attempt SET share = 0, vram = 18432, gpus = '["SIM-1"]'""")
+    shown = jobs(desk)[job]
+    assert (shown["vram_declared"], shown["peaks"], shown["warnings"]) == (18432, {}, [])
+    desk.record(act.NoteUse(job, this, 5.0, (("SIM-1", 17910, 96.0),)))
+    assert jobs(desk)[job]["peaks"] == {"1": 17910}
+    assert [gpu["memory_booked_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
+    out = desk.run("status")[1]
+    assert "memory 17910 of 18432 MiB\n" in out
+    assert " 0.75  18.0 GiB " in out
+    desk.record(
+        act.NoteUse(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
+        act.NoteExceeded(job, this, "SIM-1", 21000, 18432),
+    )
+    assert report(desk)["gpus"][1]["memory_booked_mib"] == 23100
+    note(desk.store, Started(spike=0.0))
+    assert report(desk)["gpus"][1]["memory_booked_mib"] == 21000
+    [warning] = jobs(desk)[job]["warnings"]
+    assert warning.startswith(f"job {job} declared 18432 MiB and was seen to use 21000 on GPU 1: ")
+    assert warning in desk.run("status")[1]
+    (desk.path / "go").touch()
+    desk.wait_until_gone()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attribution import Owners
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
@@ -93,6 +94,66 @@ def test_what_can_never_fit(desk: Desk) -> None:
     assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, 2 managed")
     assert remedy.startswith("mend its line: fewer GPUs, or others")
     assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0,1"
+
+
+def test_what_memory_leaves_to_a_declaration(desk: Desk) -> None:
+    holder = desk.job(vram=16384)
+    desk.record(act.Start(holder, ("SIM-0",), 0, vram=16384))
+    job = desk.job(vram=8192)
+    found = checks(desk, job)
+    assert found["need"][1] == "8.0 GiB of a GPU (its attributes)"
+    grade, says, remedy = found["GPU 0"]
+    assert (grade, remedy) == ("warn", "")
+    assert says.startswith("does not take it: 7.5 GiB of memory free; share 0.667 held by job ")
+    assert says.endswith(
+        ", 16.0 GiB of 24.0 GiB booked or held, 7.5 GiB to be declared beside the margin of 512 MiB"
+    )
+    assert found["placing"][:2] == ("ok", "GPU 1 would take it now")
+    note(desk.store, Started(margin_mib=16384))
+    assert checks(desk, job)["placing"][1].startswith("needs 8.0 GiB of a GPU, 0 free, GPU 0 0 MiB of memory")
+    assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
+
+
+def test_exclusive_as_the_scheduler_was_told(desk: Desk) -> None:
+    desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
+    job = desk.job(share=100)
+    assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
+    note(desk.store, Started(exclusive=True))
+    assert checks(desk, job)["GPU 0"][1].startswith("does not take it: busy; ")
+
+
+def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
+    job = desk.job(vram=12288, allowed=(0,))
+    foreign = GpuSample("SIM-0", 0, "card", 24576, 1000, 5.0, (GpuProcess(os.getpid(), 1000),))
+    desk.recorder.note_gpus([foreign], None, Clock().now())
+    assert checks(desk, job)["placing"][0] == "ok"
+    owned = Owners()
+    owned.take({os.getpid()})
+    start = owned.of(foreign, {}).starts[os.getpid()]
+    desk.record(act.NoteHeld("SIM-0", ((os.getpid(), start, 12000), (999_999_999, 1.0, 12000))))
+    grade, says, _ = checks(desk, job)["GPU 0"]
+    assert grade == "warn"
+    assert "12.9 GiB of 24.0 GiB booked or held, 10.6 GiB to be declared" in says
+
+
+def test_what_can_never_fit_for_its_memory(desk: Desk) -> None:
+    grade, says, remedy = checks(desk, desk.job(vram=24576))["placing"]
+    assert (grade, says) == (
+        "bad",
+        "infeasible: needs 24.0 GiB of a GPU, the largest managed GPU has 24.0 GiB, of which 512 MiB stay"
+        " free",
+    )
+    assert remedy.startswith("mend its line: less memory (vram=), fewer GPUs")
+
+
+def test_the_memory_of_one_that_runs(desk: Desk) -> None:
+    job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
+    assert "memory" not in checks(desk, job)
+    this = desk.store.attempts(job)[0]["id"]
+    desk.record(act.NoteUse(job, this, 5.0, (("SIM-0", 1000, 5.0),)))
+    assert checks(desk, job)["memory"][:2] == ("ok", "peak so far 1000 MiB")
+    (desk.path / "go").touch()
+    desk.wait_until_gone()
 
 
 def test_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

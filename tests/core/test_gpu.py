@@ -44,7 +44,7 @@ def test_unknown_memory_in_use_is_what_its_processes_use_or_unknown(
 ) -> None:
     """A GB10 shares the memory of its machine: it tells what processes use, and no total."""
     sample = GpuSample("GPU-a", 0, "NVIDIA GB10", None, None, 2.0, processes)
-    assert foreign_memory(Gpu("GPU-a", 0, sample=sample), ()) == foreign
+    assert foreign_memory(Gpu("GPU-a", 0, sample=sample), (), Limits()) == foreign
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,11 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
         priority=st.none() | st.integers(0, 300),
         allowed=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
         share=st.none() | st.integers(1, 1000),
+        vram=st.none() | st.integers(1, 1 << 30),
+        exclusive=st.booleans(),
+        oom_retries=st.none() | st.integers(0, 3),
+        fail_retries=st.none() | st.integers(0, 3),
+        timeout_s=st.none() | st.floats(0.001, 1e7),
         hold=st.booleans(),
     )
 )
@@ -38,8 +43,26 @@ def test_a_job_reads_back_from_its_json(spec: JobSpec) -> None:
     assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
 
 
-def test_priority_zero_is_a_priority() -> None:
-    assert JobSpec.from_json(replace(CSV, priority=0).to_json()).priority == 0
+def test_zero_is_not_nothing() -> None:
+    zero = JobSpec.from_json(replace(CSV, priority=0, oom_retries=0, fail_retries=0).to_json())
+    assert (zero.priority, zero.oom_retries, zero.fail_retries) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "program"),
+    [
+        (CSV, "/w/a.py"),
+        (COMMAND, "a.py"),
+        (replace(COMMAND, command="SEED=1 python -u /x/train.py --lr 1"), "/x/train.py"),
+        (replace(COMMAND, command="python -m pkg.train --config a.py"), "pkg.train"),
+        (replace(COMMAND, command="bash run.sh a.py"), "run.sh"),
+        (replace(COMMAND, command="./train --lr 1"), "./train"),
+        (replace(COMMAND, command="A=1 B=2"), ""),
+        (replace(COMMAND, command="echo 'unbalanced t.py"), "t.py"),
+    ],
+)
+def test_what_runs_whatever_its_arguments(spec: JobSpec, program: str) -> None:
+    assert spec.program == program
 
 
 @pytest.mark.parametrize(
@@ -68,6 +91,11 @@ def test_what_is_said_about_a_job_does_not() -> None:
         allowed=(1,),
         share=5,
         gpus=2,
+        vram=9000,
+        exclusive=True,
+        oom_retries=2,
+        fail_retries=0,
+        timeout_s=90.0,
         cuda="off",
         cuda_ids="visible",
         hold=True,

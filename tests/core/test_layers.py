@@ -15,8 +15,12 @@ PACKAGE = "gpu_scheduler"
 
 #: The record, less the loop's pen: jobs and attempts are changed by the loop alone.
 RECORD = tuple(
-    f"store.{name}" for name in ("store", "home", "readings", "statefile", "instance", "database", "started")
-)
+    f"store.{name}"
+    for name in (
+        "store", "home", "readings", "statefile", "instance", "database", "started", "attempts", "events",
+        "measured",
+    )
+)  # fmt: skip
 
 #: What each room, or module at the top, may import of ours: "room" or "room.module". Within itself a room is
 #: free. A module that is not named here belongs to the shell around the loop (see SHELL_NEVER).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,15 @@ CONFIG = parse_llm_config(
     json.dumps(
         {
             "default_requirement": 1.0,
-            "models": {"small": 0.5, "big": 2.5, "pair": {"share": 0.5, "gpus": 2}, "two": {"gpus": 2}},
+            "models": {
+                "small": 0.5,
+                "big": 2.5,
+                "pair": {"share": 0.5, "gpus": 2},
+                "two": {"gpus": 2},
+                "mib": {"vram": 9000},
+                "text": {"vram": "9G", "gpus": 2},
+                "both": {"share": 0.25, "vram": "9G"},
+            },
         }
     )
 )
@@ -54,10 +63,96 @@ def test_thirds_are_rounded_up_so_that_three_never_overfill_a_gpu() -> None:
         (Ask(gpus=2, share=250, llm="small"), Need(2, 250)),
         (Ask(share=2000, llm="small"), Need(2, 1000)),
         (Ask(share=300), Need(1, 300)),
+        (Ask(llm="mib"), Need(1, vram=9000)),
+        (Ask(command=True, llm="text"), Need(2, vram=9216)),
+        (Ask(llm="both"), Need(1, 250, vram=9216)),
+        (Ask(llm="mib", exclusive=True), Need(1, vram=9000, exclusive=True)),
+        (Ask(llm="mib", vram=5000), Need(1, vram=5000)),
+        (Ask(llm="mib", share=500), Need(1, 500)),
+        (Ask(llm="mib", gpus=2), Need(2, 1000, alone=True)),
+        (Ask(vram=5000, gpus=3), Need(3, vram=5000)),
+        (Ask(vram=5000, share=200, gpus=2, exclusive=True), Need(2, 200, vram=5000, exclusive=True)),
+        (Ask(command=True, exclusive=True), Need(1, 1000, alone=True)),
+        (Ask(exclusive=True), Need(1, 1000, exclusive=True)),
+        (Ask(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
     ],
 )
 def test_the_first_that_applies_says_the_need(ask: Ask, need: Need) -> None:
     assert resolve(ask, CONFIG) == need
+
+
+FAMILY = '["train.py", null]'
+
+
+@pytest.mark.parametrize(
+    ("ask", "need"),
+    [
+        (Ask(command=True, family=FAMILY), Need(1, vram=7000)),
+        (Ask(family=FAMILY), Need(1, vram=7000)),
+        (Ask(family=FAMILY, exclusive=True), Need(1, vram=7000, exclusive=True)),
+        (Ask(family=FAMILY, llm="unknown", command=True), Need(1, vram=7000)),
+        # What is said counts before what was learned; what nobody has seen yet is alone, or the default.
+        (Ask(family=FAMILY, llm="small"), Need(1, 500)),
+        (Ask(family=FAMILY, vram=50), Need(1, vram=50)),
+        (Ask(family=FAMILY, share=50), Need(1, 50)),
+        (Ask(family=FAMILY, gpus=2), Need(2, 1000, alone=True)),
+        (Ask(family="another", command=True), Need(1, 1000, alone=True)),
+        (Ask(family="another"), Need(1, 1000)),
+        (Ask(command=True), Need(1, 1000, alone=True)),
+    ],
+)
+def test_what_was_learned_counts_after_the_model_and_before_the_default(ask: Ask, need: Need) -> None:
+    assert resolve(ask, CONFIG, {FAMILY: 7000}) == need
+
+
+def test_learned_needs_are_those_of_the_program_and_model_and_only_where_nothing_is_said() -> None:
+    plain = JobSpec("command", "python train.py --lr 1", "/w", command="python train.py --lr 1")
+    assert Ask.of(plain).family is None
+    assert Ask.of(plain, learn=True).family == FAMILY
+    assert Ask.of(replace(plain, command="python train.py --lr 2"), learn=True).family == FAMILY
+    model = Ask.of(replace(plain, command="python train.py --llm b"), learn=True)
+    assert (model.llm, model.family) == ("b", '["train.py", "b"]')
+    for said in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
+        assert Ask.of(replace(plain, **said), learn=True).family is None  # type: ignore[arg-type]
+    assert Ask.of(plain, 5, learn=True).family is None
+
+
+def test_after_an_oom_the_raised_need_counts_whatever_the_line_says() -> None:
+    spec = JobSpec("command", "x", "/", command="x", vram=4096, gpus=2, exclusive=True, allowed=(1, 2))
+    assert Ask.of(spec) == Ask(None, 2, None, True, (1, 2), 4096, True)
+    raised = Ask.of(spec, 9000)
+    assert raised == Ask(None, 2, None, True, (1, 2), 9000, True)
+    assert resolve(raised, CONFIG) == Need(2, vram=9000, exclusive=True)
+    share = Ask.of(replace(spec, vram=None, share=500, exclusive=False), 9000)
+    assert resolve(share, CONFIG) == Need(2, 500, vram=9000)
+
+
+def test_torchrun_with_memory_takes_as_much_of_each_gpu() -> None:
+    spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, vram=9000)
+    assert resolve(Ask.of(spec), CONFIG) == Need(2, vram=9000)
+    assert resolve(Ask.of(spec, 9999), CONFIG) == Need(2, vram=9999)
+
+
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        (Need(1, 1000), "1 free GPU"),
+        (Need(3, 1000), "3 free GPUs"),
+        (Need(1, 1000, alone=True), "1 idle GPU"),
+        (Need(2, 1000, alone=True), "2 idle GPUs"),
+        (Need(1, 500), "0.5 of a GPU"),
+        (Need(2, 500), "0.5 of each of 2 GPUs"),
+        (Need(1, 500, exclusive=True), "0.5 of a GPU, alone"),
+        (Need(1, 1000, exclusive=True), "1 free GPU"),
+        (Need(1, vram=18432), "18.0 GiB of a GPU"),
+        (Need(2, vram=18432), "18.0 GiB of each of 2 GPUs"),
+        (Need(1, 250, vram=18432), "0.25 and 18.0 GiB of a GPU"),
+        (Need(1, vram=900, exclusive=True), "900 MiB of a GPU, alone"),
+        (Need(2, vram=18432, exclusive=True), "18.0 GiB of each of 2 GPUs, each alone"),
+    ],
+)
+def test_a_need_in_words(need: Need, words: str) -> None:
+    assert str(need) == words
 
 
 def test_torchrun_says_the_need_whatever_the_model() -> None:
@@ -76,7 +171,15 @@ def test_torchrun_says_the_need_whatever_the_model() -> None:
         ('{"models": {"m": -1}}', "models.m"),
         ('{"models": {"m": true}}', "models.m"),
         ('{"models": {"m": {}}}', "models.m"),
-        ('{"models": {"m": {"vram": "9G"}}}', "vram"),
+        ('{"models": {"m": {"vram": "9"}, "n": {"vram": "9T"}}}', "models.n: vram: memory '9T'"),
+        ('{"models": {"m": {"vram": 0}}}', "models.m: vram: memory '0'"),
+        ('{"models": {"m": {"vram": 9.5}}}', "vram 9.5 is neither"),
+        ('{"models": {"m": {"vram": true}}}', "vram True is neither"),
+        ('{"models": {"m": {"vram": null}}}', "vram None is neither"),
+        ('{"models": {"m": {"vram": "9G", "memory": 1}}}', "'memory' is not known; known: share, vram, gpus"),
+        ('{"models": {"m": {"gpus": 65}}}', "gpus 65"),
+        ('{"models": {"m": {"gpus": true}}}', "gpus True"),
+        ('{"models": {"m": {"share": 2, "vram": "9G"}}}', "whole GPUs"),
         ('{"models": {"m": {"gpus": 0}}}', "gpus 0"),
         ('{"models": {"m": {"share": 2, "gpus": 2}}}', "whole GPUs"),
         ('{"default_requirement": "much"}', "default_requirement"),
@@ -92,8 +195,52 @@ def test_a_number_in_quotes_is_a_number() -> None:
     assert (config.default, config.of("m")) == (Requirement(1000), Requirement(500))
 
 
+def test_memory_is_mib_or_a_text_and_comes_with_a_share_or_a_count() -> None:
+    assert CONFIG.of("mib") == Requirement(None, None, 9000)
+    assert CONFIG.of("text") == Requirement(None, 2, 9216)
+    assert CONFIG.of("both") == Requirement(250, None, 9216)
+    default = parse_llm_config('{"default_requirement": {"vram": "2G"}}')
+    assert resolve(Ask(), default) == Need(1, vram=2048)
+    assert resolve(Ask(command=True), default) == Need(1, 1000, alone=True)
+    assert resolve(Ask(command=True, llm="unknown"), default) == Need(1, vram=2048)
+
+
 def test_an_empty_configuration_is_one_gpu_each() -> None:
     assert parse_llm_config("{}") == LlmConfig(Requirement(1000), {})
+
+
+@pytest.mark.parametrize(
+    ("key", "ask"),
+    [
+        ("[500, 1, null, false, [0, 2]]", Ask(500, 1, None, False, (0, 2))),
+        ('[null, null, "small", true, null]', Ask(llm="small", command=True)),
+        ("[null, null, null, false, null]", Ask()),
+    ],
+)
+def test_a_key_of_an_older_record_reads_as_before_and_is_written_as_before(key: str, ask: Ask) -> None:
+    assert Ask.from_key(key) == ask
+    assert ask.key() == key
+    assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]
+
+
+ASKS = st.builds(
+    Ask,
+    st.none() | st.sampled_from([1, 500, 2000]),
+    st.none() | st.integers(1, 3),
+    st.none() | st.sampled_from(["small", 'with "quotes"', "é"]),
+    st.booleans(),
+    st.none() | st.sampled_from([(0,), (1, 3)]),
+    st.none() | st.sampled_from([1, 9000]),
+    st.booleans(),
+    st.none() | st.sampled_from([FAMILY, "another"]),
+)
+
+
+@settings(deadline=None)
+@given(ASKS, ASKS)
+def test_asks_are_equal_where_their_keys_are(one: Ask, two: Ask) -> None:
+    assert (one == two) == (one.key() == two.key())
+    assert Ask.from_key(one.key()) == one
 
 
 @pytest.mark.parametrize("allowed", [None, (0,), (1, 3)])

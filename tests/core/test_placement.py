@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import GpuView, Limits, Reason, place
+from gpu_scheduler.core.placement import GpuView, Limits, Reason, obstacle, place
 
 LIMITS = Limits()
 
@@ -31,7 +31,7 @@ def why(answer: tuple[str, ...] | Reason) -> str:
         ([gpu(0, load=50.0), gpu(1, load=5.0)], Need(1, 1000), ("U1",)),
         ([gpu(0, booked=250), gpu(1, booked=500), gpu(2)], Need(2, 500), ("U0", "U1")),
         ([gpu(0), gpu(1), gpu(2, booked=1000)], Need(2, 1000), ("U0", "U1")),
-        ([gpu(0, foreign_mib=60), gpu(1, booked=1)], Need(1, 1000, alone=True), ("U0",)),
+        ([gpu(0, foreign_mib=60), gpu(1, booked=1, taken=True)], Need(1, 1000, alone=True), ("U0",)),
     ],
 )
 def test_best_fit_then_least_load_then_lowest_index(
@@ -54,7 +54,7 @@ def test_best_fit_then_least_load_then_lowest_index(
         (gpu(0, foreign_mib=500, foreign="process 8", load=97.0), Need(1, 500), "process 8, load 97 %"),
         (gpu(0, foreign_mib=300, foreign="process 8"), Need(1, 1000, alone=True), "process 8 holds 300 MiB"),
         (gpu(0, foreign_mib=None), Need(1, 500), "memory unknown"),
-        (gpu(0, booked=1), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
+        (gpu(0, taken=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
     ],
 )
 def test_a_gpu_that_takes_nothing_says_why(view: GpuView, need: Need, words: str) -> None:
@@ -108,7 +108,18 @@ def test_nothing_is_over_booked_and_nothing_closed_is_used(
     allowed: set[int] | None,
 ) -> None:
     gpus = [
-        GpuView(f"U{i}", i, 24576, booked, foreign, "process 1" if foreign else None, load, closed)
+        GpuView(
+            f"U{i}",
+            i,
+            24576,
+            booked,
+            foreign,
+            bool(booked),
+            foreign,
+            "process 1" if foreign else None,
+            load,
+            closed,
+        )
         for i, (booked, foreign, load, closed) in enumerate(rows)
     ]
     need = Need(count, 1000 if alone else share, alone)
@@ -122,6 +133,7 @@ def test_nothing_is_over_booked_and_nothing_closed_is_used(
     assert len(chosen) == len(set(answer)) == count
     for view in chosen:
         assert view.booked + need.share <= 1000
+        assert not (alone and view.taken)
         assert view.closed is None
         assert limited is None or view.index in limited
         assert view.foreign_mib is not None
@@ -158,3 +170,183 @@ def test_memory_that_no_process_owns_is_named_so() -> None:
 def test_many_closed_gpus_are_counted_not_all_named() -> None:
     text = why(place(Need(1, 500), None, [gpu(i, closed="paused") for i in range(7)], LIMITS))
     assert text.endswith("GPU 3 paused and 3 more")
+
+
+def test_the_share_test_looks_at_shares_only() -> None:
+    full = gpu(0, booked=500, memory_mib=24_576, taken=True)
+    assert place(Need(1, 500), None, [full], LIMITS) == ("U0",)
+    assert place(Need(1, 500), None, [gpu(0, memory_mib=None)], LIMITS) == ("U0",)
+    assert why(place(Need(1, 501), None, [full], LIMITS)) == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
+
+
+def test_the_memory_test_looks_at_memory_only() -> None:
+    booked = gpu(0, booked=1000, memory_mib=10_000, taken=True)
+    assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
+    assert why(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
+        "needs 13.7 GiB of a GPU, 0 free, GPU 0 13.7 GiB of memory free"
+    )
+    assert place(Need(1, vram=14_065), None, [booked], Limits(margin_mib=511)) == ("U0",)
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        (gpu(0, booked=800, memory_mib=0), "0.2 free"),
+        (gpu(0, booked=0, memory_mib=20_000), "4.0 GiB of memory free"),
+        (gpu(0, booked=800, memory_mib=20_000), "0.2 free"),
+        (gpu(0, booked=500, memory_mib=15_000), None),
+    ],
+)
+def test_a_job_that_declares_both_passes_both(view: GpuView, words: str | None) -> None:
+    assert obstacle(view, Need(1, 500, vram=9000), LIMITS) == words
+
+
+@pytest.mark.parametrize(
+    "need",
+    [Need(1, 1000, alone=True), Need(1, 1, exclusive=True), Need(1, vram=1, exclusive=True)],
+    ids=["alone", "exclusive share", "exclusive memory"],
+)
+def test_one_that_is_to_be_without_others_of_ours_waits_for_the_last_to_go(need: Need) -> None:
+    assert obstacle(gpu(0, taken=True), need, LIMITS) == "busy"
+    assert obstacle(gpu(0), need, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    "need", [Need(1, 1), Need(1, vram=1), Need(1, 1, vram=1), Need(1, 1, exclusive=True)]
+)
+def test_nobody_joins_a_job_that_is_alone(need: Need) -> None:
+    held = gpu(0, booked=1000, memory_mib=24_576, taken=True)
+    assert obstacle(held, need, LIMITS) is not None
+
+
+def test_an_exclusive_job_may_be_beside_strangers_an_alone_one_may_not() -> None:
+    beside = gpu(0, memory_mib=5500, foreign_mib=5000, foreign="process 8")
+    assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
+    assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
+    assert obstacle(beside, Need(1, 1000, alone=True), LIMITS) == "foreign process 8 holds 4.9 GiB"
+
+
+@pytest.mark.parametrize(("mib", "idle"), [(0, True), (60, True), (200, True), (201, False)])
+def test_what_a_little_of_others_makes_of_an_idle_gpu(mib: int, idle: bool) -> None:
+    view = gpu(0, foreign_mib=mib, foreign="process 8")
+    assert (obstacle(view, Need(1, 1000, alone=True), LIMITS) is None) == idle
+    assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_mib=201)) is None
+    assert obstacle(view, Need(1, 1000), LIMITS) is None
+
+
+@pytest.mark.parametrize("need", [Need(1, 1), Need(1, vram=1), Need(1, 1000, alone=True)])
+def test_the_thresholds_judge_others_whatever_is_needed(need: Need) -> None:
+    assert "foreign process 8" in (obstacle(crowded(), need, LIMITS) or "")
+    assert "load 97 %" in (obstacle(gpu(0, foreign="process 8", load=97.0), need, LIMITS) or "")
+    assert obstacle(gpu(0, load=97.0), need, LIMITS) is None
+
+
+def crowded() -> GpuView:
+    return gpu(0, foreign_mib=20_000, foreign="process 8", memory_mib=22_000)
+
+
+def test_what_lacks_memory_says_who_has_it() -> None:
+    view = gpu(0, foreign_mib=11_000, foreign="process 8123", memory_mib=12_100)
+    assert obstacle(view, Need(1, vram=20_000), LIMITS) == (
+        "11.7 GiB of memory free, foreign process 8123 holds 10.7 GiB"
+    )
+    over = gpu(0, memory_mib=30_000, taken=True)
+    assert obstacle(over, Need(1, vram=1), LIMITS) == "0 MiB of memory free"
+
+
+@pytest.mark.parametrize(
+    "view",
+    [GpuView("U0", 0, None, memory_mib=None), gpu(0, memory_mib=None), GpuView("U0", 0, None, memory_mib=0)],
+)
+def test_memory_is_not_placed_where_it_is_unknown(view: GpuView) -> None:
+    assert obstacle(view, Need(1, vram=1), LIMITS) == "memory unknown"
+    answer = place(Need(1, vram=1), None, [view], LIMITS)
+    assert isinstance(answer, Reason)
+    assert not answer.infeasible
+
+
+def card(index: int, total: int, **values: object) -> GpuView:
+    return GpuView(f"U{index}", index, total, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "need", "chosen"),
+    [
+        # What is left of the fullest is least; the empty one stays whole for a large job.
+        ([gpu(0), gpu(1, memory_mib=9000)], Need(1, vram=9000), ("U1",)),
+        ([gpu(0, memory_mib=9000), gpu(1, memory_mib=12_000)], Need(1, vram=9000), ("U1",)),
+        ([gpu(0, memory_mib=9000), gpu(1, memory_mib=20_000)], Need(1, vram=9000), ("U0",)),
+        # A card that is small counts before a large one that has more left, and not by what is used of it.
+        ([card(0, 81_920), card(1, 24_576)], Need(1, vram=20_000), ("U1",)),
+        ([card(0, 81_920, memory_mib=70_000), card(1, 24_576)], Need(1, vram=10_000), ("U0",)),
+        ([card(0, 81_920), card(1, 24_576)], Need(1, vram=30_000), ("U0",)),
+        ([card(0, 81_920), card(1, 24_576), card(2, 49_152)], Need(2, vram=30_000), ("U0", "U2")),
+        ([gpu(0), gpu(1, memory_mib=5000), gpu(2, memory_mib=9000)], Need(2, vram=9000), ("U1", "U2")),
+        # Of equal memory the one with more booked, then the idler, then the first.
+        ([gpu(0), gpu(1, booked=100)], Need(1, vram=9000), ("U1",)),
+        ([gpu(0, load=9.0), gpu(1, load=1.0)], Need(1, vram=9000), ("U1",)),
+        ([gpu(1), gpu(0)], Need(1, vram=9000), ("U0",)),
+        # A share does not look at memory.
+        ([gpu(0, memory_mib=0), gpu(1, memory_mib=20_000)], Need(1, 500), ("U0",)),
+        ([gpu(0, booked=1, memory_mib=0), gpu(1, memory_mib=20_000)], Need(1, 500, vram=4000), ("U1",)),
+    ],
+)
+def test_best_fit_leaves_the_largest_headroom_in_one_piece(
+    gpus: list[GpuView], need: Need, chosen: tuple[str, ...]
+) -> None:
+    assert place(need, None, gpus, LIMITS) == chosen
+
+
+@pytest.mark.parametrize(
+    ("need", "allowed", "text"),
+    [
+        (
+            Need(1, vram=24_065),
+            None,
+            "infeasible: needs 23.5 GiB of a GPU, the largest managed GPU has 24.0 GiB, of which 512 MiB stay"
+            " free",
+        ),
+        (
+            Need(2, vram=12_000),
+            None,
+            "infeasible: needs 11.7 GiB of each of 2 GPUs, no 2 managed GPUs have over 8.0 GiB, of which 512"
+            " MiB stay free",
+        ),
+        (
+            Need(1, vram=9000),
+            (0,),
+            "infeasible: needs 8.8 GiB of a GPU, the largest allowed GPU has 8.0 GiB, of which 512 MiB stay"
+            " free",
+        ),
+        (Need(3, vram=9000), None, "infeasible: needs 8.8 GiB of each of 3 GPUs, 2 managed"),
+        (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, 1 allowed"),
+    ],
+)
+def test_what_no_gpu_has_is_infeasible_at_once_with_the_numbers(
+    need: Need, allowed: tuple[int, ...] | None, text: str
+) -> None:
+    gpus = [card(0, 8192, closed="paused", memory_mib=8192, taken=True), card(1, 24_576)]
+    assert place(need, allowed, gpus, LIMITS) == Reason(text, infeasible=True)
+
+
+def test_what_fits_an_empty_gpu_is_feasible_to_the_last_mib() -> None:
+    assert place(Need(1, vram=24_064), None, [gpu(0)], LIMITS) == ("U0",)
+    waits = place(Need(1, vram=24_064), None, [gpu(0, memory_mib=1)], LIMITS)
+    assert isinstance(waits, Reason)
+    assert not waits.infeasible
+
+
+def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
+    gpus = [card(0, 8192), GpuView("U1", 1, None, memory_mib=None)]
+    answer = place(Need(1, vram=9000), None, gpus, LIMITS)
+    assert isinstance(answer, Reason)
+    assert not answer.infeasible
+    both = place(Need(2, vram=9000), None, gpus, LIMITS)
+    assert isinstance(both, Reason)
+    assert both.infeasible
+    assert "no 2 managed GPUs have over 8.0 GiB" in both.text
+
+
+def test_memory_alone_is_no_matter_of_shares_however_many_are_booked() -> None:
+    """A whole share with little memory, and one more beside it by memory: a third fits by memory still."""
+    assert obstacle(gpu(0, booked=1037, memory_mib=600, taken=True), Need(1, vram=300), LIMITS) is None

@@ -24,11 +24,13 @@ from gpu_scheduler.core.gpuview import foreign_memory, view
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import order
-from gpu_scheduler.core.planning import plan
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.core.planning import need_of, plan
 from gpu_scheduler.core.sighting import Sighting, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
+LIMITS = Limits()
 HALF, WHOLE, TWO = Ask(share=500), Ask(share=1000), Ask(gpus=2, share=1000)
 
 
@@ -70,7 +72,7 @@ def test_a_small_job_passes_a_blocked_one_which_keeps_note_of_it() -> None:
 
 def running(*uuids: str, **values: object) -> Attempt:
     live = Sighting(claim="live", pid=5)
-    base = Attempt(9, 99, "t", "boot", JobState.RUNNING, uuids, 1000, sighting=live)
+    base = Attempt(9, 99, "t", "boot", JobState.RUNNING, uuids, 1000, sighting=live, measured_at=999.0)
     return replace(base, **values)  # type: ignore[arg-type]
 
 
@@ -125,7 +127,7 @@ def test_an_ended_attempt_closes_its_gpu_until_it_is_released_and_cool() -> None
 def test_foreign_memory_is_that_of_processes_that_no_attempt_owns() -> None:
     listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
-    assert foreign_memory(ours, (running("U0"),)) == 3000
+    assert foreign_memory(ours, (running("U0"),), LIMITS) == 3000
     shown = view(ours, replace(facts(0), gpus=(ours,), attempts=(running("U0", share=500),)))
     assert (shown.booked, shown.foreign_mib, shown.foreign) == (500, 3000, "process 2")
 
@@ -138,10 +140,10 @@ def test_a_process_of_ours_on_a_gpu_that_it_was_not_given_is_foreign_there() -> 
 
 def test_without_a_process_list_foreign_memory_comes_from_the_totals() -> None:
     blind = gpu(0, 20_000, None)
-    assert foreign_memory(blind, ()) == 20_000
+    assert foreign_memory(blind, (), LIMITS) == 20_000
     half = running("U0", share=500, baseline_mib={"U0": 1000})
-    assert foreign_memory(blind, (half,)) == 20_000 - 12_288
-    assert foreign_memory(gpu(0, 9000, None), (half,)) == 1000
+    assert foreign_memory(blind, (half,), LIMITS) == 20_000 - 12_288
+    assert foreign_memory(gpu(0, 9000, None), (half,), LIMITS) == 1000
 
 
 def wished(*wishes: tuple[str, str], **values: object) -> list[act.Action]:
@@ -262,7 +264,7 @@ def test_an_infeasible_job_is_not_passed_over_and_a_passed_one_is_told_once() ->
 
 
 def test_a_start_notes_what_nobody_accounts_for_on_its_gpus() -> None:
-    left = gpu(0, 900, (GpuProcess(1, 300),), owners={1: None})
+    left = gpu(0, 900, (GpuProcess(1, 300),), owners={1: None}, held={(1, 0.0): 300})
     [start] = plan(replace(facts(0, line(HALF, (1, 0))), gpus=(left,)))
     assert start == act.Start(1, ("U0",), 500, (("U0", 600),))
 
@@ -288,7 +290,7 @@ def test_a_released_attempt_books_nothing() -> None:
 
 def test_unknown_memory_of_a_process_falls_back_to_the_totals_and_the_largest_foreigner_is_named() -> None:
     vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
-    assert foreign_memory(vague, ()) == 7000
+    assert foreign_memory(vague, (), LIMITS) == 7000
     crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
     assert view(crowd, facts(1)).foreign == "process 2"
 
@@ -316,3 +318,91 @@ def test_nothing_starts_while_our_storage_cannot_be_written_and_every_job_says_s
     assert starts(plan(replace(full, trouble=None, blind=None))) == {1: ("U0",)}
     pausing = replace(full, wishes=(Wish(1, "pause", "U0"),))
     assert act.SetPaused("U0", True) in plan(pausing)
+
+
+def sized(index: int, total: int | None, **values: object) -> Gpu:
+    sample = GpuSample(f"U{index}", index, "card", total, 0, 0.0, ())
+    return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
+
+
+def test_a_drain_does_not_wait_for_memory_that_no_gpu_has() -> None:
+    small, large = sized(0, 8192), sized(1, 24_576)
+    both = replace(facts(0), gpus=(small, large))
+    nine = Ask(vram=9000)
+    assert not drained(both, [nine], False)
+    assert drained(both, [nine, Ask(vram=9000, gpus=2)], False) is False
+    assert drained(both, [Ask(vram=9000, gpus=2)], False)
+    assert drained(both, [Ask(vram=24_065)], False)
+    assert not drained(both, [Ask(vram=24_064)], False)
+    assert drained(both, [Ask(vram=9000, allowed=(0,))], False)
+    # The one that is large enough is paused: only the user can change that. One of unknown size may be.
+    assert drained(replace(both, gpus=(small, replace(large, paused=True))), [nine], False)
+    assert not drained(replace(both, gpus=(small, sized(1, None))), [nine], False)
+    assert not drained(replace(both, gpus=(small, Gpu("U1", 1))), [nine], False)
+
+
+FAMILY = '["train.py", null]'
+
+
+@pytest.mark.parametrize(
+    ("learned", "alone"),
+    [
+        (9000, False),
+        (24_576 - 512 - 200, False),
+        # It would leave nothing to anybody, or need more than there is: as if nothing were known.
+        (24_576 - 512 - 199, True),
+        (30_000, True),
+        (None, True),
+    ],
+)
+def test_learned_memory_is_used_where_it_leaves_something_of_a_gpu(learned: int | None, alone: bool) -> None:
+    ask = Ask(command=True, family=FAMILY)
+    known = {} if learned is None else {FAMILY: learned}
+    world = facts(1, line(ask, (1, 0), (2, 0)), learned=known)
+    [start] = [a for a in plan(world) if isinstance(a, act.Start) and a.job_id == 1]
+    assert (start.whole, start.vram) == ((True, None) if alone else (False, learned))
+    need = need_of(ask, replace(world, settings=Settings(exclusive=True)))
+    assert need.exclusive
+    assert need.vram == (None if alone else learned)
+
+
+def test_learned_memory_counts_on_the_gpus_that_the_line_allows() -> None:
+    world = replace(facts(0), gpus=(sized(0, 8192), sized(1, 24_576)), learned={FAMILY: 9000})
+    assert need_of(Ask(command=True, family=FAMILY), world).vram == 9000
+    assert need_of(Ask(command=True, family=FAMILY, allowed=(0,)), world).alone
+    assert need_of(Ask(command=True, family="another"), world).alone
+    assert need_of(Ask(vram=20_000), world).vram == 20_000
+
+
+def test_an_infeasible_need_is_said_with_its_numbers_and_taken_back_when_the_gpus_change() -> None:
+    ask = Ask(vram=30_000)
+    [wait] = plan(facts(2, line(ask, (1, 0))))
+    assert isinstance(wait, act.Wait)
+    assert wait.infeasible
+    assert wait.reason == (
+        "infeasible: needs 29.3 GiB of a GPU, the largest managed GPU has 24.0 GiB, of which 512 MiB stay"
+        " free"
+    )
+    larger = replace(facts(0, line(ask, (1, 0), reason=wait.reason)), gpus=(gpu(0), sized(1, 81_920)))
+    assert starts(plan(larger)) == {1: ("U1",)}
+    busy = replace(larger, attempts=(running("U1", whole=True),))
+    [wait] = plan(busy)
+    assert isinstance(wait, act.Wait)
+    assert (wait.infeasible, wait.reason) == (
+        False,
+        "needs 29.3 GiB of a GPU, 0 free, GPU 0 23.5 GiB of memory free, GPU 1 0 MiB of memory free",
+    )
+
+
+def test_a_start_books_what_was_declared() -> None:
+    asks = (Ask(vram=5000, share=250, exclusive=True), Ask(vram=6000), Ask(share=2000), Ask(command=True))
+    world = facts(5, *(line(ask, (n, 0)) for n, ask in enumerate(asks, 1)))
+    found = [
+        (a.job_id, len(a.gpus), a.share, a.vram, a.whole) for a in plan(world) if isinstance(a, act.Start)
+    ]
+    assert found == [
+        (1, 1, 250, 5000, True),
+        (2, 1, 0, 6000, False),
+        (3, 2, 1000, None, False),
+        (4, 1, 1000, None, True),
+    ]

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_scheduler.core.jobline import Parsed, parse_line
 from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.preview import Preview, Setting, preview
 
 CONFIG = parse_llm_config(
@@ -120,9 +121,33 @@ def test_more_gpus_than_there_are_is_a_warning(
         ("0,/s/a.py,,--layers 3,0", ["read as arguments: --layers 3 | GPUs: 0"]),
         ("CUDA_VISIBLE_DEVICES=0 python a.py", ["sets CUDA_VISIBLE_DEVICES itself"]),
         ("[share=1] 0,/s/a.py,,--llm other,", []),
+        ("[vram=1G] 0,/s/a.py,,--llm other,", []),
     ],
 )
 def test_notes(line: str, parts: list[str]) -> None:
     notes = "\n".join(told(line).notes)
     assert bool(notes) is bool(parts)
     assert all(part in notes for part in parts), notes
+
+
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        ("[vram=900] true", False),
+        ("[vram=901] true", True),
+        ("[vram=400 gpus=2] true", False),
+        ("[vram=401 gpus=2] true", True),
+        ("[vram=500 allowed=1] true", True),
+        ("[vram=500 allowed=0,2] true", False),
+        ("[vram=9G allowed=2] true", False),
+        ("[share=1] true", False),
+    ],
+)
+def test_more_memory_than_its_gpus_have_is_a_warning(line: str, warned: bool) -> None:
+    read = parse_line(line, "/w", "/home/u")
+    assert isinstance(read, Parsed)
+    totals, limits = {0: 1000, 1: 500}, Limits(margin_mib=100)
+    known = (0, 1, 2) if "allowed" in line else (0, 1)  # nobody knows how large 2 is
+    setting = Setting(CONFIG, known, None, THERE.__contains__, None, totals, limits)
+    warnings = preview(1, read.spec, (), None, setting).warnings
+    assert ["too small for that (100 MiB" in warning for warning in warnings] == [True] * warned

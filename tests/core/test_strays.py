@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.actions import NoteStray
+from gpu_scheduler.core.actions import NoteHeld, NoteStray
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.needs import LlmConfig
@@ -16,7 +16,9 @@ from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.core.strays import stray_words, strays
 
-RUNNING = Attempt(1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, sighting=Sighting("live", 5))
+RUNNING = Attempt(
+    1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, sighting=Sighting("live", 5), measured_at=1.0
+)
 
 
 def gpu(index: int, *processes: GpuProcess, owners: dict[int, int | None] | None = None) -> Gpu:
@@ -30,11 +32,13 @@ def facts(*gpus: Gpu, attempt: Attempt = RUNNING, others: tuple[Gpu, ...] = ()) 
 
 HERE = gpu(2, GpuProcess(71, 300), GpuProcess(72, 4000), owners={71: 1, 72: 1})
 NOTE = NoteStray(7, 1, "U2", 72)
+#: No booking speaks for it there, so that its memory is kept free like anybody's.
+NOTE_HELD = NoteHeld("U2", ((71, 0.0, 300), (72, 0.0, 4000)))
 
 
 def test_it_is_named_once_with_the_process_that_uses_most() -> None:
     assert strays(facts(gpu(0), HERE)) == [NOTE]
-    assert plan(facts(gpu(0), HERE)) == [NOTE]
+    assert plan(facts(gpu(0), HERE)) == [NOTE_HELD, NOTE]
     assert strays(facts(gpu(0), HERE, attempt=replace(RUNNING, strays=("U2",)))) == []
 
 

@@ -46,7 +46,7 @@ def test_a_state_file_that_cannot_be_one(tmp_path: Path, state: str) -> None:
 
 
 def test_a_broken_llm_config_is_not_guessed_around(world: World) -> None:
-    (world.folder / "llm_config.json").write_text('{"models": {"a": {"vram": "9G"}}}')
+    (world.folder / "llm_config.json").write_text('{"models": {"a": {"vram": "9Q"}}}')
     done = world.cli("start", "--simulate", "1")
     assert done.returncode == 2
     assert "models.a" in done.stderr
@@ -86,7 +86,7 @@ def test_a_failed_launch_is_tried_again_in_its_time_and_ends_as_failed(world: Wo
     job = world.finished(1)[1]
     assert (job["outcome"], job["exit_code"], job["attempts"]) == ("failed", None, 3)
     assert "none.py does not exist (tried 3 times)" in job["reason"]
-    assert "job 1 failed" in world.said()
+    assert "job 1 finished [NOT STARTED]" in world.said()
     store = Store(Home.of(str(world.folder / world.state)))
     begun = [row["created_at"] for row in store.attempts(1)]
     store.close()

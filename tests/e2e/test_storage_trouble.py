@@ -214,7 +214,7 @@ def test_a_main_log_that_is_taken_away_is_told_on_the_terminal(world: World, tmp
     log.rmdir()
     world.append("[share=1] echo three")
     world.finished(3)
-    wait_for(lambda: log.exists() and "job 3 completed" in log.read_text(), "the main log goes on")
+    wait_for(lambda: log.exists() and "job 3 finished [OK]" in log.read_text(), "the main log goes on")
     said = world.said()
     assert said.count(f"the main log {log} cannot be written: Is a directory") == 1
     assert "Traceback" not in said

@@ -27,6 +27,6 @@ def test_a_job_on_a_gpu_that_it_was_not_given(world: World) -> None:
     world.start()
     world.ok("cancel", "--all", "--grace", "0")
     world.finished()
-    wait_for(lambda: "job 1 cancelled" in world.said(), "the end of job 1")
+    wait_for(lambda: "job 1 finished [CANCELLED]" in world.said(), "the end of job 1")
     assert world.said().count("uses GPU 2") == 1
     assert warning in world.ok("show", "1")

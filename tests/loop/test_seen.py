@@ -14,10 +14,10 @@ import pytest
 from gpu_scheduler import evidence
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.evidence import tail_of
-from gpu_scheduler.reporting import Reporter
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import Started, note, started_with
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.telling import Telling
 from tests.loop.rig import Rig
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/x/t.py", line 1, in <module>\n'
@@ -31,13 +31,17 @@ def rig(tmp_path: Path) -> Rig:
 def test_a_failure_is_explained_on_the_record_and_in_the_log(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.loop.told = Reporter(rig.store).told
+    rig.loop.told = Telling(rig.store, rig.clock, rig.loop.settings, None).told
     caplog.set_level(logging.INFO)
     (rig.folder / "said").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
     job = rig.add("cat said; exit 1")
     assert rig.ends(job)["reason"] == "exit code 1: ValueError: bad rate"
     assert rig.store.attempts(job)[0]["reason"] == "exit code 1: ValueError: bad rate"
-    assert re.search(rf"job {job} failed after .* s: exit code 1: ValueError: bad rate \(log: ", caplog.text)
+    assert re.search(
+        rf"job {job} finished \[FAILED\] in \d\.\ds — exit code 1: ValueError: bad rate \| peak vram .*"
+        r" \| no declaration.* \(log: ",
+        caplog.text,
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_a_process_on_a_gpu_that_was_not_given_is_told_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.loop.recorder.note_gpus((), ["U0", "U1"], rig.clock.now())
-    rig.loop.told = Reporter(rig.store).told
+    rig.loop.told = Telling(rig.store, rig.clock, rig.loop.settings, None).told
     job = rig.add("echo $$ > pid; sleep 60")
     rig.runner(job)
     rig.until(lambda: (rig.folder / "pid").exists() and (rig.folder / "pid").read_text(), "pid")
@@ -144,7 +148,7 @@ def test_a_process_on_a_gpu_that_was_not_given_is_told_once(
     rig.tick()
     assert json.loads(rig.store.attempts(job)[0]["strays"]) == [["U1", pid], ["U2", pid]]
     again = Rig(rig.folder, gpus=3)
-    again.loop.told = Reporter(again.store).told
+    again.loop.told = Telling(again.store, again.clock, again.loop.settings, None).told
     on_gpu_1(again, pid)
     again.tick()
     told = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]

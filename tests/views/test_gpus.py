@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.views.gpus import shown
 
 
@@ -14,8 +15,11 @@ def gpu(**values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def held(share: int, job_id: int = 3, released: float | None = None) -> dict[str, Any]:
-    return {"gpus": '["A"]', "share": share, "job_id": job_id, "released_boot": released}
+def held(share: int, job_id: int = 3, released: float | None = None, **values: Any) -> dict[str, Any]:
+    return {
+        "gpus": '["A"]', "share": share, "job_id": job_id, "released_boot": released, "vram": None,
+        "whole": 0, "peaks": "{}", **values,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,30 @@ def test_states(
     (seen,) = shown([gpu(**row)], holders, {"A": paused})
     assert (seen.state, seen.share) == (state, share)
     assert seen.jobs == tuple(sorted(h["job_id"] for h in holders if h["released_boot"] is None))
+
+
+@pytest.mark.parametrize(
+    ("row", "holders", "booked", "by_memory", "share"),
+    [
+        ({}, [], 0, False, 0),
+        ({}, [held(500)], 500, False, 500),
+        ({}, [held(500, peaks='{"A": 600, "B": 990}')], 660, False, 500),
+        ({}, [held(0, vram=200), held(0, 4, vram=300, peaks='{"A": 400}')], 640, True, 640),
+        ({}, [held(0, vram=200, whole=1)], 1000, True, 1000),
+        ({}, [held(0)], 1000, False, 1000),
+        ({}, [held(0, vram=200, released=7.0)], 0, False, 0),
+        ({"total_mib": None}, [held(0, vram=200)], None, True, 1000),
+    ],
+)
+def test_booked_memory(
+    row: dict[str, Any], holders: list[dict[str, Any]], booked: int | None, by_memory: bool, share: int
+) -> None:
+    (seen,) = shown([gpu(**row)], holders, {})
+    assert (seen.booked_mib, seen.by_memory, seen.share) == (booked, by_memory, share)
+
+
+def test_limits_are_those_that_are_given() -> None:
+    strict = Limits(memory=0.5, spike=0.0)
+    peak = held(500, peaks='{"A": 600}')
+    assert [seen.booked_mib for seen in shown([gpu()], [peak], {}, strict)] == [600]
+    assert [seen.state for seen in shown([gpu(used_mib=600)], [], {}, strict)] == ["busy"]

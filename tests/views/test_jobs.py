@@ -31,7 +31,7 @@ def attempt(**values: Any) -> dict[str, Any]:
         "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "gpus": '["B", "A"]',
         "launches": 1, "deadline_boot": 600.0, "launch_error": None, "released_boot": None, "settled": 0,
         "outcome": None, "strays": "[]", "log": "/logs/3.log", "session": "gpujob_0_echo_3",
-        "started_at": 950.0, **values,
+        "started_at": 950.0, "vram": None, "whole": 0, "peaks": "{}", "exceeded": "[]", **values,
     }  # fmt: skip
 
 
@@ -133,3 +133,18 @@ def test_a_process_on_a_gpu_that_was_not_given_is_told() -> None:
     seen = shown(job(state="running"), attempt(gpus='["A"]', strays='[["B", 71]]'), context())
     [warning] = seen.warnings
     assert warning.startswith("job 3 was given GPU 0 and uses GPU 1 (process 71): ")
+
+
+def test_what_it_uses_and_what_it_declared() -> None:
+    seen = shown(job(state="running"), attempt(vram=900, peaks='{"A": 700, "B": 800}'), context())
+    assert (seen.vram_declared, seen.peaks, seen.warnings) == (900, {0: 700, 1: 800}, ())
+    seen = shown(job(), None, context())
+    assert (seen.vram_declared, seen.peaks) == (None, {})
+
+
+def test_more_memory_than_it_declared_is_told() -> None:
+    row = attempt(vram=500, peaks='{"A": 400, "B": 800}', exceeded='["B"]', strays='[["C", 71]]')
+    seen = shown(job(state="running"), row, context())
+    first, second = seen.warnings
+    assert first.startswith("job 3 declared 500 MiB and was seen to use 800 on GPU 1: ")
+    assert "process 71" in second

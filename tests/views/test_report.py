@@ -25,7 +25,10 @@ REPORT = Report(
     state_file="/home/me/gpu_scheduler_state.json",
     data_dir="/home/me/gpu_scheduler_state.d",
     gpus=(
-        GpuShown(0, "GPU-a", "NVIDIA H200", "busy", 1000, 70_000, 143_771, 98.0, None, NOW - 2, (3, 4)),
+        GpuShown(
+            0, "GPU-a", "NVIDIA H200", "busy", 1000, 70_000, 143_771, 98.0, None, NOW - 2, (3, 4), 125_000,
+            by_memory=True,
+        ),
         GpuShown(1, "GPU-b", "NVIDIA H200", "available", 500, 512, 143_771, 0.0, None, NOW - 2, (5,)),
         GpuShown(2, "GPU-c", "NVIDIA H200", "lost", 0, None, None, None, "query failed: 15", NOW - 2),
     ),
@@ -33,7 +36,7 @@ REPORT = Report(
         JobShown(
             3, "running", text="0,/home/me/train.py,,--llm qwen", gpus=(0,), attempts=1,
             session="912.gpujob_0_train_3", log="/tmp/gpu_scheduler_logs/job_3.log",
-            created_at=NOW - 500, started_at=NOW - 130, priority=0,
+            created_at=NOW - 500, started_at=NOW - 130, priority=0, vram_declared=81_920, peaks={0: 69_500},
         ),
         JobShown(5, "running", recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
         JobShown(6, "queued", text="python big.py", reason="needs 2 free GPUs, 1 free", priority=200),
@@ -89,6 +92,16 @@ def test_rows_are_cut_and_what_is_below_them_is_not() -> None:
     assert any(line.endswith("/" + 90 * "y") for line in lines)
     (row,) = [line for line in lines if "模" in line]
     assert 58 <= len(row) + row.count("模") <= 60
+
+
+def test_memory_is_told_only_where_there_is_something_to_tell() -> None:
+    gpus = tuple(replace(gpu, by_memory=False) for gpu in REPORT.gpus)
+    jobs = tuple(replace(job, vram_declared=None, peaks={}) for job in REPORT.jobs)
+    text = to_text(replace(REPORT, gpus=gpus, jobs=jobs))
+    assert "Booked" not in text
+    assert "MiB" not in text.partition("Running")[2]
+    text = to_text(replace(REPORT, gpus=gpus, jobs=(replace(jobs[0], peaks={0: 70, 1: 80}), *jobs[1:])))
+    assert "\n         memory GPU 0 70, GPU 1 80 MiB\n" in text
 
 
 def test_without_a_scheduler_the_values_of_gpus_have_an_age() -> None:

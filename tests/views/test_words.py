@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.views.words import ago, duration, outcome_words, plural, shortened, size, visible
+from gpu_scheduler.views.words import (
+    ago,
+    duration,
+    memory_words,
+    outcome_words,
+    plural,
+    shortened,
+    size,
+    visible,
+)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +92,17 @@ def test_sizes_and_counts() -> None:
 def test_a_text_too_long_to_be_read_is_cut() -> None:
     assert shortened("x" * 1000) == "x" * 1000
     assert shortened("x" * 60_000) == f"{'x' * 1000}… (60,000 characters)"
+
+
+@pytest.mark.parametrize(
+    ("peaks", "declared", "shown"),
+    [
+        ({}, None, ""),
+        ({}, 900, "? of 900 MiB"),
+        ({2: 700}, None, "700 MiB"),
+        ({2: 700}, 900, "700 of 900 MiB"),
+        ({2: 700, 0: 5}, 900, "GPU 0 5, GPU 2 700 of 900 MiB"),
+    ],
+)
+def test_memory_beside_what_was_declared(peaks: dict[int, int], declared: int | None, shown: str) -> None:
+    assert memory_words(peaks, declared) == shown

@@ -1,0 +1,138 @@
+"""The file status.txt: kept as the record says, replaced whole, at most twice a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.ledger import memory_of
+from gpu_scheduler.core.measuring import used_by
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.store.attempts import booking_of
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views import board, gpus, jobs
+from gpu_scheduler.views.board import Board, Use
+
+#: Seconds between two writings.
+WRITE_EVERY_S = 0.5
+
+
+class BoardFile:
+    """The board of a record. folder: where it lies, made if missing; may raise OSError.
+
+    again_at: boot seconds at which to write what came too soon after the last writing; None: nothing did.
+    """
+
+    name = "status.txt"
+
+    def __init__(self, store: Store, folder: Callable[[], Path], clock: Clock) -> None:
+        self.again_at: float | None = None
+        self._store = store
+        self._folder = folder
+        self._clock = clock
+        self._shown: object = None
+        self._text = ""
+        self._written_at = float("-inf")
+        self._limits = Limits()
+
+    def write(self, facts: Facts, newest: int) -> None:
+        """Bring it up to date if there is something new since: an event (newest: the last one's id), or a
+        sample. Raises OSError, sqlite3.OperationalError; then it is to be tried again."""
+        shown = (newest, *((gpu.uuid, gpu.sampled_at, gpu.paused) for gpu in facts.gpus))
+        if shown == self._shown:
+            return
+        now = self._clock.now().boot
+        if now < self._written_at + WRITE_EVERY_S:
+            self.again_at = self._written_at + WRITE_EVERY_S
+            return
+        self.again_at = None
+        self._written_at = now
+        self._limits = facts.settings.limits
+        self._replace(self._board(os.getpid(), _uses(facts)))
+        self._shown = shown
+
+    def end(self) -> None:
+        """The scheduler ends; jobs that run go on."""
+        self._replace(self._board(None, {}))
+
+    def _board(self, pid: int | None, use: dict[int, Use]) -> Board:
+        store, now = self._store, self._clock.now()
+        with store.one_moment():
+            running = store.open_jobs(tuple(ACTIVE))
+            waiting = store.open_jobs((JobState.QUEUED,), board.WAITING)
+            # One state at a time, each in the order of its index.
+            waiting += store.open_jobs((JobState.HELD,), board.WAITING - len(waiting))
+            finished = store.finished_jobs(board.FINISHED)
+            rows = [*running, *waiting, *finished]
+            attempts = store.newest_attempts(row["id"] for row in rows)
+            unsettled, managed = store.unsettled(), store.gpus()
+            context = jobs.Context(
+                now, reasons=store.waiting(), infeasible=store.infeasible(), indices=store.indices()
+            )
+            again = store.db.rows(
+                "SELECT id FROM job WHERE oom_used > 0 AND id IN (SELECT value FROM json_each(?))",
+                json.dumps([row["id"] for row in waiting]),
+            )
+            counts = store.counts()
+        shown = [jobs.shown(row, attempts.get(row["id"]), context) for row in rows]
+        waits, ends = len(running), len(running) + len(waiting)
+        paused = {row["uuid"]: bool(row["paused"]) for row in managed}
+        return Board(
+            at=now.wall,
+            pid=pid,
+            gpus=gpus.shown(managed, unsettled, paused, self._limits),
+            booked={row["uuid"]: self._booked(row, unsettled) for row in managed},
+            running=shown[:waits],
+            waiting=shown[waits:ends],
+            finished=shown[ends:],
+            use=use,
+            again=frozenset(row["id"] for row in again),
+            counts=counts,
+        )
+
+    def _booked(self, gpu: sqlite3.Row, unsettled: list[sqlite3.Row]) -> int:
+        """MiB of the memory ledger on a GPU; 0 where its size is not known."""
+        uuid, total = gpu["uuid"], gpu["total_mib"] or 0
+        holders = [
+            row for row in unsettled if row["released_boot"] is None and uuid in json.loads(row["gpus"])
+        ]
+        return sum(memory_of(booking_of(row, uuid), total, self._limits.spike) for row in holders)
+
+    def _replace(self, shown: Board) -> None:
+        text = board.to_text(shown)
+        if text == self._text:
+            return
+        path = self._folder() / self.name
+        spare = path.with_name(f".{self.name}.new")
+        # What lies there, a link even, is not written through.
+        spare.unlink(missing_ok=True)
+        fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        os.replace(spare, path)
+        self._text = text
+
+
+def _uses(facts: Facts) -> dict[int, Use]:
+    """What the newest samples show of running jobs, by job."""
+    known = {gpu.uuid: gpu for gpu in facts.gpus}
+    return {
+        attempt.job_id: _use(attempt, [known[uuid] for uuid in attempt.gpus if uuid in known])
+        for attempt in facts.attempts
+        if attempt.outcome is None
+    }
+
+
+def _use(attempt: Attempt, own: list[Gpu]) -> Use:
+    return Use(
+        gpus=tuple(gpu.index for gpu in own),
+        now=tuple(used_by(attempt, gpu) for gpu in own),
+        peaks=tuple(attempt.peaks.get(gpu.uuid) for gpu in own),
+        declared=attempt.vram,
+    )

@@ -1,0 +1,71 @@
+"""`events`: what happened, read from the record, with or without a scheduler that is up."""
+
+from __future__ import annotations
+
+import io
+import select
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+
+from gpu_scheduler.cli.record import opened
+from gpu_scheduler.core.event import Event
+from gpu_scheduler.store.events import before_last, newest
+from gpu_scheduler.store.events import events as read
+from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.events import line, to_json
+
+_LOOK_EVERY_S = 0.2
+_AT_A_TIME = 1000
+
+
+def events(options: Namespace) -> int:
+    """Print them, oldest first; with --follow also those that come."""
+    with opened(options, foreign=not options.follow) as store:
+        tolerance = started_with(store).tolerance
+        told: Callable[[Event], str] = to_json if options.jsonl else lambda event: _text(event, tolerance)
+        after = 0 if options.lines is None else before_last(store, options.lines)
+        after = _print(store, after, told)
+        if options.follow:
+            _follow(store, after, told)
+    return 0
+
+
+def _print(store: Store, after: int, told: Callable[[Event], str]) -> int:
+    """Print the events after this id; the id of the last one."""
+    while found := read(store, after, _AT_A_TIME):
+        sys.stdout.writelines(f"{told(event)}\n" for event in found)
+        after = found[-1].id
+    sys.stdout.flush()
+    return after
+
+
+def _follow(store: Store, after: int, told: Callable[[Event], str]) -> None:
+    seen = None
+    while True:
+        version = store.db.connection.execute("PRAGMA data_version").fetchone()[0]
+        if version != seen:
+            seen = version
+            # A power cut may have taken the last ones, and their ids with them.
+            after = _print(store, min(after, newest(store)), told)
+        _pause()
+
+
+def _pause() -> None:
+    """Until the next look. Raises BrokenPipeError once nobody reads us any more."""
+    try:
+        fd = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        time.sleep(_LOOK_EVERY_S)
+        return
+    gone = select.poll()
+    gone.register(fd, 0)
+    if gone.poll(_LOOK_EVERY_S * 1000):
+        raise BrokenPipeError
+
+
+def _text(event: Event, tolerance: float) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    return f"{at}  {line(event, tolerance)[1]}"

@@ -1,0 +1,41 @@
+"""Which form the words have: a command, or a jobs file in its place (`start --jobs-file FILE --drain`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+#: Options of the program itself that take a value, and those that do not.
+_VALUED = ("--state-file", "--data-dir")
+_PLAIN = ("-h", "--help", "--version")
+
+
+def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
+    """The index of the jobs file that stands where a command could; None: there is none, or a command.
+
+    Raises ValueError for a word that is neither, and for an option that stands before the command.
+    """
+    rest = iter(enumerate(words))
+    for index, word in rest:
+        if word in _VALUED:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return None if word in commands else _file(index, word, commands)
+        elif word in ("-", "--") or word.startswith(tuple(f"{name}=" for name in _VALUED)):
+            continue
+        elif word not in _PLAIN:
+            raise ValueError(
+                f"{word}: options stand behind the command or the jobs file, as in `start {word}` or"
+                f" `jobs.txt {word}`"
+            )
+    return None
+
+
+def _file(index: int, word: str, commands: Collection[str]) -> int:
+    if os.path.exists(word):
+        return index
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, commands, 1)
+    meant = f"; did you mean `{near[0]}`?" if near else ""
+    raise ValueError(f"{word!r} is neither a command nor a file that exists{meant}")

@@ -1,0 +1,168 @@
+"""How libraries say that GPU memory is exhausted: the texts of frameworks, as their users report them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Signature(NamedTuple):
+    """How one library says that GPU memory is exhausted; the example is of this row alone."""
+
+    name: str
+    pattern: re.Pattern[str]
+    example: str
+
+
+def _row(name: str, pattern: str, example: str) -> Signature:
+    return Signature(name, re.compile(pattern), example)
+
+
+SIGNATURES = (
+    _row(
+        "PyTorch",
+        r"(?:CUDA|HIP) out of memory(?:\.? Tried to allocate| occurred when)"
+        r"|(?:Error|Exception): (?:CUDA|HIP) out of memory",
+        "RuntimeError: CUDA out of memory. Tried to allocate 1.02 GiB (GPU 0; 11.17 GiB total capacity)",
+    ),
+    _row(
+        "PyTorch, the class",
+        r"\btorch\.(?:cuda\.)?OutOfMemoryError(?::|$)|\bOutOfMemoryError: Allocation on device",
+        "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+    ),
+    _row(
+        "PyTorch that cannot ask NVML for its message's figures",
+        r'NVML_SUCCESS == .{0,200}INTERNAL ASSERT FAILED at ".{0,200}CUDACachingAllocator\.cpp"',
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830',
+    ),
+    _row(
+        "accelerate", r"\bNo executable batch size found\b", "No executable batch size found, reached zero."
+    ),
+    _row(
+        "CUDA, in words",
+        r"(?i:\b(?:cuda|hip|rocm) (?:runtime |driver )?error\b.{0,200}?\bout of memory)",
+        "RuntimeError: CUDA error: out of memory",
+    ),
+    _row(
+        "CUDA, by name",
+        r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory",
+        "CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+    ),
+    _row(
+        "cudaMalloc (ggml, MXNet, Faiss, PyCUDA)",
+        r"\b(?:(?:cuda|hip)Malloc(?!Host)\w*|cuMem\w+)(?:\(.{0,200}?\))?(?: retry)?"
+        r" (?:failed(?: with error)?:?|error) out of memory",
+        "allocating 7825.94 MiB on device 0: cudaMalloc failed: out of memory",
+    ),
+    _row(
+        "CUDA failed (CTranslate2, NCCL, ONNX Runtime)",
+        r"(?i:\bcuda fail(?:ed|ure)\b.{0,200}?\bout of memory)",
+        "RuntimeError: CUDA failed with error out of memory",
+    ),
+    _row("NCCL", r"\bFailed to CUDA calloc\b", "Failed to CUDA calloc async 608 bytes"),
+    _row(
+        "CUDA libraries",
+        r"\b(?:CU|HIP)(?:BLAS|DNN|SOLVER|SPARSE|TENSOR)_STATUS_ALLOC_FAILED"
+        r"|\b(?:CU|HIP)FFT_ALLOC_FAILED|\bCURAND_STATUS_ALLOCATION_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ),
+    _row(
+        "cuDNN that names memory",
+        r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)\b.{0,200}?\bout of memory",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR (out of memory)",
+    ),
+    _row(
+        "XLA",
+        r"\bOut of memory while trying to allocate\b|\bFailed to allocate \d+ bytes for new constant"
+        r"|\bFailed to allocate request for .{0,60} on device ordinal",
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7406166528 bytes.",
+    ),
+    _row(
+        "TensorFlow",
+        r"OOM when allocating tensor[^/]{0,1000}/\S{0,200}[Gg][Pp][Uu]:\d",
+        "OOM when allocating tensor with shape[128,768] and type float on /job:localhost/device:GPU:0",
+    ),
+    _row(
+        "TensorFlow's allocator",
+        r"Allocator \(GPU_\d+_bfc\) ran out of memory",
+        "W tensorflow/core/common_runtime/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran out of memory",
+    ),
+    _row(
+        "CuPy",
+        r"\bOut of memory allocating [\d,]+ bytes \(allocated so far"
+        r"|\bout of memory to allocate \d+ bytes \(total|\bcupy\.cuda\.memory\.OutOfMemoryError",
+        "Out of memory allocating 25,600,000 bytes (allocated so far: 3,635,267,072 bytes).",
+    ),
+    _row(
+        "RMM (cuDF, cuML)",
+        r"std::bad_alloc: out_of_memory|\bRMM_ERROR_OUT_OF_MEMORY\b|\bRMM failure.{0,300}pool size exceeded",
+        "MemoryError: std::bad_alloc: out_of_memory: RMM failure at: Maximum pool size exceeded",
+    ),
+    _row(
+        "PaddlePaddle",
+        r"\bOut of memory error on GPU \d",
+        "Out of memory error on GPU 0. Cannot allocate 25MB",
+    ),
+    _row(
+        "ONNX Runtime",
+        r"BFCArena::AllocateRawInternal.{0,300}Failed to allocate memory for requested buffer",
+        "BFCArena::AllocateRawInternal(size_t) Failed to allocate memory for requested buffer of size 6",
+    ),
+    _row(
+        "TensorRT",
+        r"Cuda Runtime \(out of memory\)|\bError Code 2: OutOfMemory\b",
+        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
+    ),
+    _row(
+        "Triton server", r"(?i:\bfailed to allocate (?:GPU|CUDA) memory\b)", "failed to allocate GPU memory"
+    ),
+    _row(
+        "vLLM",
+        r"\bNo available memory for the cache blocks\b"
+        r"|\bFree memory on device\b.{0,100}\bis less than desired GPU memory utilization\b",
+        "ValueError: No available memory for the cache blocks.",
+    ),
+    _row(
+        "SGLang",
+        r"\bNot enough memory\. Please try .{0,40}--mem-fraction-static",
+        "Not enough memory. Please try to increase --mem-fraction-static.",
+    ),
+    _row(
+        "Text Generation Inference",
+        r"\bNot enough memory to handle \d+ (?:prefill|total) tokens",
+        'Error: Warmup(Generation("Not enough memory to handle 4096 prefill tokens."))',
+    ),
+    _row(
+        "bitsandbytes",
+        r"\bError out of memory at line \d+ in file\b",
+        "Error out of memory at line 8 in file ops.cu",
+    ),
+    _row(
+        "CatBoost",
+        r"\bTOutOfMemoryError\b|\bError: Out of memory\. Requested [\d.]+(?: MB)?; Free\b",
+        "Error: Out of memory. Requested 8880 MB; Free 5902.061425 MB",
+    ),
+    _row(
+        "LightGBM", r"\[CUDA\] out of memory\b", "[LightGBM] [Fatal] [CUDA] out of memory cuda_utils.hpp 37"
+    ),
+    _row(
+        "OpenCV",
+        r"Gpu API call(?:\) | \()out of memory",
+        "(-217:Gpu API call) out of memory in function 'allocate'",
+    ),
+    _row(
+        "CUDA.jl, Blender",
+        r"(?i:\bout of GPU memory\b)",
+        "ERROR: Out of GPU memory trying to allocate 8.000 GiB",
+    ),
+    _row("Vulkan", r"\bErrorOutOfDeviceMemory\b", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
+)
+
+#: A line without any of these, in lower case, matches no signature.
+KEY_WORDS = (
+    *("out of memory", "outofmemory", "out_of_memory", "out of gpu memory"),
+    *("outofdevicememory", "memoryallocation", "cudacachingallocator"),
+    *("oom when allocating", "alloc_failed", "allocation_failed", "failed to allocate", "cuda calloc"),
+    *("no available memory", "free memory on device", "not enough memory"),
+    *("no executable batch size", "pool size exceeded"),
+)

@@ -1,0 +1,152 @@
+"""What /proc says of processes. One that is gone, or may not be looked at, is nothing, never an error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+PROC = "/proc"
+#: What /proc/self/ns/pid names in the pid namespace that sees every process of the machine.
+INITIAL = "pid:[4026531836]"
+
+_TOKEN = b"GPU_SCHEDULER_TOKEN"
+#: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
+_MARKS = (b"\0" + _TOKEN + b"=", b"\0" + _TOKEN + b"\0")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of /proc/PID/stat. start: clock ticks since boot; ended: a zombie, which holds nothing."""
+
+    pid: int
+    start: int
+    parent: int
+    session: int
+    ended: bool
+
+    def same(self, other: Process | None) -> bool:
+        """Whether both are looks at one process."""
+        return other is not None and (self.pid, self.start) == (other.pid, other.start)
+
+
+class Proc:
+    """A /proc, which a test may make of ordinary files."""
+
+    def __init__(self, root: str = PROC) -> None:
+        self._root = root
+
+    @cached_property
+    def sees_all(self) -> bool:
+        """Whether every process of the machine is here, under the number that the driver knows."""
+        try:
+            return os.readlink(f"{self._root}/self/ns/pid") == INITIAL
+        except OSError:
+            return False
+
+    @cached_property
+    def own_session(self) -> int:
+        """The session of this process; 0 = not known."""
+        own = self.process("self")
+        return 0 if own is None else own.session
+
+    def process(self, pid: int | str) -> Process | None:
+        """None if there is none of this number."""
+        head, _, rest = self._read(pid, "stat").rpartition(b")")
+        fields = rest.split()
+        if len(fields) < 20:
+            return None
+        # The first thread of a process that lives on in others shows as a zombie too.
+        ended = fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
+        return Process(int(head.split()[0]), int(fields[19]), int(fields[1]), int(fields[3]), ended)
+
+    def processes(self) -> Iterator[Process]:
+        """All of them."""
+        for name in _names(self._root):
+            process = self.process(name) if name.isdecimal() else None
+            if process is not None:
+                yield process
+
+    def line(self, process: Process) -> Iterator[Process]:
+        """The process, its parent, the parent of that, and so on."""
+        link: Process | None = process
+        while link is not None:
+            yield link
+            parent = self.process(link.parent) if link.parent > 0 else None
+            # A parent that began later has the number of one that has died meanwhile.
+            link = parent if parent is not None and parent.start <= link.start else None
+
+    def token(self, pid: int) -> str | None:
+        """The attempt's token in its environment."""
+        environment = b"\0" + self._read(pid, "environ")
+        for mark in _MARKS:
+            at = environment.find(mark)
+            if at >= 0:
+                return environment[at + len(mark) :].partition(b"\0")[0].decode("ascii", "replace")
+        return None
+
+    def cgroup(self, pid: int | str) -> str:
+        """Its cgroup of version 2; empty if there is none."""
+        for line in self._read(pid, "cgroup").splitlines():
+            if line.startswith(b"0::"):
+                return os.fsdecode(line[3:])
+        return ""
+
+    def inner_numbers(self, pid: int) -> tuple[int, ...]:
+        """Its numbers in the pid namespaces below that of this /proc."""
+        for line in self._read(pid, "status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return tuple(int(number) for number in line.split()[2:])
+        return ()
+
+    def uses_gpu(self, pid: int) -> bool:
+        """Whether it has a device of an NVIDIA GPU open."""
+        return any(self._opened(pid, fd).startswith("/dev/nvidia") for fd in _names(f"{self._root}/{pid}/fd"))
+
+    def hides(self, pid: int) -> bool:
+        """Whether the process exists although it is not shown here (the mount option hidepid)."""
+        if self._root != PROC or pid <= 0 or os.path.exists(f"{PROC}/{pid}"):
+            return False
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return True
+
+    def seconds(self, process: Process) -> float:
+        """When it began, wall seconds."""
+        return process.start / _TICKS_PER_S + _boot_time(self._root)
+
+    def _opened(self, pid: int, fd: str) -> str:
+        try:
+            return os.readlink(f"{self._root}/{pid}/fd/{fd}")
+        except OSError:
+            return ""
+
+    def _read(self, pid: int | str, name: str) -> bytes:
+        try:
+            with open(f"{self._root}/{pid}/{name}", "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
+
+
+@lru_cache
+def _boot_time(root: str) -> float:
+    """Wall seconds, read once: a clock that is set must not give a process another start."""
+    try:
+        with open(f"{root}/stat", "rb") as file:
+            return float(next(line.split()[1] for line in file if line.startswith(b"btime ")))
+    except (OSError, StopIteration):
+        return 0.0
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

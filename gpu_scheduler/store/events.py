@@ -1,0 +1,101 @@
+"""What happened, read from the record: the rows of history, in their order."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from gpu_scheduler.core.event import Event
+from gpu_scheduler.store.store import Store
+
+_EVENTS = (
+    "SELECT history.rowid AS id, history.job_id, history.at, history.state, history.reason, history.data,"
+    " job.text, history.job_id <> 0 AND NOT EXISTS (SELECT 1 FROM history AS earlier"
+    " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
+    " FROM history LEFT JOIN job ON job.id = history.job_id"
+)
+#: Those that are no news to whoever reads of jobs as they come in and are launched.
+_QUIET = "history.state = 'running' OR (history.state = 'queued' AND history.reason IS NULL)"
+
+
+def newest(store: Store) -> int:
+    """The id of the newest event; 0: there is none."""
+    row = store.db.row("SELECT max(rowid) AS id FROM history")
+    return (row["id"] if row else None) or 0
+
+
+def events(store: Store, after: int, limit: int) -> list[Event]:
+    """The first events after this id, at most `limit`."""
+    rows = store.db.rows(f"{_EVENTS} WHERE history.rowid > ? ORDER BY history.rowid LIMIT ?", after, limit)
+    return [_event(store, row) for row in rows]
+
+
+def news(store: Store, after: int, until: int) -> list[Event]:
+    """The events after one id up to another, less those of jobs that come in, or run after their launch."""
+    rows = store.db.rows(
+        f"{_EVENTS} WHERE history.rowid > ? AND history.rowid <= ? AND NOT ({_QUIET}) ORDER BY history.rowid",
+        after,
+        until,
+    )
+    return [_event(store, row) for row in rows]
+
+
+def of_job(store: Store, job_id: int) -> list[Event]:
+    """Everything that happened to a job."""
+    rows = store.db.rows(f"{_EVENTS} WHERE history.job_id = ? ORDER BY history.rowid", job_id)
+    return [_event(store, row) for row in rows]
+
+
+def before_last(store: Store, count: int) -> int:
+    """The id after which the last `count` events come."""
+    row = store.db.row("SELECT rowid AS id FROM history ORDER BY rowid DESC LIMIT 1 OFFSET ?", count)
+    return row["id"] if row else 0
+
+
+def is_event(store: Store, id: int, at: float, kind: str, job_id: int) -> bool:
+    """Whether that is an event of this record. at: to the millisecond."""
+    row = store.db.row("SELECT job_id, at, state FROM history WHERE rowid = ?", id)
+    if row is None or (row["state"], row["job_id"]) != (kind, job_id):
+        return False
+    return abs(float(row["at"]) - at) < 0.002
+
+
+def finished_before(store: Store, event: Event) -> int | None:
+    """The id of the event by which the job was finished until this one; None: it was not."""
+    row = store.db.row(
+        "SELECT rowid AS id, state FROM history WHERE job_id = ? AND rowid < ? AND state IN"
+        " ('held', 'queued', 'starting', 'running', 'stopping', 'finished') ORDER BY rowid DESC LIMIT 1",
+        event.job_id,
+        event.id,
+    )
+    return row["id"] if row is not None and row["state"] == "finished" else None
+
+
+def _event(store: Store, row: sqlite3.Row) -> Event:
+    data = json.loads(row["data"])
+    if row["state"] == "stray":
+        data["given"] = _given(store, row["job_id"], data["attempt"])
+    elif row["state"] == "finished" and not data:
+        data |= _outcome(store, row["job_id"], row["id"])
+    return Event(
+        id=row["id"], at=row["at"], kind=row["state"], job_id=row["job_id"], reason=row["reason"],
+        data=data, command=row["text"] or "", new=bool(row["new"]),
+    )  # fmt: skip
+
+
+def _given(store: Store, job_id: int, number: int) -> list[int]:
+    """The GPUs of an attempt, by index."""
+    row = store.db.row("SELECT gpus FROM attempt WHERE job_id = ? AND number = ?", job_id, number)
+    index = store.indices()
+    return [index.get(uuid, -1) for uuid in json.loads(row["gpus"])] if row else []
+
+
+def _outcome(store: Store, job_id: int, id: int) -> dict[str, str]:
+    """The outcome of a job that ended with this event, without an attempt; nothing once it ran again."""
+    row = store.db.row(
+        "SELECT outcome FROM job WHERE id = ? AND state = 'finished' AND NOT EXISTS"
+        " (SELECT 1 FROM history WHERE job_id = job.id AND rowid > ? AND history.state = 'finished')",
+        job_id,
+        id,
+    )
+    return {"outcome": row["outcome"]} if row else {}

@@ -1,0 +1,79 @@
+"""What finished attempts were seen to use, by family: the program and the model that it was run with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.ledger import buffered
+from gpu_scheduler.store.store import Store
+
+#: The quantile of the peaks that a learned need rests on.
+QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A family. peaks: MiB, of runs that completed; declared: MiB, that of the newest run, None = none;
+    gpus: how many the newest run had; seconds: of those that completed."""
+
+    program: str
+    llm: str | None
+    peaks: tuple[int, ...]
+    declared: int | None
+    gpus: int
+    seconds: tuple[float, ...]
+
+    @property
+    def p95(self) -> int:
+        """The peak that 95 % of the runs do not exceed (nearest rank), MiB."""
+        return quantile(self.peaks)
+
+
+def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
+    """The smallest of the values that at least the fraction q of them do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def seen(store: Store) -> list[Seen]:
+    """Every family that completed at least once, by program and model."""
+    rows = store.db.rows(
+        "SELECT family, gpus, peak_mib, declared_mib, seconds FROM measured WHERE outcome = 'completed'"
+        " ORDER BY family, id"
+    )
+    families: dict[str, list[tuple[int, int, int | None, float | None]]] = {}
+    for row in rows:
+        runs = families.setdefault(row["family"], [])
+        runs.append((row["gpus"], row["peak_mib"], row["declared_mib"], row["seconds"]))
+    found = []
+    for family, runs in families.items():
+        program, llm = json.loads(family)
+        peaks = tuple(peak for _, peak, _, _ in runs)
+        seconds = tuple(took for _, _, _, took in runs if took is not None)
+        found.append(Seen(program, llm, peaks, runs[-1][2], runs[-1][0], seconds))
+    return found
+
+
+class Learned:
+    """What jobs of each family need: the p95 of their peaks with the spike buffer, MiB. Read again only when
+    something was measured since."""
+
+    def __init__(self, store: Store, spike: float) -> None:
+        self._store = store
+        self._spike = spike
+        self._newest: int | None = None
+        self._needs: dict[str, int] = {}
+
+    def needs(self) -> dict[str, int]:
+        """family -> MiB."""
+        row = self._store.db.row("SELECT max(id) AS newest FROM measured")
+        newest = row["newest"] if row else None
+        if newest != self._newest:
+            self._newest = newest
+            self._needs = {
+                json.dumps([one.program, one.llm], ensure_ascii=False): buffered(one.p95, self._spike)
+                for one in seen(self._store)
+            }
+        return self._needs

@@ -1,0 +1,201 @@
+"""What the scheduler says: the log lines, the journal and the board, each a view of the record.
+
+An event is a row of the record before it is told. What was told last is on the record too, so that a restart
+goes on there; nothing that cannot be written holds up a job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.boardfile import BoardFile
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.actions import Action, NoteUse
+from gpu_scheduler.core.event import Event
+from gpu_scheduler.core.facts import Facts, Settings
+from gpu_scheduler.core.states import WAITING, JobState
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.journal import NAME, Journal
+from gpu_scheduler.storage import FAILURES
+from gpu_scheduler.store import events
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.events import line
+
+log = logging.getLogger(__name__)
+
+#: Under this the record says which events were told: [in the log, in the journal].
+_TOLD = "told"
+#: What it is called where it cannot be written.
+_POSITION = "what was told"
+#: Seconds after which what could not be written is tried again.
+RETRY_S = 5.0
+
+
+class Telling:
+    """Tells the events after those that were told before. Only the one scheduler has one.
+
+    logs: the folder of `--log-dir`, None: journal and board lie in the folder of the record. verbose: each
+    job's memory is told as its peak grows. again_at: boot seconds at which something is to be written that
+    could not be written now; None: nothing is left.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, settings: Settings, logs: LogFolder | None, *, verbose: bool = False
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._tolerance = settings.tolerance
+        self._verbose = verbose
+        newest = events.newest(store)
+        # Never beyond the newest one: a power cut may have taken some that were told.
+        told = [min(id, newest) for id in json.loads(store.db.meta(_TOLD) or f"[{newest}, {newest}]")]
+        self._logged, journaled = told
+        self._remembered = told
+        self._run = _Run(store, newest)
+        self._peaks = {
+            (row["id"], uuid): mib
+            for row in store.unsettled()
+            for uuid, mib in json.loads(row["peaks"]).items()
+        }
+
+        def folder() -> Path:
+            return logs.make() if logs is not None else store.home.folder
+
+        self._journal = Journal(store, folder, journaled)
+        self._board = BoardFile(store, folder, clock)
+        self._parts = {name: _Part() for name in (NAME, self._board.name, _POSITION)}
+
+    @property
+    def again_at(self) -> float | None:
+        """See above."""
+        if self._journal.behind:
+            return self._clock.now().boot
+        times = [part.retry_at for part in self._parts.values()] + [self._board.again_at]
+        return min((at for at in times if at is not None), default=None)
+
+    def told(self, action: Action) -> None:
+        """An action of a round, which is on the record with the rest of it: the log says so."""
+        try:
+            self._log_news()
+            if self._verbose and isinstance(action, NoteUse):
+                self._tell_use(action)
+        except FAILURES:
+            pass  # it is told with the next one
+
+    def turn(self, facts: Facts | None) -> None:
+        """The rounds have come to rest on these facts (None: a signal came); journal and board follow."""
+        now = self._clock.now().boot
+        try:
+            self._log_news()
+        except FAILURES:
+            pass
+        self._try(NAME, self._journal.write, now)
+        self._try(_POSITION, self._remember, now)
+        if facts is not None:
+            self._try(self._board.name, lambda: self._board.write(facts, self._logged), now)
+
+    def close(self) -> None:
+        """The scheduler ends: the last words."""
+        for part in self._parts.values():
+            part.retry_at = None
+        self.turn(None)
+        while self._journal.behind:
+            self.turn(None)
+        self._try(self._board.name, self._board.end, self._clock.now().boot)
+
+    def _log_news(self) -> None:
+        newest = events.newest(self._store)
+        if newest == self._logged:
+            return
+        new = events.news(self._store, self._logged, newest)
+        for event, dispatched in zip(new, self._run.numbers(new), strict=True):
+            level, text = line(event, self._tolerance, dispatched)
+            log.log(level, "%s", text)
+        self._logged = newest
+
+    def _tell_use(self, action: NoteUse) -> None:
+        row = self._store.db.row("SELECT vram FROM attempt WHERE id = ?", action.attempt_id)
+        index = self._store.indices()
+        declared = "" if row is None or row["vram"] is None else f"; declared {row['vram']}"
+        for uuid, mib, _ in action.seen:
+            key = (action.attempt_id, uuid)
+            if mib is not None and mib > self._peaks.get(key, 0):
+                self._peaks[key] = mib
+                log.info(
+                    "job %d gpu%d %d MiB (peak so far%s)", action.job_id, index.get(uuid, -1), mib, declared
+                )
+
+    def _remember(self) -> None:
+        told = [self._logged, self._journal.at]
+        if told == self._remembered:
+            return
+        # A power cut may take it: then the journal itself says how far it goes.
+        with self._store.db.transaction(synced=False) as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_TOLD, json.dumps(told)))
+        self._remembered = told
+
+    def _try(self, name: str, write: Callable[[], None], now: float) -> None:
+        """Write a part if it is not known to fail now; what is wrong with it is told once."""
+        part = self._parts[name]
+        if part.retry_at is not None and now < part.retry_at:
+            return
+        try:
+            write()
+            if part.problem is not None:
+                log.info("%s can be written again", name)
+            part.problem = part.retry_at = None
+        except FAILURES as error:
+            part.retry_at = now + RETRY_S
+            problem = getattr(error, "strerror", None) or str(error)
+            if problem != part.problem:
+                log.error("%s cannot be written: %s; jobs go on, it is tried again", name, problem)
+            part.problem = problem
+
+
+@dataclass
+class _Part:
+    """Something that is written. problem: why it could not be; retry_at: boot seconds."""
+
+    problem: str | None = None
+    retry_at: float | None = None
+
+
+class _Run:
+    """The jobs of this run: all but those that were finished when it began. begun: the newest event then."""
+
+    def __init__(self, store: Store, begun: int) -> None:
+        self._store = store
+        self._begun = begun
+        self._before = store.counts().get(JobState.FINISHED, 0)
+
+    def numbers(self, new: Sequence[Event]) -> list[tuple[int, int]]:
+        """For each of these events, the newest there are: (jobs that waited no more, all jobs) after it."""
+        # By how much each of them changed the number of those that wait no more.
+        steps = [self._step(event) for event in new]
+        counts = self._store.counts()
+        total = sum(counts.values()) - self._before
+        dispatched = total - sum(counts.get(state, 0) for state in WAITING)
+        numbers = []
+        for step in reversed(steps):
+            numbers.append((dispatched, total))
+            dispatched -= step
+        return numbers[::-1]
+
+    def _step(self, event: Event) -> int:
+        if event.kind == JobState.STARTING:
+            return 1
+        if event.kind in WAITING and "attempt" in event.data:
+            return -1
+        if event.kind == JobState.FINISHED and "attempt" not in event.data:
+            return 1
+        if event.kind == JobState.QUEUED and not event.new:
+            finished = events.finished_before(self._store, event)
+            if finished is not None and finished <= self._begun:
+                self._before -= 1  # finished before this run, and now one of its jobs
+            elif finished is not None:
+                return -1
+        return 0

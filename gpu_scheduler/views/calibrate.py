@@ -1,0 +1,117 @@
+"""What finished jobs were seen to use beside what they declared, and what that suggests, as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core.calibration import Advice
+from gpu_scheduler.views.tables import Column, Entry, drawer
+from gpu_scheduler.views.words import duration, visible
+
+_COLUMNS: tuple[Column, ...] = (
+    ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
+    ("Declared", "right"), ("Says now", "left"), ("Suggested", "left"), ("Program", "left"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """path: of llm_config.json; entries: model -> its new entry; written: whether the file has them now;
+    backup: where the version before is."""
+
+    path: str
+    advised: Sequence[Advice]
+    entries: Mapping[str, Mapping[str, Any]]
+    written: bool = False
+    backup: str | None = None
+
+
+def to_text(seen: Calibrated) -> str:
+    """A table, then what is to be written where."""
+    if not seen.advised:
+        return (
+            "Nothing to learn from yet: no job that completed was seen using memory of a GPU.\n"
+            "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
+        )
+    blocks = [drawer(None)(_COLUMNS, [_row(one) for one in seen.advised]) + "\n  Memory in MiB, of each GPU."]
+    blocks += ["\n".join(lines) for lines in (_models(seen), _lines(seen)) if lines]
+    if len(blocks) == 1:
+        blocks.append("Nothing is to be changed.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _row(one: Advice) -> Entry:
+    family = one.family
+    suggested = one.attributes or (_json(one.entry) if one.entry else one.why) or "-"
+    cells = [
+        visible(family.llm) if family.llm is not None else "-",
+        f"{family.runs:,}",
+        str(family.max_mib),
+        str(family.p95_mib),
+        "-" if family.mean_s is None else duration(family.mean_s),
+        "-" if family.declared_mib is None else str(family.declared_mib),
+        "-" if one.now is None else visible(_json(one.now)),
+        suggested,
+        visible(family.program),
+    ]
+    return Entry(cells)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _models(seen: Calibrated) -> list[str]:
+    if not seen.entries:
+        return []
+    if not seen.written:
+        head = f'For "models" in {visible(seen.path)} (`calibrate --write` puts it there, keeping a copy):'
+        return [head, *(f"  {visible(_json(name))}: {_json(entry)}" for name, entry in seen.entries.items())]
+    now = {one.family.llm: one.now for one in seen.advised}
+    lines = [f"Changed in {visible(seen.path)}, which a running scheduler reads again by itself:"]
+    for name, entry in seen.entries.items():
+        before = "nothing" if now.get(name) is None else visible(_json(now[name]))
+        lines.append(f"  {visible(_json(name))}: {before} -> {_json(entry)}")
+    kept = f"The version before is {visible(seen.backup)}." if seen.backup else "The file is new."
+    return [*lines, kept]
+
+
+def _lines(seen: Calibrated) -> list[str]:
+    of_lines = [one for one in seen.advised if one.attributes]
+    if not of_lines:
+        return []
+    head = "At the start of lines that name no --llm, by what they run:"
+    return [head, *(f"  {one.attributes} {visible(one.family.program)}" for one in of_lines)]
+
+
+def to_json(seen: Calibrated) -> str:
+    """The form that docs/json.md describes."""
+    value = {
+        "llm_config": seen.path,
+        "seen": [_object(one) for one in seen.advised],
+        "models": dict(seen.entries),
+        "written": seen.written,
+        "backup": seen.backup,
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _object(one: Advice) -> dict[str, Any]:
+    family = one.family
+    return {
+        "model": family.llm,
+        "program": family.program,
+        "runs": family.runs,
+        "gpus": family.gpus,
+        "max_mib": family.max_mib,
+        "p95_mib": family.p95_mib,
+        "mean_s": family.mean_s,
+        "declared_mib": family.declared_mib,
+        "now": one.now,
+        "suggested": one.entry,
+        "attributes": one.attributes,
+        "why": one.why,
+    }

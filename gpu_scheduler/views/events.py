@@ -1,0 +1,191 @@
+"""What happened, in words and as JSON: the one place that says how an event is told.
+
+The main log, what `start` prints, `events` and journal.jsonl all come from here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+
+from gpu_scheduler.core.event import Event
+from gpu_scheduler.core.share import WHOLE, format_share
+from gpu_scheduler.core.strays import stray_words
+from gpu_scheduler.core.verdict import judge
+from gpu_scheduler.views.words import visible
+
+#: Of an outcome: the mark in the line of a job that has finished.
+MARKS = {
+    "completed": "OK",
+    "failed": "FAILED",
+    "timed_out": "TIMED OUT",
+    "cancelled": "CANCELLED",
+    "preempted": "PREEMPTED",
+    "interrupted": "INTERRUPTED",
+    "not_started": "NOT STARTED",
+    "ended": "ENDED",
+    "skipped": "SKIPPED",
+}
+#: Outcomes that nobody need look into.
+_GOOD = ("completed", "cancelled", "ended")
+_DETAIL, _NEWS, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
+
+
+def line(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> tuple[int, str]:
+    """The level and the one line of an event; DEBUG where the main log says it otherwise, or not at all.
+
+    dispatched: (jobs of this run that wait no more, jobs of this run), where that is known.
+    """
+    level, text = _told(event, tolerance, dispatched)
+    return level, visible(text)
+
+
+def to_json(event: Event) -> str:
+    """One line of JSON, pure ASCII, without its newline; docs/json.md describes it."""
+    values = {"id": event.id, "at": iso(event.at), "event": event.kind, "job": event.job_id or None}
+    if event.reason is not None:
+        values["reason"] = event.reason
+    if event.new or event.kind == "starting":
+        values["command"] = event.command
+    return json.dumps({**values, **event.data})
+
+
+def iso(at: float) -> str:
+    """Wall seconds as ISO 8601 to the millisecond, with the offset from UTC."""
+    return datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+
+
+def took(seconds: float) -> str:
+    """ "3.2s", "1774s"."""
+    return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+
+
+def about(event: Event) -> str | None:
+    """What an event tells beside its kind, for a list of events of one job."""
+    data = event.data
+    if event.kind == "exceeded":
+        return _exceeded(event)
+    if event.kind == "stray":
+        return f"process {data['pid']} on GPU {data['gpu']}"
+    if event.kind in ("relaunched", "runner lost", "runner killed"):
+        return f"attempt {data['attempt']}"
+    return event.reason
+
+
+def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) -> tuple[int, str]:
+    kind, data, job = event.kind, event.data, event.job_id
+    attempt = f"attempt {data.get('attempt', '?')} of job {job}"
+    if kind == "starting":
+        return _NEWS, _started(event, dispatched)
+    if "outcome" in data and "attempt" in data:
+        return _ended(event, tolerance)
+    if kind == "exceeded":
+        return _WARNING, f"WARN job {job} EXCEEDS declared VRAM on {_exceeded(event)}; neighbors may OOM"
+    if kind == "stray":
+        return _WARNING, stray_words(job, data["given"], data["gpu"], data["pid"])
+    if kind == "relaunched":
+        return _WARNING, f"{attempt} was claimed by no runner in time; launched again"
+    if kind == "runner lost":
+        return _WARNING, f"the runner of {attempt} is gone without a result"
+    if kind == "runner killed":
+        return _WARNING, f"the runner of {attempt} did not end in time and is killed"
+    if kind == "infeasible":
+        return _WARNING, f"job {job} waits, {event.reason}"
+    if kind in ("paused", "resumed"):
+        return _NEWS, f"GPU {', '.join(map(str, data['gpus']))} {kind}"
+    if kind == "stopping":
+        return _NEWS, f"job {job} is being stopped"
+    return _changed(event)
+
+
+def _changed(event: Event) -> tuple[int, str]:
+    """A job that came to a state without an attempt of it having ended, or an event of no job."""
+    state = str(event.data.get("outcome", event.kind)).replace("_", " ")
+    if not event.job_id:
+        return _DETAIL, event.reason or state
+    if event.new:
+        why = f" ({event.reason})" if event.reason else ""
+        return _DETAIL, f"job {event.job_id} {state}: {event.command}{why}"
+    why = f": {event.reason}" if event.reason else ""
+    return _DETAIL if state == "running" else _NEWS, f"job {event.job_id} {state}{why}"
+
+
+def _started(event: Event, dispatched: tuple[int, int] | None) -> str:
+    data = event.data
+    if not data:  # of an earlier version, which did not say where
+        return f"job {event.job_id} started — {event.command}"
+    words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
+    words.append(_declared(data["share"], data["vram"], data["whole"]))
+    if data["attempt"] > 1:
+        words.append(f"attempt {data['attempt']}")
+    return f"job {event.job_id} started on gpu {data['gpus']} ({', '.join(words)}) — {event.command}"
+
+
+def _declared(share: int, vram: int | None, whole: bool) -> str:
+    """What an attempt books. whole: with no other job of ours, for which a share of 1 says nothing more."""
+    words = [f"share {format_share(share)}"] if share and not (whole and share >= WHOLE) else []
+    words += [] if vram is None else [f"declared {vram} MiB/gpu"]
+    words += ["alone"] if whole or not words else []
+    return ", ".join(words)
+
+
+def _exceeded(event: Event) -> str:
+    seen, declared = event.data["seen"], event.data["declared"]
+    percent = round(100 * (seen - declared) / declared)
+    return f"gpu {event.data['gpu']}: {seen} MiB used, {declared} MiB declared (+{percent}%)"
+
+
+def _ended(event: Event, tolerance: float) -> tuple[int, str]:
+    """The line of an attempt that has ended: its job has finished, waits once more, or is held."""
+    data = event.data
+    outcome, seconds, log = data["outcome"], data["seconds"], data["log"]
+    began = outcome != "not_started" and seconds is not None
+    after = f" in {took(seconds)}" if began else ""
+    if event.kind == "finished":
+        head = f"job {event.job_id} finished [{MARKS.get(outcome, outcome.upper())}]{after}"
+    else:
+        then = "queued again" if event.kind == "queued" else event.kind
+        head = f"job {event.job_id} {outcome.replace('_', ' ')}{after}, {then}"
+    parts = [event.reason] if event.reason else []
+    parts += _use(event, tolerance) if outcome != "not_started" else []
+    if data["survivors"]:
+        parts.append(f"left processes that do not end: {', '.join(map(str, data['survivors']))}")
+    good = outcome in _GOOD
+    where = f" (log: {log})" if log and not good else ""
+    text = " — ".join([head, " | ".join(parts)]) if parts else head
+    return _NEWS if good and not data["survivors"] else _WARNING, text + where
+
+
+def _use(event: Event, tolerance: float) -> Iterator[str]:
+    """What the attempt used, and how good its declaration was."""
+    data = event.data
+    peaks, declared, load = data["peaks"], data["declared"], data["load"]
+    if any(peak is not None for peak in peaks):
+        each = zip(data["gpus"], peaks, strict=True)
+        known = ", ".join(f"gpu{gpu}:{'n/a' if mib is None else f'{mib} MiB'}" for gpu, mib in each)
+        yield f"peak vram {known}"
+    else:
+        yield "peak vram n/a"
+    if declared is not None:
+        yield f"declared {declared} MiB{_verdict(event, tolerance)}"
+    elif 0 < data["share"] < WHOLE:
+        yield f"declared share {format_share(data['share'])}"
+    else:
+        yield "no declaration"
+    if load is not None:
+        yield f"avg gpu util {load:.0f}%"
+
+
+def _verdict(event: Event, tolerance: float) -> str:
+    data = event.data
+    completed = data["outcome"] == "completed"
+    verdict = judge(data["peaks"], data["declared"], tolerance, completed=completed)
+    if verdict is None:
+        return ""
+    if verdict.kind == "within":
+        return f" → within ±{100 * tolerance:g}%"
+    if verdict.kind == "under":
+        return f" → under-declared ({verdict.percent:+d}%)"
+    return f" → over-declared ({verdict.percent:+d}%); lowering it frees packing headroom"

@@ -1,0 +1,226 @@
+"""`calibrate`: what it prints, and that it changes llm_config.json when asked, whole, and not otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.needs import parse_llm_config
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.llmconfig import LlmConfigFile, LlmConfigText
+from gpu_scheduler.store.started import Started, note
+from tests.cli.desk import Desk
+
+CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"share": 0.5}\n  }\n}\n'
+
+
+def ran(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
+    """A job that was measured and has ended."""
+    job = desk.job(text, **values)
+    gpus = ("SIM-0", "SIM-1")[: values.get("gpus", 1)]
+    this = desk.record(act.Start(job, gpus, 0, vram=values.get("vram")))[job]
+    seen = tuple((uuid, peak - 10 * index, 50.0) for index, uuid in enumerate(gpus))
+    desk.record(act.Move(job, this, JobState.RUNNING), act.NoteUse(job, this, 5.0, seen))
+    desk.record(
+        act.Close(job, this, outcome, JobState.FINISHED, outcome, started_at=100.0, ended_at=160.0),
+        act.Release(this),
+        act.Cooled(this),
+    )
+
+
+@pytest.fixture
+def config(desk: Desk) -> Path:
+    """The file that the scheduler of the record goes by, and three kinds of jobs that have run."""
+    path = desk.path / "llm_config.json"
+    path.write_text(CONFIG)
+    note(desk.store, Started(llm_config=str(path)))
+    ran(desk, "python t.py --llm qwen", 8000)
+    ran(desk, "python t.py --llm qwen --lr 1", 8300)
+    ran(desk, "python t.py --llm qwen", 20000, Outcome.FAILED)
+    ran(desk, "python big.py", 3000, gpus=2)
+    ran(desk, "python good.py", 4000, vram=4096)
+    return path
+
+
+def told(desk: Desk, *words: object) -> dict[str, Any]:
+    code, out, err = desk.run("calibrate", "--json", *words)
+    assert (code, err) == (0, "")
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+def test_each_kind_is_compared_and_nothing_is_changed(desk: Desk, config: Path) -> None:
+    code, out, err = desk.run("calibrate")
+    assert (code, err) == (0, "")
+    rows = {re.split(r"\s\s+", line)[-1]: re.split(r"\s\s+", line.strip()) for line in out.splitlines()[:5]}
+    assert rows["t.py"] == [
+        "qwen", "2", "8300", "8300", "1 min", "-", "1.0", '{"vram": 9152}', "t.py",
+    ]  # fmt: skip
+    assert rows["big.py"][-2] == "[vram=3328 gpus=2]"
+    assert rows["good.py"][-4:] == ["4096", "-", "within ±10%", "good.py"]
+    assert f'For "models" in {config} (`calibrate --write` puts it there, keeping a copy):\n' in out
+    assert '\n  "qwen": {"vram": 9152}\n' in out
+    assert "\n  [vram=3328 gpus=2] big.py\n" in out
+    assert config.read_text() == CONFIG
+    assert [path.name for path in desk.path.glob("llm_config*")] == ["llm_config.json"]
+
+
+def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: Desk, config: Path) -> None:
+    watched = LlmConfigFile(str(config))
+    watched.look()
+    code, out, err = desk.run("calibrate", "--write")
+    assert (code, err) == (0, "")
+    assert f'\n  "qwen": 1.0 -> {{"vram": 9152}}\nThe version before is {config}.bak.\n' in out
+    assert config.read_text() == CONFIG.replace("1.0", '{"vram": 9152}')
+    assert (desk.path / "llm_config.json.bak").read_text() == CONFIG
+    assert watched.look()
+    assert watched.current.models["qwen"].vram == 9152
+    changed = config.stat().st_mtime_ns
+    again = told(desk, "--write")
+    assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
+    assert config.stat().st_mtime_ns == changed
+
+
+def test_json_and_its_documentation(desk: Desk, config: Path) -> None:
+    value = told(desk, "--write")
+    assert value["models"] == {"qwen": {"vram": 9152}}
+    assert (value["written"], value["backup"]) == (True, f"{config}.bak")
+    found = {one["program"]: one for one in value["seen"]}
+    assert (found["t.py"]["model"], found["t.py"]["runs"], found["t.py"]["mean_s"]) == ("qwen", 2, 60.0)
+    assert (found["t.py"]["now"], found["t.py"]["suggested"]) == (1.0, {"vram": 9152})
+    assert (found["big.py"]["gpus"], found["big.py"]["attributes"]) == (2, "[vram=3328 gpus=2]")
+    assert (found["good.py"]["declared_mib"], found["good.py"]["why"]) == (4096, "within ±10%")
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    for title, keys in {"# `calibrate --json`": value, "## An element of `seen`": value["seen"][0]}.items():
+        section = re.split(r"^#", text.partition(f"\n{title}\n")[2], flags=re.MULTILINE)[0]
+        rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+        assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
+
+
+def test_the_buffer_and_the_tolerance_are_those_of_the_scheduler(desk: Desk, config: Path) -> None:
+    note(desk.store, Started(llm_config=str(config), spike=0.5, tolerance=0.01))
+    found = {one["program"]: one for one in told(desk)["seen"]}
+    assert found["t.py"]["suggested"] == {"vram": 12480}
+    assert found["good.py"]["attributes"] == "[vram=6016]"
+
+
+def test_another_file_may_be_named(desk: Desk, config: Path) -> None:
+    other = desk.path / "other.json"
+    other.write_text('{"models": {"qwen": {"share": 0.5}}}')
+    assert told(desk, "--llm-config", other, "--write")["models"] == {"qwen": {"share": 0.5, "vram": 9152}}
+    assert json.loads(other.read_text()) == {"models": {"qwen": {"share": 0.5, "vram": 9152}}}
+    assert config.read_text() == CONFIG
+    code, out, err = desk.run("calibrate", "--llm-config", "nowhere.json")
+    assert (code, out) == (2, "")
+    assert "nowhere.json: there is no such file" in err
+
+
+def test_a_file_that_is_not_there_yet_is_made(desk: Desk, config: Path) -> None:
+    config.unlink()
+    assert "The file is new." in desk.run("calibrate", "--write")[1]
+    assert parse_llm_config(config.read_text()).models["qwen"].vram == 9152
+    assert not (desk.path / "llm_config.json.bak").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (b'{\n  "models": {"a": 1,}\n}', "line 2, column "),
+        (b'{"models": {"qwen": {"vram": "much"}}}', "models.qwen: vram"),
+        (b'{"models": {"qwen": "\xff"}}', "utf-8"),
+    ],
+)
+def test_a_broken_file_is_refused(desk: Desk, config: Path, text: bytes, part: str) -> None:
+    config.write_bytes(text)
+    code, out, err = desk.run("calibrate", "--write")
+    assert (code, out) == (2, "")
+    assert part in err
+    assert f"{config}: " in err
+    assert config.read_bytes() == text
+    assert not (desk.path / "llm_config.json.bak").exists()
+
+
+def test_mode_link_byte_order_mark_and_older_copies_stay(desk: Desk, config: Path) -> None:
+    real = desk.path / "shared" / "real.json"
+    real.parent.mkdir()
+    real.write_bytes(b"\xef\xbb\xbf" + CONFIG.encode())
+    real.chmod(0o640)
+    config.unlink()
+    config.symlink_to("shared/real.json")
+    (real.parent / "real.json.bak").write_text("older")
+    assert told(desk, "--write")["backup"] == f"{real}.bak.1"
+    assert config.is_symlink()
+    assert real.read_bytes() == b"\xef\xbb\xbf" + CONFIG.replace("1.0", '{"vram": 9152}').encode()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert (real.parent / "real.json.bak").read_text() == "older"
+    assert (real.parent / "real.json.bak.1").read_bytes() == b"\xef\xbb\xbf" + CONFIG.encode()
+    assert sorted(path.name for path in real.parent.iterdir()) == [
+        "real.json",
+        "real.json.bak",
+        "real.json.bak.1",
+    ]
+
+
+def test_an_edit_made_meanwhile_is_not_lost(
+    desk: Desk, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = LlmConfigText.replace
+
+    def late(self: LlmConfigText, text: str) -> Path | None:
+        config.write_text('{"models": {"new": 0.25}}')
+        return replace(self, text)
+
+    monkeypatch.setattr(LlmConfigText, "replace", late)
+    code, out, err = desk.run("calibrate", "--write")
+    assert (code, out) == (1, "")
+    assert "was changed meanwhile; nothing was written" in err
+    assert config.read_text() == '{"models": {"new": 0.25}}'
+    assert [path for path in desk.path.iterdir() if "llm_config" in path.name] == [config]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written(desk: Desk, config: Path) -> None:
+    folder = desk.path / "theirs"
+    folder.mkdir()
+    theirs = folder / "llm_config.json"
+    theirs.write_text(CONFIG)
+    folder.chmod(0o500)
+    try:
+        code, out, err = desk.run("calibrate", "--write", "--llm-config", theirs)
+    finally:
+        folder.chmod(0o700)
+    assert (code, out) == (1, "")
+    assert "cannot be replaced: Permission denied" in err
+
+
+def test_a_failure_half_way_leaves_the_file_as_it_was(
+    desk: Desk, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpu_scheduler.llmconfig.os.rename", fail)
+        code, out, err = desk.run("calibrate", "--write")
+    assert (code, out) == (1, "")
+    assert "cannot be replaced: No space left on device" in err
+    assert config.read_text() == CONFIG
+    assert [path for path in desk.path.iterdir() if "llm_config" in path.name] == [config]
+
+
+def test_nothing_measured_yet_and_no_record(desk: Desk) -> None:
+    code, _, err = desk.run("calibrate")
+    assert code == 1
+    assert "run `start` there first" in err
+    assert desk.store
+    code, out, _ = desk.run("calibrate", "--write")
+    assert code == 0
+    assert out.startswith("Nothing to learn from yet")
+    assert list(desk.path.glob("llm_config*")) == []

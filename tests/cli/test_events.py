@@ -1,0 +1,139 @@
+"""`events`: what happened, with no scheduler up, and followed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+
+def three_jobs(desk: Desk) -> list[int]:
+    """One that was cancelled while it waited, one that ran, one that waits."""
+    jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
+    desk.record(act.Finish(jobs[0], Outcome.CANCELLED, "line removed"))
+    attempt = desk.attempt(jobs[1])["id"]
+    desk.record(act.Move(jobs[1], attempt, JobState.RUNNING))
+    desk.record(act.NoteStray(jobs[1], attempt, "SIM-1", 77))
+    desk.record(act.Close(jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, "exit code 3"))
+    desk.record(act.SetPaused("SIM-1", True))
+    return jobs
+
+
+def test_a_line_an_event(desk: Desk) -> None:
+    three_jobs(desk)
+    code, out, err = desk.run("events")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line) for line in lines)
+    told = [line[21:] for line in lines]
+    assert told[:6] == [
+        "job 1 queued: echo first",
+        "job 2 queued: echo second",
+        "job 3 queued: echo third",
+        "job 1 cancelled: line removed",
+        "job 2 started on gpu [0] (share 0.5) — echo second",
+        "job 2 running",
+    ]
+    assert told[6].startswith("job 2 was given GPU 0 and uses GPU 1 (process 77)")
+    end = r"job 2 finished \[FAILED\] in 0\.0s — exit code 3 \| peak vram n/a \| declared share 0\.5"
+    assert re.fullmatch(end, told[7])
+    assert told[8:] == ["GPU 1 paused"]
+
+
+def test_the_last_ones_as_json(desk: Desk) -> None:
+    three_jobs(desk)
+    assert desk.run("events", "-n", 0) == (0, "", "")
+    code, out, _ = desk.run("events", "--jsonl", "-n", 3)
+    assert code == 0
+    said = [json.loads(line) for line in out.splitlines()]
+    assert [one["event"] for one in said] == ["stray", "finished", "paused"]
+    assert (said[0]["given"], said[0]["gpu"], said[0]["pid"]) == ([0], 1, 77)
+    assert said[1]["id"] == said[2]["id"] - 1
+    everything = [json.loads(line) for line in desk.run("events", "--jsonl", "-n", 10**6)[1].splitlines()]
+    assert everything[3] == {**everything[3], "event": "finished", "job": 1, "outcome": "cancelled"}
+    assert len(everything) == 9
+
+
+def test_the_outcome_of_an_end_before_a_later_run_is_not_made_up(desk: Desk) -> None:
+    job = desk.job("echo first")
+    desk.record(act.Finish(job, Outcome.CANCELLED, "line removed"))
+    desk.record(act.Requeue(job, "asked for"))
+    desk.record(act.Finish(job, Outcome.CANCELLED, "cancelled by the user"))
+    told = [line[21:] for line in desk.run("events")[1].splitlines()]
+    assert told[1:] == [
+        "job 1 finished: line removed", "job 1 queued: asked for", "job 1 cancelled: cancelled by the user",
+    ]  # fmt: skip
+
+
+def test_without_a_record(desk: Desk) -> None:
+    code, _, err = desk.run("events")
+    assert code == 1
+    assert "no scheduler record" in err
+
+
+def test_show_tells_them_of_one_job(desk: Desk) -> None:
+    jobs = three_jobs(desk)
+    history = json.loads(desk.run("show", jobs[1], "--json")[1])["history"]
+    assert [(one["state"], one["reason"]) for one in history] == [
+        ("queued", None), ("starting", None), ("running", None), ("stray", "process 77 on GPU 1"),
+        ("finished", "exit code 3"),
+    ]  # fmt: skip
+    assert "stray: process 77 on GPU 1" in desk.run("show", jobs[1])[1]
+
+
+@contextmanager
+def following(desk: Desk, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`events -f` in a process of its own."""
+    command = [sys.executable, "-m", "gpu_scheduler", "events", "-f", *words]
+    with subprocess.Popen(
+        command, cwd=desk.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+@pytest.mark.timeout(30)
+def test_followed_until_ctrl_c(desk: Desk) -> None:
+    job = desk.job("echo first")
+    with following(desk, "--jsonl") as process:
+        assert read(process)["event"] == "queued"
+        desk.record(act.Hold(job, "user", "held by the user"))
+        assert read(process)["event"] == "held"
+        desk.job("echo second")
+        assert read(process)["job"] == job + 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_followed_until_nobody_reads(desk: Desk) -> None:
+    desk.job("echo first")
+    with following(desk, "--jsonl") as process:
+        assert read(process)["event"] == "queued"
+        assert process.stdout is not None
+        process.stdout.close()
+        # Nothing happens that it could fail to print.
+        wait_for(lambda: process.poll() is not None, "its end")
+        assert process.returncode == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == ""

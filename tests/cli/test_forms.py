@@ -1,0 +1,311 @@
+"""`gpu-scheduler FILE`: a jobs file in the place of a command; started again it goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler import background, service
+from gpu_scheduler.cli import _MODULES
+from gpu_scheduler.cli.forms import jobs_file_at
+from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.start import start_options
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import scheduler_pid
+from tests.cli.desk import Desk
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+SIMULATED = ("--simulate", "2", "--poll", "0.5", "--log-dir", "logs")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("jobs.txt", "status", "with blank"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("jobs.txt", StartOptions(jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --watch", StartOptions(jobs_file="jobs.txt")),
+        ("jobs.txt --drain", StartOptions(jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --sim 2 -v", StartOptions(jobs_file="jobs.txt", drain=True, simulate="2", verbose=True)),
+        ("--state-file x.json jobs.txt", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("--state-file=x.json jobs.txt", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --state-file x.json", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("--data-dir start jobs.txt", StartOptions(data_dir="start", jobs_file="jobs.txt", drain=True)),
+        ("./status", StartOptions(jobs_file="./status", drain=True)),
+        ("start", StartOptions()),
+        ("start --watch", StartOptions()),
+        ("start --jobs-file jobs.txt", StartOptions(jobs_file="jobs.txt")),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_file_in_the_place_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
+    options = parse(words.split())
+    assert (options.command, start_options(options)) == ("start", expected)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_file_may_have_any_name_that_is_no_command() -> None:
+    assert parse(["with blank"]).jobs_file == "with blank"
+    assert parse(["status"]).command == "status"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("jobs.txt --watch --drain", ["--watch", "--drain", "not allowed"]),
+        ("jobs.txt --jobs-file other.txt", ["two jobs files", "jobs.txt", "other.txt"]),
+        ("jobs.txt status", ["unrecognized arguments: status"]),
+        ("jobs.txt --json", ["--json"]),
+        ("job.txt --sim 2", ["'job.txt'", "neither a command nor a file that exists"]),
+        ("statu", ["'statu'", "did you mean `status`?"]),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_mistake_says_what_is_meant(words: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words.split())
+    text = str(caught.value)
+    assert all(part in text for part in parts), text
+    assert text.count("\n") == 1
+
+
+@given(
+    before=st.lists(
+        st.sampled_from([["--state-file", "start"], ["--data-dir", "x"], ["--data-dir=stop"], ["--version"]])
+    ),
+    command=st.sampled_from([None, *_MODULES]),
+    behind=st.lists(st.sampled_from(["start", "x", "--sim", "-v", "--", "/", "--state-file"])),
+)
+def test_the_first_word_that_belongs_to_no_option_decides(
+    before: list[list[str]], command: str | None, behind: list[str]
+) -> None:
+    words = [word for words in before for word in words]
+    found = jobs_file_at([*words, command or "/", *behind], _MODULES)
+    assert found == (None if command else len(words))
+
+
+def test_every_name_of_the_program_takes_a_file(here: Path) -> None:
+    for name in (["scheduler.py"], ["-m", "gpu_scheduler"]):
+        path = [str(ROOT / name[0])] if len(name) == 1 else name
+        done = subprocess.run(
+            [sys.executable, *path, "jobs.txt", *SIMULATED],
+            cwd=here, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        assert "drained: 0 of 0 jobs completed; exit code 0" in done.stdout
+
+
+def begun(world: World, *words: str) -> subprocess.Popen[bytes]:
+    """`gpu-scheduler jobs.txt …` that is up; ended with the world."""
+    with open(world.out, "wb") as out:
+        world.process = subprocess.Popen(
+            [sys.executable, "-m", "gpu_scheduler", "jobs.txt", *SIMULATED, *words],
+            cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+    wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
+    return world.process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_started_again_it_skips_what_is_done_and_goes_on_with_what_runs(
+    world: World, number: int, code: int
+) -> None:
+    wait = "while [ ! -e go ]; do sleep 0.02; done"
+    world.append("echo one >> ran", f"echo two >> ran; {wait}")
+    world.append(f"echo three >> ran; {wait}", "echo four >> ran")
+    begun(world)
+    world.wait_text("ran", 3)
+    assert world.end(number) == code
+    (world.folder / "go").touch()
+    done = world.cli("jobs.txt", *SIMULATED)
+    assert done.returncode == 0, done.stdout
+    assert "drained: 4 of 4 jobs completed" in done.stdout
+    assert sorted((world.folder / "ran").read_text().split()) == ["four", "one", "three", "two"]
+    # Once more: nothing is left to do.
+    assert "drained: 4 of 4 jobs completed" in world.ok("jobs.txt", *SIMULATED)
+    assert len((world.folder / "ran").read_text().split()) == 4
+
+
+def test_with_watch_it_takes_new_lines_until_it_is_asked_to_end(world: World) -> None:
+    world.append("echo one >> ran")
+    process = begun(world, "--watch")
+    world.wait_text("ran")
+    world.finished(1)
+    world.append("echo two >> ran")
+    world.wait_text("ran", 2)
+    assert process.poll() is None
+    assert world.end() == 0
+
+
+def test_the_code_is_that_of_the_jobs(world: World) -> None:
+    world.append("exit 3", "exit 0")
+    assert world.cli("jobs.txt", *SIMULATED).returncode == 3
+
+
+def test_fresh_runs_everything_again_under_new_numbers(world: World) -> None:
+    world.append("echo one >> ran", "echo two >> ran")
+    world.ok("jobs.txt", *SIMULATED)
+    world.ok("pause", "1")
+    folder = Home.of(str(world.folder / world.state)).runs
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+    world.ok("jobs.txt", *SIMULATED, "--fresh")
+    assert sorted((world.folder / "ran").read_text().split()) == ["one", "one", "two", "two"]
+    status = world.status()
+    assert {job["id"]: job["outcome"] for job in status["jobs"]} == {3: "completed", 4: "completed"}
+    assert [gpu["index"] for gpu in status["gpus"] if gpu["state"] == "paused"] == [1]
+    assert sorted(path.name for path in folder.iterdir()) == ["3", "4"]
+
+
+def test_a_start_that_fails_forgets_nothing(world: World) -> None:
+    world.append("echo one >> ran")
+    world.ok("jobs.txt", *SIMULATED)
+    done = world.cli("jobs.txt", *SIMULATED, "--fresh", "--gpus", "9")
+    assert done.returncode == 2
+    assert list(world.jobs()) == [1]
+
+
+def test_fresh_is_refused_while_another_scheduler_is_up_and_while_a_job_runs(world: World) -> None:
+    world.append("while :; do sleep 0.02; done")
+    begun(world)
+    world.until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
+    done = world.cli("jobs.txt", *SIMULATED, "--fresh")
+    assert done.returncode == 1
+    assert "a scheduler is running" in done.stderr
+    world.end(signal.SIGKILL)
+    done = world.cli("jobs.txt", *SIMULATED, "--fresh")
+    assert done.returncode == 1
+    assert "job 1 is active; --fresh forgets nothing meanwhile\n`stop --jobs` ends what runs" in done.stderr
+    assert list(world.jobs()) == [1]
+    world.ok("stop", "--jobs")
+    world.jobs_file.write_text("echo two\n")
+    world.ok("jobs.txt", *SIMULATED, "--fresh")
+    assert list(world.jobs()) == [2]
+
+
+class Asked:
+    """Somebody at a terminal, who gives one answer; and whether the scheduler was begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
+        self.questions: list[str] = []
+        self.begun = 0
+        self._answer = answer
+        monkeypatch.setattr(os, "isatty", lambda fd: True)
+        monkeypatch.setattr("builtins.input", self._input)
+        monkeypatch.setattr(service, "run", self._run)
+        monkeypatch.setattr(background, "run", self._run)
+
+    def _input(self, question: str) -> str:
+        self.questions.append(question)
+        if self._answer is None:
+            raise EOFError
+        return self._answer
+
+    def _run(self, *_: object, **__: object) -> int:
+        self.begun += 1
+        return 0
+
+
+@pytest.mark.parametrize("mode", [(), ("--daemon",)])
+@pytest.mark.parametrize(
+    ("answer", "goes_on"),
+    [("y", True), (" YES ", True), ("n", False), ("", False), ("yo", False), (None, False)],
+)
+def test_a_terminal_is_asked_first(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...], answer: str | None, goes_on: bool
+) -> None:
+    desk.job()
+    desk.job()
+    asked = Asked(monkeypatch, answer)
+    code, _, err = desk.run("start", "--fresh", *mode)
+    assert asked.questions == ["forget 2 jobs of gpu_scheduler_state.d? [y/N] "]
+    assert (code, asked.begun) == ((0, 1) if goes_on else (1, 0))
+    assert err == ("" if goes_on else "gpu-scheduler: nothing is forgotten, and nothing started\n")
+    assert desk.store.counts() == {"queued": 2}
+
+
+def test_one_job_is_one_and_a_folder_elsewhere_is_named_in_full(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    desk.job()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    asked = Asked(monkeypatch, "y")
+    desk.run("start", "--fresh", "--state-file", "../gpu_scheduler_state.json")
+    assert asked.questions == [f"forget 1 job of {desk.home.folder}? [y/N] "]
+
+
+def test_nothing_is_asked_with_yes_nor_where_nothing_is_known(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(monkeypatch, "n")
+    assert desk.run("start", "--fresh")[0] == 0
+    assert desk.store.counts() == {}
+    assert desk.run("start", "--fresh")[0] == 0
+    desk.job()
+    assert desk.run("start", "--fresh", "--yes")[0] == 0
+    assert desk.run("start", "--yes")[0] == 0
+    assert (asked.questions, asked.begun) == ([], 4)
+
+
+def test_a_refusal_comes_before_the_question(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = desk.run_job("while :; do sleep 0.02; done")
+    asked = Asked(monkeypatch, "y")
+    code, _, err = desk.run("start", "--fresh")
+    assert (code, asked.questions, asked.begun) == (1, [], 0)
+    assert f"job {job} is active" in err
+
+
+def test_a_real_terminal_is_asked_before_it_is_left(desk: Desk) -> None:
+    desk.job()
+    near, far = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", "start", "--fresh", "--daemon", *SIMULATED],
+        cwd=desk.path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=far,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    os.close(far)
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    said = bytearray()
+
+    def look() -> bool:
+        said.extend(process.stdout.read() or b"")  # type: ignore[union-attr]
+        return b"[y/N]" in said
+
+    wait_for(look, "the question")
+    os.write(near, b"n\n")
+    assert process.wait(20) == 1
+    os.set_blocking(process.stdout.fileno(), True)
+    with process.stdout as out:
+        said.extend(out.read())
+    os.close(near)
+    assert b"nothing is forgotten, and nothing started" in said
+    assert scheduler_pid(desk.home.lock) is None
+    assert desk.store.counts() == {"queued": 1}

@@ -1,0 +1,51 @@
+"""Facts about GPUs and what runs on them, in one line each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line, QueuedJob, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState
+
+TOTAL = 24_576
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+
+
+def gpu(
+    index: int, used: int | None = None, processes: tuple[GpuProcess, ...] | None = (), **values: object
+) -> Gpu:
+    """A GPU of 24 GiB, sampled a second ago. used: None = what its processes use."""
+    if used is None and processes is not None:
+        used = sum(process.used_mib or 0 for process in processes)
+    sample = GpuSample(f"U{index}", index, "card", TOTAL, used, 0.0, processes)
+    base = Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, load=0.0)
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
+    """An attempt that runs on these GPUs (U0 unless said), of which the newest sample is on the record."""
+    base = Attempt(
+        attempt_id,
+        10 * attempt_id,
+        f"t{attempt_id}",
+        "boot",
+        JobState.RUNNING,
+        uuids or ("U0",),
+        sighting=Sighting(claim="live", pid=5),
+        measured_at=999.0,
+    )
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
+    """What a round knows of these GPUs and attempts."""
+    return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
+
+
+def line(ask: Ask, *jobs: int, reason: str | None = None) -> Line:
+    """Waiting jobs of one Ask, in the order of their ids."""
+    return Line(ask, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)

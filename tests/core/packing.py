@@ -1,0 +1,317 @@
+"""A model of a machine whose jobs and strangers take and give back GPU memory, for property tests of `plan`.
+
+What fits where is worked out here once more, from the plain words of DESIGN §6 and from what the samples
+showed, and every start and every wait is held against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line, QueuedJob, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.needs import Ask, LlmConfig, Need
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.planning import need_of, plan
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+
+MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
+#: Seconds that a tick of the model lasts.
+TICK_S = 5.0
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job that comes at a tick, runs for some, and uses these percentages of what it asks for, in turn."""
+
+    ask: Ask
+    comes: int
+    runs: int
+    uses: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StrangerPlan:
+    """A process of somebody else: MiB on one GPU in turn, None = it has left the card for a while."""
+
+    gpu: int
+    comes: int
+    stays: int
+    uses: tuple[int | None, ...]
+    graphics: bool = False
+
+    def lives(self, tick: int) -> bool:
+        return self.comes <= tick < self.comes + self.stays
+
+    def use(self, tick: int) -> int | None:
+        return self.uses[min(tick - self.comes, len(self.uses) - 1)] if self.lives(tick) else None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All that happens. kept: MiB in use on every GPU that are nobody's; sampled: whether each tick is;
+    loads, paused: by tick and GPU."""
+
+    totals: tuple[int, ...]
+    kept: int
+    jobs: tuple[JobPlan, ...]
+    strangers: tuple[StrangerPlan, ...]
+    sampled: tuple[bool, ...]
+    loads: tuple[tuple[float, ...], ...]
+    paused: tuple[tuple[bool, ...], ...]
+
+
+@dataclass
+class Running:
+    """A job that was started: at which tick."""
+
+    job: JobPlan
+    attempt: Attempt
+    since: int
+
+
+@dataclass
+class Machine:
+    """Plays a scene: what is there, what was seen of it, and what the record says."""
+
+    scene: Scene
+    settings: Settings = field(default_factory=Settings)
+    tick: int = 0
+    starts: int = 0
+    queued: dict[int, JobPlan] = field(default_factory=dict)
+    running: dict[int, Running] = field(default_factory=dict)
+    samples: dict[int, Gpu] = field(default_factory=dict)
+    held: dict[int, dict[tuple[int, float], int]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    told: Counter[tuple[int, str]] = field(default_factory=Counter)
+    #: What the samples showed: of a stranger (its index) and of (attempt, GPU) the most so far, MiB.
+    stranger_peaks: dict[int, int] = field(default_factory=dict)
+    peaks: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def now(self) -> Now:
+        return Now(1_700_000_000.0, 1000.0 + TICK_S * self.tick, "boot")
+
+    def play(self) -> None:
+        """Every tick: things happen, perhaps a sample is taken, and rounds are planned until all is quiet."""
+        for tick, sampled in enumerate(self.scene.sampled):
+            self.tick = tick
+            self.queued |= {n: job for n, job in enumerate(self.scene.jobs, 1) if job.comes == self.tick}
+            for one in self.running.values():
+                if one.attempt.outcome is None and self.tick >= one.since + one.job.runs:
+                    one.attempt = replace(
+                        one.attempt, outcome=Outcome.COMPLETED, survivors=(), released_at=self.now.boot
+                    )
+            if sampled or not self.tick:
+                self.sample()
+            self.quiet()
+            self.check_quiet()
+
+    def quiet(self) -> None:
+        for _ in range(30):
+            facts = self.facts()
+            actions = plan(facts)
+            if not actions:
+                return
+            self.take(facts, actions)
+        raise AssertionError(f"never quiet: {actions}")
+
+    # What is there.
+
+    def usage(self, one: Running, index: int) -> int | None:
+        """MiB of a running job on a GPU; None before its process is up, and after its end."""
+        age = self.tick - one.since
+        if f"U{index}" not in one.attempt.gpus or one.attempt.outcome is not None or age < 1:
+            return None
+        total, need = self.scene.totals[index], self.need(one.job)
+        base = need.vram if need.vram is not None else need.share * total // 1000
+        return one.job.uses[min(age - 1, len(one.job.uses) - 1)] * base // 100
+
+    def sample(self) -> None:
+        for index, total in enumerate(self.scene.totals):
+            processes: list[GpuProcess] = []
+            owners: dict[int, int | None] = {}
+            starts: dict[int, float] = {}
+            for n, stranger in enumerate(self.scene.strangers):
+                use = stranger.use(self.tick)
+                if stranger.gpu == index and use is not None:
+                    processes.append(GpuProcess(100 + n, use, stranger.graphics))
+                    owners[100 + n], starts[100 + n] = None, n + 0.5
+                    self.stranger_peaks[n] = max(use, self.stranger_peaks.get(n, 0))
+            for one in self.running.values():
+                use = self.usage(one, index)
+                if use is not None:
+                    attempt_id = one.attempt.attempt_id
+                    processes.append(GpuProcess(1000 + attempt_id, use))
+                    owners[1000 + attempt_id] = attempt_id
+                    self.peaks[attempt_id, index] = max(use, self.peaks.get((attempt_id, index), 0))
+            used = self.scene.kept + sum(process.used_mib or 0 for process in processes)
+            load = self.scene.loads[self.tick][index]
+            seen = GpuSample(f"U{index}", index, "card", total, used, load, tuple(processes))
+            self.samples[index] = Gpu(f"U{index}", index, False, seen, self.now.boot, load, owners, starts)
+
+    # What the record says, and what a round makes of it.
+
+    def facts(self) -> Facts:
+        gpus = []
+        for index, gpu in self.samples.items():
+            listed = {p.pid for p in (gpu.sample.processes if gpu.sample else None) or ()}
+            held = {
+                key: mib
+                for key, mib in self.held.get(index, {}).items()
+                if key[0] in listed or self.scene.strangers[key[0] - 100].lives(self.tick)
+            }
+            gpus.append(replace(gpu, held=held, paused=self.scene.paused[self.tick][index]))
+        lines: dict[Ask, list[QueuedJob]] = {}
+        for job_id, job in self.queued.items():
+            lines.setdefault(job.ask, []).append(QueuedJob(job_id, 200, job_id))
+        return Facts(
+            self.now,
+            self.settings,
+            LlmConfig(),
+            tuple(gpus),
+            attempts=tuple(one.attempt for one in self.running.values()),
+            lines=tuple(
+                Line(ask, tuple(jobs), False, self.reasons.get(ask.key())) for ask, jobs in lines.items()
+            ),
+        )
+
+    def take(self, facts: Facts, actions: list[act.Action]) -> None:
+        started: list[act.Start] = []
+        for action in actions:
+            if isinstance(action, act.Start):
+                self.check_start(facts, action, started)
+                started.append(action)
+                self.start(action)
+            elif isinstance(action, act.NoteUse):
+                one = self.running[action.attempt_id]
+                peaks = dict(one.attempt.peaks)
+                for uuid, mib, _ in action.seen:
+                    if mib is not None:
+                        peaks[uuid] = max(mib, peaks.get(uuid, 0))
+                one.attempt = replace(one.attempt, peaks=peaks, measured_at=action.at)
+            elif isinstance(action, act.NoteExceeded):
+                one = self.running[action.attempt_id]
+                one.attempt = replace(one.attempt, exceeded=(*one.attempt.exceeded, action.uuid))
+                self.told[action.attempt_id, action.uuid] += 1
+                assert action.seen_mib > action.declared_mib * (1 + TOLERANCE)
+            elif isinstance(action, act.NoteHeld):
+                self.held[int(action.uuid[1:])] = {(pid, start): mib for pid, start, mib in action.held}
+            elif isinstance(action, act.Cooled):
+                del self.running[action.attempt_id]
+            elif isinstance(action, act.Wait):
+                self.reasons[action.ask] = action.reason
+            else:
+                assert isinstance(action, act.PassedOver), action
+
+    def start(self, action: act.Start) -> None:
+        self.starts += 1
+        job = self.queued.pop(action.job_id)
+        attempt = Attempt(
+            self.starts,
+            action.job_id,
+            f"t{self.starts}",
+            "boot",
+            JobState.RUNNING,
+            action.gpus,
+            action.share,
+            action.vram,
+            action.whole,
+            sighting=Sighting(claim="live", pid=5),
+            baseline_mib=dict(action.baseline_mib),
+            launch_deadline=self.now.boot + self.settings.launch_deadline_s,
+        )
+        self.running[self.starts] = Running(job, attempt, self.tick)
+
+    def need(self, job: JobPlan) -> Need:
+        return need_of(job.ask, Facts(self.now, self.settings, LlmConfig()))
+
+    # What must hold.
+
+    def budget(self, attempt: Attempt | act.Start, index: int) -> int:
+        """MiB that a booking counts on a GPU, by the table of DESIGN §6 and by what the samples showed."""
+        total = self.scene.totals[index]
+        if attempt.whole:
+            return total
+        seen = self.peaks.get((attempt.attempt_id, index), 0) if isinstance(attempt, Attempt) else 0
+        held = math.ceil(seen * (1 + SPIKE))
+        if attempt.vram is not None:
+            return held if seen > attempt.vram else attempt.vram
+        return max(attempt.share * total // 1000, held)
+
+    def share(self, attempt: Attempt | act.Start, index: int) -> int:
+        if attempt.whole:
+            return 1000
+        part = Fraction(1000 * self.budget(attempt, index), self.scene.totals[index])
+        return attempt.share or min(1000, math.ceil(part))
+
+    def strangers_on(self, index: int) -> int:
+        """MiB held free for everybody else: the buffered peaks of those that live or were in the sample."""
+        sample = self.samples[index].sample
+        listed = {process.pid for process in (sample.processes if sample else None) or ()}
+        alive = [
+            n
+            for n, stranger in enumerate(self.scene.strangers)
+            if stranger.gpu == index and n in self.stranger_peaks
+            if stranger.lives(self.tick) or 100 + n in listed
+        ]
+        return self.scene.kept + sum(math.ceil(self.stranger_peaks[n] * (1 + SPIKE)) for n in alive)
+
+    def fits(self, need: Need, index: int, started: list[act.Start]) -> bool:
+        """Whether a GPU takes one more job; started: those of the same round."""
+        sample, total = self.samples[index].sample, self.scene.totals[index]
+        assert sample is not None
+        assert sample.processes is not None
+        assert sample.used_mib is not None
+        here = [one.attempt for one in self.running.values() if f"U{index}" in one.attempt.gpus]
+        new = {action.job_id for action in started}
+        old = [a for a in here if a.job_id not in new]
+        others = [p for p in sample.processes if p.pid < 1000 and not p.graphics_only]
+        foreign = sum(process.used_mib or 0 for process in others)
+        if self.scene.paused[self.tick][index] or any(a.released_at is not None for a in here):
+            return False
+        if foreign * 10 >= 8 * total or (others and (sample.load_percent or 0) >= 80):
+            return False
+        if (need.alone and foreign > IDLE) or (need.whole and here) or any(a.whole for a in here):
+            return False
+        if need.share and sum(self.share(a, index) for a in here) + need.share > 1000:
+            return False
+        if need.vram is None:
+            return True
+        booked = max(sum(self.budget(a, index) for a in old) + self.strangers_on(index), sample.used_mib)
+        booked += sum(self.budget(a, index) for a in here if a.job_id in new)
+        return booked + need.vram + MARGIN <= total
+
+    def check_start(self, facts: Facts, action: act.Start, started: list[act.Start]) -> None:
+        job = self.queued[action.job_id]
+        need = need_of(job.ask, facts)
+        assert (action.share, action.vram, action.whole) == (need.share, need.vram, need.whole)
+        assert len(set(action.gpus)) == len(action.gpus) == need.count
+        for uuid in action.gpus:
+            index = int(uuid[1:])
+            assert job.ask.allowed is None or index in job.ask.allowed
+            assert self.fits(need, index, started), (need, index, self.tick)
+
+    def check_quiet(self) -> None:
+        """Nobody waits who could start; every excess that was seen is told, once; all is on the record."""
+        for job in self.queued.values():
+            need = self.need(job)
+            fitting = [
+                index
+                for index in range(len(self.scene.totals))
+                if (job.ask.allowed is None or index in job.ask.allowed) and self.fits(need, index, [])
+            ]
+            assert len(fitting) < need.count, (job, fitting, self.tick)
+            assert self.reasons[job.ask.key()]
+        for one in self.running.values():
+            attempt = one.attempt
+            for uuid in attempt.gpus if attempt.outcome is None else ():
+                seen = self.peaks.get((attempt.attempt_id, int(uuid[1:])), 0)
+                assert attempt.peaks.get(uuid, 0) == seen
+                over = attempt.vram is not None and seen > attempt.vram * (1 + TOLERANCE)
+                assert self.told[attempt.attempt_id, uuid] == over

@@ -1,0 +1,144 @@
+"""The attributes of memory, retries and time: what a block says, and how it is written again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.attributes import KNOWN, LATER, check_together, parse_block, written
+from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
+
+
+@pytest.mark.parametrize(
+    ("block", "values"),
+    [
+        ("[vram=18000]", {"vram": 18000}),
+        ("[vram=18G gpus=2]", {"vram": 18432, "gpus": 2}),
+        ("[vram=17.5GiB share=0.5]", {"vram": 17920, "share": 500}),
+        ("[vram=9G exclusive]", {"vram": 9216, "exclusive": True}),
+        ("[exclusive]", {"exclusive": True}),
+        ("[oom-retries=2]", {"oom_retries": 2}),
+        ("[retries=2]", {"oom_retries": 2}),
+        ("[oom-retries=0]", {"oom_retries": 0}),
+        ("[retries=1000]", {"oom_retries": 1000}),
+        ("[fail-retries=1]", {"fail_retries": 1}),
+        ("[retries=3 fail-retries=1]", {"oom_retries": 3, "fail_retries": 1}),
+        ("[timeout=2h]", {"timeout_s": 7200.0}),
+        ("[timeout=90s]", {"timeout_s": 90.0}),
+    ],
+)
+def test_what_a_block_says(block: str, values: dict[str, Any]) -> None:
+    assert parse_block(f"{block} python t.py", None).values == values
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("[retries=2 oom-retries=2]", "attribute oom-retries is given twice"),
+        ("[oom-retries=2 retries=2]", "attribute retries is given twice (it means oom-retries)"),
+        ("[retries=1 retries=2]", "attribute retries is given twice (it means oom-retries)"),
+        ("[vram=1G vram=2G]", "attribute vram is given twice"),
+        ("[timeout=1s timeout=2s]", "attribute timeout is given twice"),
+        ("[retries=1001]", "oom-retries=1001 is not a whole number from 0 to 1000"),
+        ("[retries=-1]", "oom-retries=-1"),
+        ("[retries=two]", "oom-retries=two"),
+        ("[fail-retries=1.0]", "fail-retries=1.0 is not a whole number"),
+        ("[fail-retries=1001]", "fail-retries=1001"),
+        ("[fail-retries=]", "attribute fail-retries has no value"),
+        ("[vram]", "attribute vram has no value; write vram=…"),
+        ("[vram=18T]", "vram: memory '18T' is not MiB such as 18000, or such as 18G or 17.5GiB"),
+        ("[vram=0]", "vram: memory '0' is not between"),
+        ("[vram='18 G']", "vram: memory '18 G'"),
+        ("[timeout=90]", "timeout: time '90' is not such as 90s, 15m, 2h or 1d"),
+        ("[timeout=0s]", "timeout: time '0s' is not above 0"),
+        ("[exclusive=yes]", "attribute exclusive takes no value; write [exclusive]"),
+        ("[exclusive exclusive]", "attribute exclusive is given twice"),
+        ("[timeout_s=5]", "attribute 'timeout_s' is not known"),
+        ("[oom_retries=5]", "attribute 'oom_retries' is not known"),
+        ("[fail_retries=5]", "attribute 'fail_retries' is not known"),
+        ("[memory=5]", f"attribute 'memory' is not known; known: {KNOWN}"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_remedy(block: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parse_block(f"{block} python t.py", None)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"share": 1500, "gpus": 2}, "leave out gpus"),
+        ({"share": 1500, "vram": 9000}, "with vram, give gpus=N instead"),
+        ({"conda": "a", "venv": "b"}, "give one"),
+    ],
+)
+def test_what_contradicts_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_together(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"share": 1000, "gpus": 2, "vram": 9000},
+        {"share": 1500},
+        {"gpus": 2, "vram": 9000},
+        {"share": 1500, "gpus": None, "vram": None},
+    ],
+)
+def test_what_goes_together_does(values: dict[str, Any]) -> None:
+    check_together(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("vram", 18432, "vram=18G"),
+        ("vram", 18000, "vram=18000"),
+        ("vram", None, "no vram"),
+        ("timeout_s", 7200.0, "timeout=2h"),
+        ("timeout_s", None, "no timeout"),
+        ("oom_retries", 0, "oom-retries=0"),
+        ("fail_retries", 3, "fail-retries=3"),
+        ("exclusive", True, "exclusive"),
+        ("exclusive", False, "no exclusive"),
+        ("share", 500, "share=0.5"),
+        ("allowed", (0, 1, 2, 5), "allowed=0-2,5"),
+    ],
+)
+def test_an_attribute_is_written_as_a_block_has_it(name: str, value: Any, text: str) -> None:
+    assert written(name, value) == text
+    if value not in (None, False):
+        assert parse_block(f"[{text}] x", None).values == {name: value}
+
+
+@pytest.mark.parametrize("name", ["vram", "exclusive", "oom_retries", "fail_retries", "timeout_s"])
+def test_they_are_attributes_and_no_part_of_the_identity(name: str) -> None:
+    assert name in ATTRIBUTES
+    said = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
+    plain = JobSpec("command", "x", "/", command="x")
+    more = JobSpec.from_json(plain.to_json().replace("}", f', "{name}": {str(said).lower()}}}'))
+    assert getattr(more, name) == said
+    assert more.identity == plain.identity
+    assert JobSpec.from_json(more.to_json()) == more
+
+
+def test_what_is_not_carried_out_yet_is_none_of_what_is_known() -> None:
+    assert LATER == ("after", "after-any", "resume-flag", "preempt")
+    assert not set(LATER) & set(KNOWN.split())
+
+
+def test_a_line_of_the_source_document_is_one_job() -> None:
+    parsed = parse_line("[vram=8G retries=2] python sweep.py --seed 3", "/w", "/h")
+    assert isinstance(parsed, Parsed)
+    assert parsed.spec == JobSpec(
+        "command",
+        "python sweep.py --seed 3",
+        "/w",
+        command="python sweep.py --seed 3",
+        vram=8192,
+        oom_retries=2,
+    )

@@ -1,0 +1,179 @@
+"""What is suggested from the peaks of finished jobs, and llm_config.json with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.calibration import Advice, Family, Rules, advise, changes, with_entries
+from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
+
+RULES = Rules(spike=0.10, tolerance=0.10, margin_mib=512, totals=(24576, 24576))
+QWEN = Family("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)
+PLAIN = Family("train.py", None, 3, 8300, 8300, None, 1, 10.0)
+
+
+def one(family: Family, now: Any = None, rules: Rules = RULES) -> Advice:
+    models = {} if now is None else {"qwen": now}
+    config = parse_llm_config(json.dumps({"models": models}))
+    (advice,) = advise([family], models, config, rules)
+    return advice
+
+
+@pytest.mark.parametrize(
+    ("now", "gpus", "entry"),
+    [
+        (None, 1, {"vram": 9152}),
+        (0.5, 1, {"vram": 9152}),
+        (2.0, 2, {"vram": 9152, "gpus": 2}),
+        ("0.25", 1, {"vram": 9152}),
+        ({"share": 0.5}, 1, {"share": 0.5, "vram": 9152}),
+        ({"share": 2}, 2, {"vram": 9152, "gpus": 2}),
+        ({"gpus": 2, "vram": "20G"}, 2, {"gpus": 2, "vram": 9152}),
+        ({"gpus": 2}, 1, {"gpus": 2, "vram": 9152}),
+        ({"vram": 8300}, 1, None),
+        ({"vram": "9G"}, 1, None),
+        ({"vram": 9221}, 1, None),
+        ({"vram": 9223}, 1, {"vram": 9152}),
+        ({"vram": "4G"}, 1, {"vram": 9152}),
+    ],
+)
+def test_the_entry_of_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
+    advice = one(replace(QWEN, gpus=gpus), now)
+    assert (advice.entry, advice.now, advice.attributes) == (entry, now, None)
+    assert (advice.why is None) is (entry is not None)
+
+
+@pytest.mark.parametrize(
+    ("p95", "most", "attributes", "why"),
+    [
+        (8300, 8300, "[vram=9152]", None),
+        (8378, 9000, "[vram=9G]", None),
+        (1, 1, "[vram=64]", None),
+        (22000, 24000, "[vram=24064]", None),
+        (22000, 24100, None, "needs a GPU alone"),
+    ],
+)
+def test_the_attribute_of_lines_without_a_model(
+    p95: int, most: int, attributes: str | None, why: str | None
+) -> None:
+    advice = one(replace(PLAIN, p95_mib=p95, max_mib=most))
+    assert (advice.entry, advice.attributes, advice.why) == (None, attributes, why)
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [(8300, "within ±10%"), (7546, "within ±10%"), (9222, "within ±10%"), (9210, "within ±10%"),
+     (7500, None), (9230, None), (18432, None)],
+)  # fmt: skip
+def test_nothing_is_suggested_for_what_is_declared_well_enough(declared: int, why: str | None) -> None:
+    assert one(replace(PLAIN, declared_mib=declared)).why == why
+    assert one(replace(QWEN, declared_mib=declared)).why == why
+
+
+def test_a_large_buffer_suggests_the_same_but_once() -> None:
+    rules = replace(RULES, spike=0.5)
+    assert one(PLAIN, rules=rules).attributes == "[vram=12480]"
+    assert one(replace(PLAIN, declared_mib=12480), rules=rules).why == "as suggested"
+
+
+def test_several_gpus_are_told_and_the_smaller_one_limits() -> None:
+    rules = replace(RULES, totals=(8000, 24576, 81920))
+    assert one(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
+    assert one(replace(PLAIN, gpus=3), rules=rules).why == "needs a GPU alone"
+    assert one(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"
+
+
+def test_a_model_of_several_programs_gets_what_the_largest_needs() -> None:
+    small = replace(QWEN, program="/x/eval.py", p95_mib=2000, max_mib=2000, declared_mib=8300)
+    advised = advise([small, QWEN, PLAIN], {}, LlmConfig(), RULES)
+    assert [advice.entry for advice in advised] == [{"vram": 9152}, {"vram": 9152}, None]
+    assert changes(advised) == {"qwen": {"vram": 9152}}
+
+
+def test_the_default_requirement_is_what_an_unknown_model_declares() -> None:
+    config = parse_llm_config('{"default_requirement": {"vram": 9152}}')
+    assert [advice.why for advice in advise([QWEN], {}, config, RULES)] == ["within ±10%"]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 100_000), st.integers(0, 20_000), st.floats(0, 1), st.floats(0.05, 1),
+    st.integers(0, 2000), st.lists(st.integers(4096, 200_000), max_size=3),
+)  # fmt: skip
+def test_what_is_suggested_holds_the_peaks_fits_a_gpu_and_is_not_suggested_again(
+    p95: int, more: int, spike: float, tolerance: float, margin: int, totals: list[int]
+) -> None:
+    rules = Rules(spike, tolerance, margin, tuple(totals))
+    family = replace(QWEN, p95_mib=p95, max_mib=p95 + more)
+    entry = one(family, rules=rules).entry
+    if entry is None:
+        assert p95 + more > max(totals) - margin
+        return
+    config = parse_llm_config(json.dumps({"models": {"qwen": entry}}))
+    vram = config.of("qwen").vram
+    assert vram is not None
+    assert p95 <= vram < p95 * (1 + spike) + 66
+    assert not totals or vram <= max(totals) - margin
+    assert one(family, entry, rules).entry is None
+
+
+FORMATTED = (
+    '{\r\n  "note": "kept \u00e9",\r\n  "models": {\r\n    "a": 0.50,  "b": {"share":1e0}\r\n  },\r\n'
+    '  "x": [1]\r\n}\r\n'
+)
+
+
+def test_only_the_entries_change() -> None:
+    text = with_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
+    assert text == FORMATTED.replace('{"share":1e0}', '{"vram": "9G"},\r\n    "c": {"vram": 64}')
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", " {\n}\n", '{"models": {}}', '{"models":{ } , "z": 1}', '{"z": {"models": 1}}']
+)
+def test_a_model_that_is_not_there_is_added(text: str) -> None:
+    before = json.loads(text)
+    after = json.loads(with_entries(text, {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}))
+    assert after == {**before, "models": {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}}
+
+
+def test_of_a_model_that_stands_there_twice_the_last_is_changed() -> None:
+    text = '{"models": {"a": 1}, "models": {"a": 0.1, "a": 0.2}}'
+    changed = with_entries(text, {"a": {"vram": 64}})
+    assert changed == '{"models": {"a": 1}, "models": {"a": 0.1, "a": {"vram": 64}}}'
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.text(), _VALUES, max_size=4),
+    st.dictionaries(st.text(), st.sampled_from([0.5, {"share": 0.5}]), max_size=4),
+    st.dictionaries(st.text(), st.just({"vram": 64}), min_size=1, max_size=3),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+)
+def test_everything_else_stays_in_its_order(
+    other: dict[str, Any],
+    models: dict[str, Any],
+    entries: dict[str, Any],
+    indent: int | None,
+    ascii_only: bool,
+) -> None:
+    whole = {**other, "models": models}
+    text = json.dumps(whole, indent=indent, ensure_ascii=ascii_only)
+    after = json.loads(with_entries(text, entries))
+    assert after == {**whole, "models": {**models, **entries}}
+    assert list(after) == list(whole)
+    assert list(after["models"]) == list({**models, **entries})

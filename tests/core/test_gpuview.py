@@ -1,0 +1,265 @@
+"""A GPU as placement sees it: what is booked, what is foreign, and what the memory ledger adds up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Attempt, Gpu, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.gpuview import displays, foreign_memory, held_now, listed, unclaimed_memory, view
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.placement import GpuView, Limits
+from gpu_scheduler.core.planning import plan
+from gpu_scheduler.core.states import Outcome
+from tests.core.gpuworld import TOTAL, facts, gpu, line, running
+
+LIMITS = Limits()
+ALONE, HALF, WHOLE = Ask(command=True), Ask(share=500), Ask(share=1000)
+
+
+def seen(one: Gpu, *attempts: Attempt) -> GpuView:
+    return view(one, facts(one, attempts=attempts))
+
+
+def start_of(one: Gpu, ask: Ask, *attempts: Attempt) -> act.Start | str:
+    """Where a job with this Ask goes once the sample is on the record, or why it waits."""
+    held = replace(one, held=held_now(one, attempts))
+    [action] = plan(facts(held, attempts=attempts, lines=(line(ask, 1),)))
+    assert isinstance(action, (act.Start, act.Wait))
+    return action if isinstance(action, act.Start) else action.reason
+
+
+def test_bookings_of_every_kind_add_up_in_both_ledgers() -> None:
+    found = seen(
+        gpu(0),
+        running(1, share=250),
+        running(2, vram=6144),
+        running(3, share=100, vram=1000, peaks={"U0": 2000}),
+    )
+    assert (found.booked, found.memory_mib) == (250 + 250 + 100, 6144 + 6144 + 2200)
+    assert (found.taken, found.total_mib, found.closed) == (True, TOTAL, None)
+
+
+@pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
+def test_one_that_is_alone_fills_both_ledgers(values: dict[str, int]) -> None:
+    found = seen(gpu(0), running(1, **values))
+    assert (found.booked, found.memory_mib) == (1000, TOTAL)
+
+
+def test_a_peak_is_that_of_the_gpu_it_was_seen_on() -> None:
+    attempt = running(1, "U0", "U1", vram=5000, peaks={"U1": 9000})
+    both = facts(gpu(0), gpu(1), attempts=(attempt,))
+    assert [view(one, both).memory_mib for one in both.gpus] == [5000, 9900]
+
+
+def test_what_was_given_back_books_nothing_and_closes_the_gpu_while_it_cools() -> None:
+    cooling = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
+    found = seen(gpu(0), cooling)
+    assert (found.booked, found.memory_mib, found.taken, found.closed) == (0, 0, False, "cooling")
+
+
+def test_a_foreign_process_is_held_at_its_peak_with_the_buffer_until_it_exits() -> None:
+    ramped = gpu(0, None, (GpuProcess(7, 2000),), starts={7: 3.0}, held={(7, 3.0): 8000})
+    found = seen(ramped)
+    assert (found.memory_mib, found.foreign_mib, found.foreign) == (8800, 2000, "process 7")
+    # It lives on and has left the card for a while: what it had it may take again.
+    assert seen(gpu(0, held={(7, 3.0): 8000})).memory_mib == 8800
+    assert seen(gpu(0)).memory_mib == 0
+
+
+def test_a_new_process_with_the_number_of_an_old_one_has_a_peak_of_its_own() -> None:
+    again = gpu(0, None, (GpuProcess(7, 100),), starts={7: 5.0})
+    assert held_now(again, ()) == {(7, 5.0): 100}
+    assert held_now(replace(again, held={(7, 3.0): 8000}), ()) == {(7, 3.0): 8000, (7, 5.0): 100}
+    assert held_now(replace(again, starts={}), ()) == {(7, 0.0): 100}
+
+
+def test_each_process_has_its_buffer_and_the_higher_of_peak_and_sample_counts() -> None:
+    two = gpu(0, None, (GpuProcess(7, 2001), GpuProcess(8, 5)), held={(7, 0.0): 10})
+    assert held_now(two, ()) == {(7, 0.0): 2001, (8, 0.0): 5}
+    assert seen(two).memory_mib == 2202 + 6
+
+
+def test_ours_is_never_held_as_foreign_though_it_was_once_taken_for_it() -> None:
+    ours = gpu(0, None, (GpuProcess(7, 2000),), owners={7: 1}, starts={7: 3.0}, held={(7, 3.0): 8000})
+    assert held_now(ours, (running(1, vram=4000),)) == {}
+    assert seen(ours, running(1, vram=4000)).memory_mib == 4000
+    assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [act.NoteHeld("U0", ())]
+
+
+def test_ours_on_a_gpu_that_it_was_not_given_is_held_like_anybody() -> None:
+    stray = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
+    attempt = running(1, "U0", vram=4000)
+    assert held_now(stray, (attempt,)) == {(7, 0.0): 2000}
+    assert seen(stray, attempt).memory_mib == 2200
+
+
+def test_what_is_in_use_is_never_booked_again_whoever_uses_it() -> None:
+    over = gpu(0, 20_000, (GpuProcess(7, 20_000),), owners={7: 1})
+    assert seen(over, running(1, vram=4000)).memory_mib == 20_000
+    assert seen(over, running(1, vram=4000, peaks={"U0": 20_000})).memory_mib == 22_000
+
+
+@pytest.mark.parametrize(
+    ("one", "complete"),
+    [
+        (gpu(0, None, (GpuProcess(7, 5),)), True),
+        (gpu(0), True),
+        (gpu(0, 5, None), False),
+        (gpu(0, 5, (GpuProcess(7, 5), GpuProcess(8, None))), False),
+        (gpu(0, None, (GpuProcess(7, 5),), unmatched=True), False),
+        (Gpu("U0", 0), False),
+    ],
+)
+def test_processes_count_where_all_of_them_are_known(one: Gpu, complete: bool) -> None:
+    assert (listed(one) is not None) == complete
+
+
+TOTALS = [(gpu(0, 9000, None)), gpu(0, 9000, (GpuProcess(7, 9000),), owners={7: 1}, unmatched=True)]
+
+
+@pytest.mark.parametrize("one", TOTALS, ids=["no list", "unmatched"])
+def test_without_a_list_the_totals_speak(one: Gpu) -> None:
+    assert foreign_memory(one, (), LIMITS) == 9000
+    assert seen(one).memory_mib == 9900
+    assert seen(one).foreign == "memory"
+    ours = running(1, vram=6000, baseline_mib={"U0": 1000})
+    assert foreign_memory(one, (ours,), LIMITS) == 3000
+    assert seen(one, ours).memory_mib == 6000 + 3300
+    assert foreign_memory(one, (replace(ours, vram=8500),), LIMITS) == 1000
+    assert seen(one, replace(ours, vram=8500)).memory_mib == 8500 + 1100
+    assert foreign_memory(one, (replace(ours, released_at=5.0),), LIMITS) == 9000
+
+
+def test_without_a_list_half_of_a_gpu_that_we_load_takes_the_other_half() -> None:
+    one = gpu(0, 12_000, None, load=97.0)
+    ours = running(1, share=500)
+    assert seen(one, ours).foreign is None
+    assert isinstance(start_of(one, HALF, ours), act.Start)
+    assert "load 97 %" in str(start_of(gpu(0, 300, None, load=97.0), HALF))
+
+
+@pytest.mark.parametrize(("mib", "who"), [(0, None), (200, None), (201, "memory")])
+def test_without_a_list_a_little_memory_is_nobody(mib: int, who: str | None) -> None:
+    assert seen(gpu(0, mib, None)).foreign == who
+
+
+def test_memory_is_unknown_where_nothing_tells_it() -> None:
+    blind = seen(gpu(0, None, None))
+    assert (blind.foreign_mib, blind.memory_mib) == (None, None)
+    assert seen(Gpu("U0", 0)).memory_mib is None
+    sized = replace(
+        gpu(0, None, (GpuProcess(7, 30),)), sample=GpuSample("U0", 0, "GB10", None, None, 0.0, ())
+    )
+    assert (seen(sized).foreign_mib, seen(sized).memory_mib, seen(sized).total_mib) == (0, None, None)
+
+
+def test_what_no_process_accounts_for_is_kept_free_and_counts_as_foreign_beyond_what_a_driver_keeps() -> None:
+    left = gpu(0, 5000, (GpuProcess(7, 1000),))
+    assert unclaimed_memory(left, (), LIMITS) == 4000
+    assert (seen(left).memory_mib, seen(left).foreign_mib) == (1100 + 4000, 1000 + 4000 - 512)
+    driver = gpu(0, 512)
+    assert (seen(driver).memory_mib, seen(driver).foreign_mib) == (512, 0)
+    assert isinstance(start_of(driver, ALONE), act.Start)
+    assert str(start_of(gpu(0, 22_118), ALONE)).endswith("GPU 0 foreign memory not ours holds 21.1 GiB")
+    assert isinstance(start_of(gpu(0, 713), ALONE), str)
+    assert isinstance(start_of(gpu(0, 712), ALONE), act.Start)
+
+
+def test_a_job_of_which_nothing_is_listed_yet_may_be_behind_what_no_process_accounts_for() -> None:
+    hidden = gpu(0, 9000)
+    ours = running(1, vram=10_000, baseline_mib={"U0": 300})
+    assert (seen(hidden, ours).memory_mib, seen(hidden, ours).foreign_mib) == (10_300, 0)
+    assert seen(gpu(0, 14_000), ours).memory_mib == 10_000 + 4000
+    assert seen(gpu(0, 14_000), ours).foreign_mib == 4000 - 512
+    shown = gpu(0, 9000, (GpuProcess(7, 1000),), owners={7: 1})
+    assert seen(shown, ours).memory_mib == 10_000 + 8000
+    # What was there before it came is still nobody's.
+    stuck = replace(ours, baseline_mib={"U0": 5000})
+    assert seen(hidden, stuck).memory_mib == 10_000 + 5000
+    assert seen(gpu(0, 2000), stuck).memory_mib == 10_000 + 2000
+
+
+def test_a_desktop_does_not_keep_a_whole_gpu_job_away_and_its_memory_is_kept_free() -> None:
+    desktop = gpu(0, 60, (GpuProcess(7, 60, graphics_only=True),), load=97.0)
+    found = seen(desktop)
+    assert (found.foreign_mib, found.foreign, found.memory_mib) == (0, None, 66)
+    assert displays(desktop, LIMITS) == 66
+    assert displays(gpu(0, None, (GpuProcess(7, 60, graphics_only=True), GpuProcess(8, 900))), LIMITS) == 66
+    for ask in (ALONE, WHOLE, Ask(vram=TOTAL - 66 - 512)):
+        assert isinstance(start_of(desktop, ask), act.Start)
+    assert isinstance(start_of(desktop, Ask(vram=TOTAL - 65 - 512)), str)
+
+
+def test_nine_tenths_of_the_memory_do() -> None:
+    crowded = gpu(0, 22_118, (GpuProcess(7, 22_118),))
+    for ask in (ALONE, WHOLE, HALF, Ask(vram=1000)):
+        assert "foreign process 7 holds 21.6 GiB" in str(start_of(crowded, ask))
+
+
+def test_a_colleague_at_work_closes_a_gpu_and_our_own_trainer_does_not() -> None:
+    colleague = gpu(0, None, (GpuProcess(7, 1000),), load=97.0)
+    for ask in (ALONE, WHOLE, HALF, Ask(vram=1000)):
+        assert "foreign process 7, load 97 %" in str(start_of(colleague, ask))
+    trainer = gpu(0, None, (GpuProcess(7, 1000),), owners={7: 1}, load=97.0)
+    assert isinstance(start_of(trainer, HALF, running(1, share=500)), act.Start)
+    assert isinstance(start_of(trainer, Ask(vram=11_776), running(1, share=500)), act.Start)
+    assert isinstance(start_of(trainer, Ask(vram=11_777), running(1, share=500)), str)
+
+
+def test_two_who_exceed_together_what_is_free_do_not_both_start_in_one_round() -> None:
+    three = facts(gpu(0), gpu(1), lines=(line(Ask(vram=14_336), 1, 2, 3),))
+    actions = plan(three)
+    assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
+    [wait] = [a for a in actions if isinstance(a, act.Wait)]
+    assert wait.reason == (
+        "needs 14.0 GiB of a GPU, 0 free, GPU 0 9.5 GiB of memory free, GPU 1 9.5 GiB of memory free"
+    )
+
+
+def test_a_reservation_counts_before_any_process_is_seen() -> None:
+    started = running(1, vram=14_336, measured_at=None, launch_deadline=2000.0)
+    [wait] = plan(facts(gpu(0), attempts=(started,), lines=(line(Ask(vram=14_336), 2),)))
+    assert isinstance(wait, act.Wait)
+
+
+def test_jobs_of_a_round_count_for_those_behind_them() -> None:
+    world = facts(
+        gpu(0), lines=(line(Ask(vram=5000), 1), line(HALF, 2), line(Ask(vram=7000), 3), line(ALONE, 4))
+    )
+    starts = [a for a in plan(world) if isinstance(a, act.Start)]
+    assert [(a.job_id, a.share, a.vram, a.whole) for a in starts] == [
+        (1, 0, 5000, False),
+        (2, 500, None, False),
+    ]
+    assert [
+        a.job_id
+        for a in plan(facts(gpu(0), lines=(line(ALONE, 1), line(HALF, 2))))
+        if isinstance(a, act.Start)
+    ] == [1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Ask(vram=5000), Ask(vram=5000, exclusive=True)),
+        (Ask(vram=5000, exclusive=True), Ask(vram=5000)),
+        (Ask(vram=12_288), Ask(share=501)),
+        (Ask(share=500), Ask(vram=11_777)),
+        (Ask(share=500), Ask(share=501)),
+    ],
+)
+def test_one_of_a_round_keeps_the_next_out_as_one_on_the_record_does(first: Ask, second: Ask) -> None:
+    world = facts(gpu(0), lines=(line(first, 1), line(second, 2)))
+    assert [a.job_id for a in plan(world) if isinstance(a, act.Start)] == [1]
+    wider = facts(gpu(0), gpu(1), lines=world.lines)
+    assert [a.gpus for a in plan(wider) if isinstance(a, act.Start)] == [("U0",), ("U1",)]
+
+
+def test_exclusive_for_all_is_exclusive_for_each() -> None:
+    world = facts(gpu(0), lines=(line(Ask(vram=5000), 1, 2),), settings=Settings(exclusive=True))
+    [start] = [a for a in plan(world) if isinstance(a, act.Start)]
+    assert (start.job_id, start.whole, start.vram) == (1, True, 5000)

@@ -1,0 +1,211 @@
+"""What a sample adds to the record: use, excess, and what everybody else holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.actions import Action, Close, NoteExceeded, NoteHeld, NoteUse, Start
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.measuring import measure, used_by
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.planning import plan
+from gpu_scheduler.core.sighting import ResultNote, Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.core.gpuworld import facts, gpu, line, running
+
+OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
+OURS = replace(OURS, held={(6, 0.0): 1})
+NEW = running(vram=6000, measured_at=None)
+
+
+def test_what_its_processes_use_is_added_up_once_per_sample() -> None:
+    assert measure(facts(OURS, attempts=(NEW,))) == [NoteUse(90, 9, 999.0, (("U0", 5300, 0.0),))]
+    assert measure(facts(OURS, attempts=(replace(NEW, measured_at=998.9),))) != []
+    assert measure(facts(OURS, attempts=(replace(NEW, measured_at=999.0),))) == []
+    assert measure(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
+
+
+def test_a_sample_from_before_its_launch_says_nothing_of_it() -> None:
+    # Launched at 999: its deadline is 10 s later.
+    assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
+    assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
+    sooner = Settings(launch_deadline_s=10.2)
+    assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),), settings=sooner)) != []
+
+
+@pytest.mark.parametrize(
+    ("attempt", "noted"),
+    [
+        (NEW, True),
+        (replace(NEW, job_state=JobState.STOPPING), True),
+        (replace(NEW, job_state=JobState.STARTING), False),
+        (replace(NEW, outcome=Outcome.COMPLETED), False),
+        (replace(NEW, gpus=("gone",)), False),
+    ],
+)
+def test_what_runs_is_measured(attempt: Attempt, noted: bool) -> None:
+    notes = measure(facts(OURS, attempts=(attempt,)))
+    assert any(isinstance(note, NoteUse) for note in notes) == noted
+
+
+def test_each_gpu_is_measured_for_itself_and_with_its_load() -> None:
+    other = gpu(1, None, (GpuProcess(7, 40),), owners={7: 9})
+    other = replace(other, sample=replace(sample_of(other), load_percent=55.0))
+    both = replace(NEW, gpus=("U1", "U0", "gone"))
+    assert measure(facts(OURS, other, attempts=(both,))) == [
+        NoteUse(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0)))
+    ]
+
+
+def sample_of(one: Gpu) -> GpuSample:
+    assert one.sample is not None
+    return one.sample
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        replace(OURS, unmatched=True),
+        replace(OURS, sample=replace(sample_of(OURS), processes=None)),
+        replace(OURS, sample=replace(sample_of(OURS), processes=(GpuProcess(7, 5), GpuProcess(8, None)))),
+        replace(OURS, owners={7: 1, 8: None}),
+        replace(OURS, owners={}),
+        gpu(0, 9000),
+    ],
+    ids=["unmatched", "no list", "no memory", "others", "unknown", "none is listed"],
+)
+def test_a_number_that_cannot_be_told_is_none(one: Gpu) -> None:
+    assert used_by(NEW, one) is None
+    notes = [note for note in measure(facts(one, attempts=(NEW,))) if not isinstance(note, NoteHeld)]
+    assert notes == [NoteUse(90, 9, 999.0, (("U0", None, 0.0),))]
+
+
+def test_nothing_is_measured_without_a_sample() -> None:
+    assert measure(facts(Gpu("U0", 0), attempts=(NEW,))) == []
+    assert measure(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "tolerance", "told"),
+    [
+        (4818, 0.1, True),
+        (4819, 0.1, False),
+        (5300, 0.0, False),
+        (5299, 0.0, True),
+        (3000, 0.9, False),
+        (None, 0.1, False),
+    ],
+)
+def test_more_than_was_declared_and_tolerated_is_told(
+    declared: int | None, tolerance: float, told: bool
+) -> None:
+    attempt = replace(NEW, vram=declared, share=0 if declared else 200)
+    notes = measure(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
+    assert notes[1:] == ([NoteExceeded(90, 9, "U0", 5300, declared)] if told and declared else [])
+
+
+def test_it_is_told_once_per_gpu_and_only_of_a_new_sample() -> None:
+    other = replace(OURS, uuid="U1", index=1)
+    small = replace(NEW, gpus=("U0", "U1"), vram=100)
+    told = [n.uuid for n in measure(facts(OURS, other, attempts=(small,))) if isinstance(n, NoteExceeded)]
+    assert told == ["U0", "U1"]
+    once = replace(small, exceeded=("U1",))
+    told = [n.uuid for n in measure(facts(OURS, other, attempts=(once,))) if isinstance(n, NoteExceeded)]
+    assert told == ["U0"]
+    assert measure(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
+
+
+def test_what_everybody_else_holds_is_noted_when_it_changes() -> None:
+    two = gpu(0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), starts={7: 1.5}, held={(9, 2.5): 5})
+    assert measure(facts(two)) == [NoteHeld("U0", ((7, 1.5, 50), (8, 0.0, 30), (9, 2.5, 5)))]
+    assert measure(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 50, (8, 0.0): 30}))) == []
+    assert measure(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 49, (8, 0.0): 31}))) != []
+    for unknown in (replace(two, unmatched=True), replace(two, sample=None), gpu(0, 5, None)):
+        assert measure(facts(unknown)) == []
+
+
+def test_nothing_is_placed_before_what_was_measured_is_on_the_record() -> None:
+    """A job that exceeds its declaration: the next one, which would fit beside it by declaration, waits."""
+    over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
+    first = running(vram=10_000, measured_at=None)
+    world = facts(over, attempts=(first,), lines=(line(Ask(vram=10_000), 1),))
+    assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
+    world = applied(world, plan(world))
+    actions = plan(world)
+    assert [type(a).__name__ for a in actions] == ["Wait"]
+    fits = facts(gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9}), attempts=(first,), lines=world.lines)
+    assert isinstance(plan(applied(fits, plan(fits)))[0], Start)
+
+
+def test_a_peak_within_the_tolerance_is_on_the_record_first_too() -> None:
+    above = gpu(0, None, (GpuProcess(7, 10_500),), owners={7: 9})
+    world = facts(
+        above, attempts=(running(vram=10_000, measured_at=None),), lines=(line(Ask(vram=13_000), 1),)
+    )
+    assert [type(a).__name__ for a in plan(world)] == ["NoteUse"]
+    # 11550 MiB are held for it now, of which nothing is in use yet beyond 10500.
+    assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["Wait"]
+
+
+def test_the_last_sample_of_an_attempt_is_noted_before_its_end() -> None:
+    done = Sighting("dead", result=ResultNote(None, 0, None, True, None, (), 1.0, 2.0))
+    actions = plan(facts(OURS, attempts=(replace(NEW, sighting=done),)))
+    assert [type(action) for action in actions] == [NoteUse, Close]
+
+
+def applied(world: Facts, actions: list[Action]) -> Facts:
+    """The world once these notes are on the record."""
+    attempts = {attempt.attempt_id: attempt for attempt in world.attempts}
+    gpus = {one.uuid: one for one in world.gpus}
+    for note in actions:
+        if isinstance(note, NoteUse):
+            attempt = attempts[note.attempt_id]
+            peaks = dict(attempt.peaks)
+            for uuid, mib, _ in note.seen:
+                if mib is not None:
+                    peaks[uuid] = max(mib, peaks.get(uuid, 0))
+            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_at=note.at)
+        elif isinstance(note, NoteExceeded):
+            attempt = attempts[note.attempt_id]
+            attempts[note.attempt_id] = replace(attempt, exceeded=(*attempt.exceeded, note.uuid))
+        elif isinstance(note, NoteHeld):
+            held = {(pid, start): mib for pid, start, mib in note.held}
+            gpus[note.uuid] = replace(gpus[note.uuid], held=held)
+    return replace(world, gpus=tuple(gpus.values()), attempts=tuple(attempts.values()))
+
+
+PROCESSES = st.lists(
+    st.builds(GpuProcess, st.integers(1, 5), st.none() | st.integers(0, 9000), st.booleans()),
+    max_size=4,
+    unique_by=lambda process: process.pid,
+)
+GPUS = st.builds(
+    lambda index, processes, owners, starts, held, unmatched: gpu(
+        index, None, tuple(processes), owners=owners, starts=starts, held=held, unmatched=unmatched
+    ),
+    st.just(0),
+    PROCESSES,
+    st.dictionaries(st.integers(1, 5), st.sampled_from([None, 1, 2])),
+    st.dictionaries(st.integers(1, 5), st.sampled_from([1.5, 2.25])),
+    st.dictionaries(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.5, 2.25])), st.integers(0, 9000)),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(GPUS, GPUS, st.integers(1, 9000), st.none() | st.sampled_from([998.0, 999.0]))
+def test_what_is_on_the_record_is_not_noted_again(
+    one: Gpu, two: Gpu, declared: int, measured_at: float | None
+) -> None:
+    two = replace(two, uuid="U1", index=1)
+    attempts = (
+        running(1, "U0", "U1", vram=declared, measured_at=measured_at),
+        running(2, "U1", share=500, measured_at=measured_at),
+    )
+    world = facts(one, two, attempts=attempts)
+    assert measure(applied(world, measure(world))) == []

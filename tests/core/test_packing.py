@@ -1,0 +1,134 @@
+"""Jobs and strangers on a few GPUs, played at random: nothing is placed that does not fit, nothing waits that
+does (issue 5, "Must show" 2 and 3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.needs import Ask
+from tests.core.packing import JobPlan, Machine, Scene, StrangerPlan
+
+TICKS = 8
+ALLOWED = st.sampled_from([None, None, None, (0,), (1, 2)])
+SHARES = st.sampled_from([100, 333, 500, 1000])
+COUNTS = st.sampled_from([None, None, 1, 2])
+MIB = st.sampled_from([300, 2000, 6000, 9000, 14_336, 20_000])
+FLAG = st.sampled_from([False, False, False, True])
+BY_MEMORY = st.builds(
+    lambda vram, gpus, allowed, exclusive: Ask(None, gpus, None, True, allowed, vram, exclusive),
+    MIB, COUNTS, ALLOWED, FLAG,
+)  # fmt: skip
+BY_SHARE = st.builds(
+    lambda share, gpus, allowed, exclusive: Ask(share, gpus, None, True, allowed, None, exclusive),
+    SHARES, COUNTS, ALLOWED, FLAG,
+)  # fmt: skip
+BY_BOTH = st.builds(lambda vram, share: Ask(share, None, None, True, None, vram), MIB, SHARES)
+UNDECLARED = st.builds(lambda gpus, allowed: Ask(None, gpus, None, True, allowed), COUNTS, ALLOWED)
+ANY = BY_MEMORY | BY_SHARE | BY_BOTH | UNDECLARED
+
+
+def jobs(asks: st.SearchStrategy[Ask], most_percent: int) -> st.SearchStrategy[tuple[JobPlan, ...]]:
+    uses = st.lists(st.integers(0, most_percent), min_size=1, max_size=3).map(tuple)
+    one = st.builds(JobPlan, asks, st.integers(0, 5), st.integers(1, 5), uses)
+    return st.lists(one, min_size=1, max_size=8).map(tuple)
+
+
+STRANGERS = st.lists(
+    st.builds(
+        StrangerPlan,
+        st.integers(0, 2),
+        st.integers(0, 7),
+        st.integers(1, 8),
+        st.lists(st.sampled_from([None, 0, 60, 200, 1000, 7000, 21_000]), min_size=1, max_size=4).map(tuple),
+        FLAG,
+    ),
+    max_size=3,
+).map(tuple)
+
+
+def by_tick(values: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[tuple[float, ...], ...]]:
+    return st.lists(st.tuples(values, values, values), min_size=TICKS, max_size=TICKS).map(tuple)
+
+
+def scenes(
+    asks: st.SearchStrategy[Ask],
+    most_percent: int,
+    strangers: st.SearchStrategy[tuple[StrangerPlan, ...]] = STRANGERS,
+) -> st.SearchStrategy[Scene]:
+    return st.builds(
+        Scene,
+        st.lists(st.sampled_from([8192, 24_576, 24_576, 49_152]), min_size=1, max_size=3).map(tuple),
+        st.sampled_from([0, 0, 300]),
+        jobs(asks, most_percent),
+        strangers,
+        st.lists(st.sampled_from([True, True, False]), min_size=TICKS, max_size=TICKS).map(tuple),
+        by_tick(st.sampled_from([0.0, 50.0, 79.9, 80.0, 97.0])),
+        by_tick(st.sampled_from([False, False, False, False, True])),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(scenes(ANY, 100), st.booleans())
+def test_what_fits_starts_and_nothing_else_does(scene: Scene, exclusive: bool) -> None:
+    Machine(scene, Settings(exclusive=exclusive)).play()
+
+
+@settings(deadline=None, max_examples=200)
+@given(scenes(ANY, 220))
+def test_a_job_that_exceeds_what_it_declared_is_told_and_reckoned_with(scene: Scene) -> None:
+    Machine(scene).play()
+
+
+#: Those that are there from the first sample on, and stay within the buffer of what they used then.
+STEADY = st.lists(
+    st.builds(
+        lambda gpu, mib, parts: StrangerPlan(gpu, 0, TICKS, (mib, *(mib * part // 100 for part in parts))),
+        st.integers(0, 2),
+        st.integers(0, 12_000),
+        st.lists(st.integers(0, 110), max_size=4),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+class Watched(Machine):
+    """One whose memory is added up at every instant."""
+
+    def check_quiet(self) -> None:
+        super().check_quiet()
+        for index, total in enumerate(self.scene.totals):
+            here = [
+                one
+                for one in self.running.values()
+                if f"U{index}" in one.attempt.gpus and one.attempt.outcome is None
+            ]
+            used = self.scene.kept + sum(
+                stranger.use(self.tick) or 0 for stranger in self.scene.strangers if stranger.gpu == index
+            )
+            declared = sum(one.attempt.vram or 0 for one in here)
+            assert not here or declared + used <= total
+            assert not here or sum(self.usage(one, index) or 0 for one in here) + used <= total
+
+
+@settings(deadline=None, max_examples=200)
+@given(scenes(BY_MEMORY | BY_BOTH, 100, STEADY))
+def test_memory_that_is_declared_never_exceeds_a_gpu_at_any_instant(scene: Scene) -> None:
+    Watched(replace(scene, sampled=(True, *scene.sampled[1:]))).play()
+
+
+@pytest.mark.parametrize("sampled", [(True,) * TICKS, (True, False, False, False, True, True, True, True)])
+@pytest.mark.parametrize("order", [(0, 0, 0), (0, 0, 1), (2, 1, 0)])
+def test_two_large_jobs_start_on_two_gpus_and_the_third_waits_for_one_to_end(
+    order: tuple[int, ...], sampled: tuple[bool, ...]
+) -> None:
+    large = [JobPlan(Ask(None, None, None, True, None, 14_336), comes, 3, (10, 60, 100)) for comes in order]
+    nothing, loads = ((False,) * 3,) * TICKS, ((97.0,) * 3,) * TICKS
+    machine = Watched(Scene((24_576, 24_576), 0, tuple(large), (), sampled, loads, nothing))
+    machine.play()
+    assert machine.starts == 3
+    assert machine.queued == {}

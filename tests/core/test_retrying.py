@@ -1,0 +1,269 @@
+"""Whether a job whose command failed runs again, and with how much memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.actions import Close, Release
+from gpu_scheduler.core.facts import Attempt, Cancel, Facts, Gpu, Settings
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.placement import Limits, could_fit
+from gpu_scheduler.core.planning import need_of, plan
+from gpu_scheduler.core.retrying import FIRST_WAIT_S, LONGEST_WAIT_S, Cards, Verdict, after_failure
+from gpu_scheduler.core.sighting import Evidence, ResultNote, Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.core.gpuworld import NOW, TOTAL, facts, gpu, running
+
+OOM = (
+    'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    x = torch.empty(9)\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+)
+FAULT = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\nValueError: bad rate\n'
+SETTINGS = Settings()
+CARDS = Cards({"U0": TOTAL, "U1": TOTAL}, TOTAL - 512)
+
+
+def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> Attempt:
+    """An attempt with 4 GiB declared that failed with this in its log."""
+    base = running(vram=4096, evidence=Evidence(tail, (), oom, fail))
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def test_an_oom_is_tried_again_with_more_than_was_declared_and_seen() -> None:
+    assert after_failure(failed(), SETTINGS, CARDS) == Verdict(
+        True, "OOM retry 1 of 3 with 5.0 GiB per GPU", 0.0, 5120, oom=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "raised"),
+    [
+        ({}, 5120),
+        ({"peaks": {"U0": 3000}}, 5120),
+        ({"peaks": {"U0": 4097}}, 5122),
+        ({"peaks": {"U0": 8000}}, 10_000),
+        ({"gpus": ("U0", "U1"), "peaks": {"U0": 100, "U1": 8000}}, 10_000),
+        ({"peaks": {"U0": 20_000}}, TOTAL - 512),
+        ({"vram": 4097}, 5122),
+        ({"vram": None, "share": 500}, 15_360),
+        ({"vram": None, "share": 500, "peaks": {"U0": 16_000}}, 20_000),
+        ({"vram": None, "share": 1000}, TOTAL - 512),
+        ({"vram": None, "whole": True}, TOTAL - 512),
+        ({"vram": 4096, "whole": True, "peaks": {"U0": 9000}}, TOTAL - 512),
+        ({"vram": 19_300}, TOTAL - 512),
+    ],
+)
+def test_what_is_asked_for_then(values: dict[str, object], raised: int) -> None:
+    verdict = after_failure(replace(failed(), **values), SETTINGS, CARDS)  # type: ignore[arg-type]
+    assert (verdict.again, verdict.raised_mib, verdict.oom) == (True, raised, True)
+
+
+def test_without_any_number_it_is_tried_again_as_it_was() -> None:
+    blind = failed(vram=None, share=500)
+    assert after_failure(replace(blind, vram=None, share=500), SETTINGS, Cards()) == Verdict(
+        True, "OOM retry 1 of 3", 0.0, None, oom=True
+    )
+    known = replace(blind, vram=None, share=500, peaks={"U0": 1000})
+    assert after_failure(known, SETTINGS, Cards()).raised_mib == 1250
+    assert after_failure(replace(failed(), peaks={"U0": 40_000}), SETTINGS, Cards()).raised_mib == 50_000
+
+
+def test_at_the_cap_it_fails_and_says_why() -> None:
+    most = replace(failed(), vram=TOTAL - 512)
+    assert after_failure(most, SETTINGS, CARDS) == Verdict(
+        False, "no larger GPU: 23.5 GiB is the most that one can give to it"
+    )
+    assert after_failure(replace(most, vram=TOTAL - 513), SETTINGS, CARDS).raised_mib == TOTAL - 512
+    assert not after_failure(replace(most, vram=TOTAL - 511), SETTINGS, CARDS).again
+
+
+def test_the_retries_are_counted_and_end() -> None:
+    assert after_failure(failed(oom_used=2), SETTINGS, CARDS).told.startswith("OOM retry 3 of 3")
+    assert after_failure(failed(oom_used=3), SETTINGS, CARDS) == Verdict(False, "OOM retries used up (3)")
+    assert after_failure(failed(oom_used=4), SETTINGS, CARDS).again is False
+    assert after_failure(failed(oom=0), SETTINGS, CARDS) == Verdict(False)
+
+
+def test_the_option_counts_where_the_line_says_nothing() -> None:
+    option = Settings(oom_retries=1, fail_retries=1)
+    assert after_failure(failed(oom=None), option, CARDS).told.startswith("OOM retry 1 of 1")
+    assert not after_failure(failed(oom=0, fail=0), option, CARDS).again
+    assert after_failure(failed(FAULT, oom=None), option, CARDS).told == f"retry 1 of 1 in {FIRST_WAIT_S:g} s"
+    assert not after_failure(failed(FAULT, fail=0), option, CARDS).again
+
+
+def test_another_failure_uses_no_oom_retry() -> None:
+    assert after_failure(failed(FAULT), SETTINGS, CARDS) == Verdict(False)
+    assert after_failure(failed(""), SETTINGS, CARDS) == Verdict(False)
+
+
+def test_failures_wait_twice_as_long_each_time_up_to_a_limit() -> None:
+    waits = [after_failure(failed(FAULT, fail=20, fail_used=n), SETTINGS, CARDS).wait_s for n in range(20)]
+    assert waits[0] == FIRST_WAIT_S
+    assert waits == sorted(waits)
+    doubled = [wait for wait in waits if wait < LONGEST_WAIT_S]
+    assert doubled == [FIRST_WAIT_S * 2**n for n in range(len(doubled))]
+    assert waits[-1] == LONGEST_WAIT_S
+    assert not after_failure(failed(FAULT, fail=20, fail_used=20), SETTINGS, CARDS).again
+
+
+def test_an_oom_goes_on_to_the_other_retries_when_it_has_no_more_of_its_own() -> None:
+    verdict = after_failure(failed(oom=3, oom_used=3, fail=2, fail_used=1), SETTINGS, CARDS)
+    assert verdict == Verdict(True, "OOM retries used up (3); retry 2 of 2 in 20 s", 20.0)
+    none = after_failure(failed(oom=0, fail=1), SETTINGS, CARDS)
+    assert none == Verdict(True, "retry 1 of 1 in 10 s", 10.0)
+    first = after_failure(failed(oom=3, fail=2), SETTINGS, CARDS)
+    assert (first.oom, first.raised_mib) == (True, 5120)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"lineless": True},
+        {"cancel": Cancel("cancelled", 3.0)},
+        {"cancel": Cancel("preempted", 3.0)},
+        {"evidence": None},
+    ],
+)
+@pytest.mark.parametrize("tail", [OOM, FAULT])
+def test_what_nobody_wants_any_more_does_not_run_again(values: dict[str, object], tail: str) -> None:
+    attempt = failed(tail, fail=5)
+    assert after_failure(attempt, SETTINGS, CARDS).again
+    assert after_failure(replace(attempt, **values), SETTINGS, CARDS) == Verdict(False)  # type: ignore[arg-type]
+
+
+def ended(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> Close:
+    """How the plan closes this attempt, whose command ended with this code."""
+    result = ResultNote(None, code, None, True, None, (), 1.0, 2.0)
+    done = replace(attempt, sighting=Sighting("dead", result=result), survivors=())
+    actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
+    close, released = actions
+    assert isinstance(close, Close)
+    assert released == Release(9)
+    return close
+
+
+def test_the_end_of_an_attempt_queues_its_job_again_with_the_new_counts() -> None:
+    end = ended(failed(oom_used=1, fail_used=2))
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.FAILED, JobState.QUEUED, None)
+    assert (end.oom_used, end.fail_used, end.raised_mib, end.not_before) == (2, 2, 5120, NOW.boot)
+    assert (end.exit_code, end.launch_failures, end.started_at, end.ended_at) == (1, 0, 1.0, 2.0)
+    assert end.reason is not None
+    assert end.reason.endswith("; OOM retry 2 of 3 with 5.0 GiB per GPU")
+    again = ended(failed(FAULT, fail=3, oom_used=1, fail_used=2))
+    assert (again.state, again.oom_used, again.fail_used, again.raised_mib) == (JobState.QUEUED, 1, 3, None)
+    assert again.not_before == NOW.boot + 40
+
+
+def test_the_last_failure_finishes_the_job_and_says_what_was_tried() -> None:
+    end = ended(failed(oom_used=3, fail_used=1))
+    assert (end.state, end.job_outcome, end.oom_used, end.fail_used) == (
+        JobState.FINISHED,
+        Outcome.FAILED,
+        3,
+        1,
+    )
+    assert end.raised_mib is None
+    assert "OOM retries used up (3)" in (end.reason or "")
+
+
+def test_a_job_that_says_out_of_memory_and_completes_is_completed() -> None:
+    end = ended(failed(), code=0)
+    assert (end.outcome, end.state, end.oom_used) == (Outcome.COMPLETED, JobState.FINISHED, 0)
+
+
+@pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
+def test_what_was_told_to_end_is_no_failure(cause: str) -> None:
+    result = ResultNote(cause, 1, None, True, None, (), 1.0, 2.0)
+    done = replace(failed(fail=5), sighting=Sighting("dead", result=result), survivors=())
+    close = plan(facts(gpu(0), attempts=(done,)))[0]
+    assert isinstance(close, Close)
+    assert close.state is not JobState.QUEUED
+
+
+def test_a_launch_that_failed_uses_none_of_these_retries() -> None:
+    result = ResultNote(None, 1, None, False, "no script", (), None, 2.0)
+    done = replace(failed(fail=5, oom_used=1, fail_used=2), sighting=Sighting("dead", result=result))
+    [close] = plan(facts(gpu(0), attempts=(done,)))
+    assert isinstance(close, Close)
+    assert (close.outcome, close.oom_used, close.fail_used) == (Outcome.NOT_STARTED, 1, 2)
+
+
+def card(index: int, total: int | None, **values: object) -> Gpu:
+    sample = GpuSample(f"U{index}", index, "card", total, 0, 0.0, ())
+    return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "gpus", "raised"),
+    [
+        (failed(vram=7000), (card(0, 8192),), 7680),
+        (failed(vram=7000), (card(0, 8192), card(1, TOTAL)), 8750),
+        # Of the GPUs that the line allows, as many as the job takes.
+        (failed(vram=7000, ask=Ask(vram=7000, allowed=(0,))), (card(0, 8192), card(1, TOTAL)), 7680),
+        (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL)), 7680),
+        (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL), card(2, TOTAL)), 8750),
+        # What is not known caps nothing; a display and what is nobody's are never to be had.
+        (failed(vram=7000), (card(0, None),), 8750),
+        (failed(vram=7000), (card(0, None), card(1, 8192)), 7680),
+        (failed(vram=7000, baseline_mib={"U0": 100}), (card(0, 8192),), 7580),
+        (
+            failed(vram=7000),
+            (
+                replace(
+                    card(0, 8192), sample=GpuSample("U0", 0, "", 8192, 60, 0.0, (GpuProcess(1, 60, True),))
+                ),
+            ),
+            7614,
+        ),
+    ],
+)
+def test_the_cap_is_what_the_gpus_of_the_job_can_give(
+    attempt: Attempt, gpus: tuple[Gpu, ...], raised: int
+) -> None:
+    held = tuple(
+        replace(one, held={(1, 0.0): 60} if one.sample and one.sample.used_mib else {}) for one in gpus
+    )
+    assert ended(attempt, *held).raised_mib == raised
+
+
+def test_the_needs_of_the_source_document_rise_by_a_quarter_of_what_was_asked_or_seen() -> None:
+    attempt, asked = failed(), [4096]
+    while (end := ended(attempt)).state is JobState.QUEUED:
+        assert end.raised_mib is not None
+        asked.append(end.raised_mib)
+        attempt = replace(attempt, vram=end.raised_mib, oom_used=end.oom_used)
+    assert asked == [4096, 5120, 6400, 8000]
+    # With what it was seen to use before it failed, it is there at once.
+    assert ended(failed(peaks={"U0": 8500})).raised_mib == 10_625
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 30_000),
+    st.dictionaries(st.sampled_from(["U0"]), st.integers(0, 30_000)),
+    st.sampled_from([8192, 24_576, 81_920]),
+    st.integers(0, 6),
+)
+def test_a_retry_asks_for_more_each_time_and_ends_with_what_fits(
+    declared: int, peaks: dict[str, int], total: int, retries: int
+) -> None:
+    limits = Limits()
+    attempt = replace(failed(oom=retries), vram=declared, peaks=peaks)
+    cards = Cards({"U0": total}, total - limits.margin_mib)
+    for used in range(retries + 2):
+        verdict = after_failure(attempt, SETTINGS, cards)
+        if not verdict.again:
+            assert used == retries or (attempt.vram or 0) >= total - limits.margin_mib
+            return
+        assert verdict.raised_mib is not None
+        assert (attempt.vram or 0) < verdict.raised_mib
+        world: Facts = facts(card(0, total))
+        assert could_fit(need_of(Ask(vram=verdict.raised_mib), world), total, limits)
+        attempt = replace(attempt, vram=verdict.raised_mib, oom_used=used + 1)
+    pytest.fail("it never gives up")

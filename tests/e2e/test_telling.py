@@ -1,0 +1,42 @@
+"""The journal, the board and `events` of a real scheduler that is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+
+def test_they_agree_over_a_kill(world: World) -> None:
+    world.append("[share=0.5] echo one", "[share=0.5] sleep 600", "[hold] echo three")
+    world.start()
+    world.finished(1)
+    world.until(lambda jobs: jobs[2]["state"] == "running", "job 2 runs")
+    board = world.folder / "logs" / "status.txt"
+
+    def shows(*rows: str) -> bool:
+        text = board.read_text()
+        return all(re.search(f"^{row}", text, re.MULTILINE) for row in rows)
+
+    # What is on the board is remembered as told; of what was told since, a kill has the log say it twice.
+    wait_for(lambda: shows(r"▶ job 2  gpu \[0\] ", r"✓ job 1  \[OK\]"), "both jobs on the board")
+    assert shows(r"· job 3  held by its line — echo three$")
+    assert world.end(signal.SIGKILL) == -signal.SIGKILL
+    world.start()
+    world.ok("cancel", "2", "--grace", "0")
+    world.finished(1, 2)
+    world.end()
+    assert "no scheduler: it has ended" in board.read_text()
+    assert shows(r"✗ job 2  \[CANCELLED\] ")
+    journal = (world.folder / "logs" / "journal.jsonl").read_text()
+    assert journal == world.ok("events", "--jsonl")
+    events = [json.loads(line) for line in journal.splitlines()]
+    assert [one["id"] for one in events] == list(range(1, len(events) + 1))
+    # A job that ends at once may never be seen to run.
+    kinds = [one["event"] for one in events if one["job"] == 1 and one["event"] != "running"]
+    assert kinds == ["queued", "starting", "finished"]
+    assert len(re.findall(r"job 1 finished \[OK\]", world.said())) == 1
+    assert "job 2 finished [CANCELLED] in " in world.ok("events")

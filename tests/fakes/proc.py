@@ -1,0 +1,51 @@
+"""A /proc of ordinary files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gpu_scheduler.procfs import INITIAL
+
+
+class Machine:
+    """Its own process is 50, in session 50. start: clock ticks; opened: what descriptor 3 is."""
+
+    def __init__(self, root: Path, namespace: str = INITIAL) -> None:
+        self.root = root
+        (root / "self" / "ns").mkdir(parents=True)
+        (root / "self" / "ns" / "pid").symlink_to(namespace)
+        (root / "stat").write_text("cpu 1\nbtime 1000000\n")
+        self.run(1, parent=0, session=1)
+        self.run(50, group="/user.slice/session-7.scope", name="self")
+
+    def run(
+        self,
+        pid: int,
+        *,
+        parent: int = 1,
+        session: int | None = None,
+        token: str | None = None,
+        start: int = 500,
+        group: str = "/",
+        inner: tuple[int, ...] = (),
+        opened: str | None = None,
+        state: str = "S",
+        threads: int = 1,
+        name: str | None = None,
+    ) -> int:
+        """A process, as it is from now on; its number."""
+        folder = self.root / (name or str(pid))
+        (folder / "fd").mkdir(parents=True, exist_ok=True)
+        fields = [state, parent, pid, pid if session is None else session, *[0] * 13, threads, 0, start, 0]
+        (folder / "stat").write_text(f"{pid} (a) b (c) {' '.join(map(str, fields))}\n")
+        (folder / "environ").write_text(f"A=1\0GPU_SCHEDULER_TOKEN={token}\0" if token else "A=1\0")
+        (folder / "cgroup").write_text(f"4:memory:/{pid}\n0::{group}\n")
+        (folder / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{' '.join(map(str, inner))}\n")
+        if opened is not None:
+            (folder / "fd" / "3").symlink_to(opened)
+        return pid
+
+    def end(self, pid: int) -> None:
+        """It is gone."""
+        shutil.rmtree(self.root / str(pid))

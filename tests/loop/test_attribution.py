@@ -1,0 +1,397 @@
+"""Whose a process on a GPU is: real processes where they can be made, else a /proc of files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpu_scheduler.attribution import Owners, Ownership, is_alive
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.executors.screen import ScreenExecutor
+from gpu_scheduler.gpus import GpuWatch
+from gpu_scheduler.procfs import Proc
+from tests.runner.attempt import Attempt, socket_folder
+from tests.waiting import wait_for
+
+OURS, OTHER = 5, 6
+Make = Callable[..., Attempt]
+Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+#: torch.distributed.run in short: a parent, and a process for each GPU.
+TORCHRUN = """\
+import pathlib, subprocess
+workers = [subprocess.Popen(["sleep", "300"]) for rank in range(4)]
+pathlib.Path("part").write_text(" ".join(str(worker.pid) for worker in workers))
+pathlib.Path("part").rename("pids")
+workers[0].wait()
+"""
+
+
+def card(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> GpuSample:
+    processes = tuple(GpuProcess(pid, 100, graphics_only) for pid in pids)
+    return GpuSample(uuid, 0, "card", 24576, 0, 0.0, processes)
+
+
+def whose(owners: Owners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
+    """The owners in a new sample of one GPU."""
+    owners.take(set(pids))
+    return owners.of(card(*pids, uuid=uuid), tokens)
+
+
+def pids_in(path: Path, count: int = 1) -> list[int]:
+    """The numbers in a file, once they are all there."""
+
+    def read() -> list[int]:
+        numbers = path.read_text().split() if path.exists() else []
+        return [int(number) for number in numbers] if len(numbers) == count else []
+
+    return wait_for(read, f"{count} numbers in {path.name}")
+
+
+def parent_of(pid: int) -> int:
+    return psutil.Process(pid).ppid()
+
+
+def until_sleeps(pid: int) -> None:
+    """Wait until it has become `sleep`, and is out of exec, in which it shows no environment."""
+    process = psutil.Process(pid)
+    wait_for(lambda: process.name() == "sleep" and process.cmdline(), f"{pid} sleeps")
+
+
+def until_gone(pid: int) -> None:
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", f"end of {pid}")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes attempts; what they leave is ended, also what hides its token."""
+    made: list[Attempt] = []
+
+    def one(script: str, **spec: object) -> Attempt:
+        made.append(Attempt(tmp_path, script, name=f"{len(made) + 1}-abc", **spec))
+        return made[-1]
+
+    yield one
+    for attempt in made:
+        attempt.clean()
+    for path in tmp_path.glob("pid*"):
+        for number in path.read_text().split():
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(number))
+                if process.name() == "sleep":
+                    process.kill()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    """Starts processes of nobody's."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def one(**options: object) -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen(["sleep", "300"], **options))  # type: ignore[call-overload]
+        until_sleeps(made[-1].pid)
+        return made[-1]
+
+    yield one
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def test_a_parent_and_its_four_workers(make: Make, sleeper: Sleeper, tmp_path: Path) -> None:
+    (tmp_path / "torchrun.py").write_text(TORCHRUN)
+    attempt = make(f"exec {sys.executable} torchrun.py").launch()
+    workers = pids_in(tmp_path / "pids", 4)
+    parent = parent_of(workers[0])
+    foreign = sleeper().pid
+    seen = whose(Owners(), {"0" * 32: OTHER, attempt.token: OURS}, parent, *workers, foreign)
+    assert seen.owners == {**dict.fromkeys((parent, *workers), OURS), foreign: None}
+    assert not seen.unmatched
+    for pid, start in seen.starts.items():
+        assert start == pytest.approx(psutil.Process(pid).create_time(), abs=1.0)
+    assert set(seen.starts) == set(seen.owners)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "env -i sleep 300 &",
+        "setsid sleep 300 &",
+        "env -i setsid sleep 300 &",
+        "env -i nohup setsid sleep 300 > /dev/null 2>&1 &",
+    ],
+)
+def test_a_child_in_a_session_of_its_own_or_without_an_environment(
+    make: Make, tmp_path: Path, start: str
+) -> None:
+    attempt = make(f"{start} echo $! > part; mv part pid; wait").launch()
+    [pid] = pids_in(tmp_path / "pid")
+    until_sleeps(pid)
+    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+
+
+@pytest.mark.parametrize("start", ["nohup setsid sleep 300", "env -i setsid sleep 300"])
+def test_an_orphan_below_the_runner(make: Make, tmp_path: Path, start: str) -> None:
+    attempt = make(f"( ( {start} & echo $! > part; mv part pid ) & ); sleep 300").launch()
+    [pid] = pids_in(tmp_path / "pid")
+    runner = attempt.until_live().pid
+    wait_for(lambda: parent_of(pid) == runner, "adopted by the runner")
+    until_sleeps(pid)
+    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    assert whose(Owners(), {}, pid).owners == {pid: None}
+
+
+@pytest.fixture
+def lone(make: Make, tmp_path: Path) -> tuple[Attempt, int, int]:
+    """A process with no environment and no parent of ours: its runner has died. (attempt, pid, its leader)"""
+    attempt = make("( env -i sleep 300 & echo $! > part; mv part pid ); exec sleep 300").launch()
+    [pid] = pids_in(tmp_path / "pid")
+    runner = attempt.until_live().pid
+    assert runner is not None
+    wait_for(lambda: parent_of(pid) == runner, "adopted by the runner")
+    leader = os.getsid(pid)
+    until_sleeps(pid)
+    until_sleeps(leader)
+    return attempt, pid, leader
+
+
+def bereave(attempt: Attempt, pid: int) -> None:
+    runner = attempt.seen().pid
+    assert runner is not None
+    os.kill(runner, signal.SIGKILL)
+    wait_for(lambda: parent_of(pid) != runner, "an orphan once more")
+
+
+def test_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:
+    attempt, pid, leader = lone
+    bereave(attempt, pid)
+    assert attempt.token not in Path(f"/proc/{pid}/environ").read_text()
+    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    os.kill(leader, signal.SIGKILL)
+    until_gone(leader)
+    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: None}
+
+
+def test_a_session_is_remembered_while_its_attempt_is_open(lone: tuple[Attempt, int, int]) -> None:
+    attempt, pid, leader = lone
+    owners, tokens = Owners(), {attempt.token: OURS}
+    assert whose(owners, tokens, leader).owners == {leader: OURS}
+    bereave(attempt, pid)
+    os.kill(leader, signal.SIGKILL)
+    until_gone(leader)
+    assert whose(owners, tokens, pid).owners == {pid: OURS}
+    assert whose(owners, {}, pid).owners == {pid: None}
+    assert whose(owners, tokens, pid).owners == {pid: None}
+
+
+def test_a_member_of_the_session_is_found_that_still_carries_the_token(make: Make, tmp_path: Path) -> None:
+    attempt = make(
+        "( env -i sleep 300 & echo $! > part; mv part pid )\n"
+        "( sleep 300 & echo $! > part; mv part pid_of_member )\n"
+        "exec sleep 300"
+    ).launch()
+    [pid], [member] = pids_in(tmp_path / "pid"), pids_in(tmp_path / "pid_of_member")
+    runner, leader = attempt.until_live().pid, os.getsid(pid)
+    assert runner is not None
+    assert os.getsid(member) == leader
+    until_sleeps(pid)
+    until_sleeps(member)
+    for ended in (runner, leader):
+        os.kill(ended, signal.SIGKILL)
+        until_gone(ended)
+    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+
+
+def test_a_job_in_screen(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("screen") is None:
+        pytest.skip("GNU Screen is not installed")
+    with socket_folder() as sockets:
+        monkeypatch.setenv("SCREENDIR", str(sockets))
+        script = "env -i sleep 300 & echo $! > part; mv part pid; exec sleep 300"
+        attempt = make(script, terminal=True, session="gpujob_0_x_7").launch(ScreenExecutor())
+        [pid] = pids_in(tmp_path / "pid")
+        command = parent_of(pid)
+        runner = attempt.until_live().pid
+        assert runner is not None
+        screen = parent_of(runner)
+        seen = whose(Owners(), {attempt.token: OURS}, pid, command, runner, screen)
+        assert seen.owners == {pid: OURS, command: OURS, runner: OURS, screen: None}
+        attempt.clean()
+
+
+def unused_number() -> int:
+    """A number that no process has, and none is about to get."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    return next(number for number in range(most - 100, 1, -1) if not psutil.pid_exists(number))
+
+
+def test_a_job_in_a_pid_namespace_below_ours(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespace can be made here")
+    monkeypatch.setattr(Proc, "sees_all", True)
+    number = unused_number()
+    (tmp_path / "inside.sh").write_text(
+        f"echo {number - 1} > /proc/sys/kernel/ns_last_pid || exit\n"
+        "sleep 300 & echo $! > part; mv part inner; wait\n"
+    )
+    attempt = make("exec unshare -p -f --mount-proc bash inside.sh").launch()
+    wait_for(lambda: (tmp_path / "inner").exists() or attempt.seen().result, "the process inside")
+    if attempt.seen().result:
+        pytest.skip("the next pid of a namespace cannot be chosen here")
+    assert pids_in(tmp_path / "inner") == [number]
+    [outer] = [pid for pid in attempt.pids() if Proc().inner_numbers(pid) == (number,)]
+    owners, tokens = Owners(), {attempt.token: OURS}
+    seen = whose(owners, tokens, outer, number)
+    assert (seen.owners, seen.unmatched) == ({outer: OURS, number: OURS}, False)
+    assert seen.starts[number] == seen.starts[outer]
+    assert whose(Owners(), {"0" * 32: OURS}, number).owners == {}
+    real = Owners()
+    assert [whose(real, tokens, number, uuid="GPU-a").unmatched for _ in range(2)] == [False, True]
+    os.kill(outer, signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(outer), "its end, collected")
+    assert whose(owners, tokens, number).owners == {number: OURS}
+    seen = whose(owners, tokens, number)
+    assert (seen.owners, seen.unmatched) == ({}, True)
+
+
+def as_nobody(look: Callable[[], bool]) -> bool:
+    """What it answers in a child without root's rights."""
+    child = os.fork()
+    if child == 0:
+        answer = False
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            answer = look()
+        finally:
+            os._exit(0 if answer else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes processes of other users")
+
+
+@needs_root
+def test_a_process_of_another_user_below_ours(make: Make, tmp_path: Path) -> None:
+    become = "import os; os.setuid(65534); os.execve('/bin/sleep', ['sleep', '300'], {})"
+    attempt = make(f'{sys.executable} -c "{become}" & echo $! > part; mv part pid; wait').launch()
+    [pid] = pids_in(tmp_path / "pid")
+    until_sleeps(pid)
+    assert psutil.Process(pid).uids().real == 65534
+    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+
+
+@needs_root
+def test_what_may_not_be_read_is_foreign(sleeper: Sleeper) -> None:
+    theirs = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}, start_new_session=True).pid
+    assert whose(Owners(), {"abc": OURS}, theirs).owners == {theirs: OURS}
+
+    def look() -> bool:
+        seen = whose(Owners(), {"abc": OURS}, theirs)
+        return seen.owners == {theirs: None} and theirs in seen.starts and not seen.unmatched
+
+    assert as_nobody(look)
+    assert not as_nobody(lambda: Proc().uses_gpu(theirs))
+
+
+@needs_root
+def test_a_process_that_the_system_hides_is_foreign(sleeper: Sleeper) -> None:
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here")
+    theirs = sleeper().pid
+    look = f"""
+import os, subprocess, sys
+from gpu_scheduler.attribution import Owners, is_alive
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.procfs import Proc
+if subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"]).returncode:
+    sys.exit(3)
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+assert not os.path.exists("/proc/{theirs}")
+Proc.sees_all = True
+owners, sample = Owners(), GpuSample("GPU-a", 0, "card", 1, 0, 0.0, (GpuProcess({theirs}, 1),))
+for _ in range(3):
+    owners.take({{{theirs}}})
+    seen = owners.of(sample, {{"abc": 5}})
+    assert (seen.owners, seen.starts, seen.unmatched) == ({{{theirs}: None}}, {{}}, False), seen
+assert is_alive({theirs}, 0) and not is_alive({theirs}, 5.0) and not is_alive(4194305, 0)
+"""
+    done = subprocess.run(["unshare", "-m", sys.executable, "-c", look], capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip("no /proc can be mounted here")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_process_that_has_died_since_the_sample(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch, owned: bool
+) -> None:
+    monkeypatch.setattr(Proc, "sees_all", True)
+    process = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"} if owned else {})
+    pid, owner = process.pid, OURS if owned else None
+    owners, tokens = Owners(), {"abc": OURS}
+    before = whose(owners, tokens, pid)
+    process.kill()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    zombie = whose(owners, tokens, pid)
+    process.wait()
+    after = whose(owners, tokens, pid)
+    assert before == zombie == after == Ownership({pid: owner}, before.starts, False)
+    assert whose(owners, tokens).unmatched is False
+    assert whose(owners, tokens, pid) == Ownership()
+    assert whose(owners, tokens, pid) == Ownership(unmatched=True)
+
+
+def test_a_zombie_that_was_never_seen_alive_is_its_parents(make: Make, tmp_path: Path) -> None:
+    hold = "import os, time\nif not (pid := os.fork()): os._exit(0)\n"
+    hold += "open('part', 'w').write(str(pid)); os.rename('part', 'pid'); time.sleep(300)\n"
+    (tmp_path / "hold.py").write_text(hold)
+    attempt = make(f"exec {sys.executable} hold.py").launch()
+    [pid] = pids_in(tmp_path / "pid")
+    wait_for(lambda: psutil.Process(pid).status() == "zombie", "its end")
+    seen = whose(Owners(), {attempt.token: OURS}, pid)
+    assert seen.owners == {pid: OURS}
+    assert not is_alive(pid, seen.starts[pid])
+
+
+def test_alive_until_it_exits(sleeper: Sleeper) -> None:
+    process = sleeper()
+    pid = process.pid
+    start = whose(Owners(), {}, pid).starts[pid]
+    assert is_alive(pid, start)
+    assert is_alive(pid, 0.0)
+    assert not is_alive(pid, start - 3600.0)
+    process.kill()
+    process.wait()
+    assert not is_alive(pid, start)
+    assert not is_alive(pid, 0.0)
+
+
+def test_the_watch_tells_starts_and_what_is_unmatched(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proc, "sees_all", True)
+    pid, number = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}).pid, unused_number()
+    watch = GpuWatch()
+    first, second = card(pid, uuid="SIM-0"), card(pid, number, uuid="SIM-1")
+    for expected in (False, True):
+        watch.take(Snapshot(1.0, (first, second)))
+        one, two = watch.gpus({"SIM-0": (0, False), "SIM-1": (1, False)}, {"abc": OURS})
+        assert (one.owners, two.owners) == ({pid: OURS}, {pid: OURS})
+        assert one.starts == two.starts
+        assert set(one.starts) == {pid}
+        assert (one.unmatched, two.unmatched) == (False, expected)

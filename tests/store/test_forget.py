@@ -1,0 +1,273 @@
+"""Forgetting history: what goes, what stays, all or nothing, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler import fresh
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.intake.pauses import wished_pauses
+from gpu_scheduler.runner.protocol import observe, sweep
+from gpu_scheduler.service import to_forget
+from gpu_scheduler.store import forget, readings
+from gpu_scheduler.store.forget import forgetting
+from gpu_scheduler.store.store import Store
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+LONG = "echo up; while :; do sleep 0.02; done"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Desk]:
+    monkeypatch.chdir(tmp_path)
+    made = Desk(tmp_path, capsys)
+    yield made
+    made.close()
+
+
+def close(desk: Desk, job: int, attempt: int) -> None:
+    desk.record(
+        act.Close(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        act.Release(attempt),
+        act.Cooled(attempt),
+    )
+
+
+def filled(desk: Desk) -> tuple[int, int]:
+    """A finished job with its folder and a line, and a queued one that waits. Their ids."""
+    done, waits = desk.job(), desk.job("echo later")
+    row = desk.attempt(done)
+    desk.folder(row).mkdir(parents=True)
+    (desk.folder(row) / "spec.json").write_text("{}")
+    close(desk, done, row["id"])
+    store = desk.store
+    readings.working_folder(store, "/x/jobs.txt", "/x")
+    with store.db.transaction() as db:
+        db.execute(
+            "INSERT INTO line (path, position, number, text, job_id) VALUES ('/x/jobs.txt', 0, 1, 'a', ?)",
+            (done,),
+        )
+        db.execute(
+            "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES ('[]', 0, 1, 9, 'completed')"
+        )
+    desk.record(act.Wait(store.job(waits)["ask"], "no GPU", True))  # type: ignore[index]
+    store.wish("retry", str(done))
+    return done, waits
+
+
+def count(store: Store, table: str) -> int:
+    row = store.db.row(f"SELECT count(*) AS n FROM {table}")
+    assert row is not None
+    return int(row["n"])
+
+
+PAST = ("job", "attempt", "line", "waiting", "tally")
+
+
+def test_jobs_go_and_what_is_known_of_the_machine_stays(desk: Desk) -> None:
+    _, waits = filled(desk)
+    desk.record(act.SetPaused("SIM-0", True))
+    store = desk.store
+    store.wish("pause", "SIM-1")
+    store.wish("stop")
+    gpus = [tuple(row) for row in store.gpus()]
+    for name in ("journal.jsonl", "journal.jsonl.1", "status.txt"):
+        (desk.home.folder / name).write_text("x\n")
+    with forgetting(store) as jobs:
+        assert jobs == 2
+    assert [table for table in PAST if count(store, table)] == []
+    assert [tuple(row) for row in store.gpus()] == gpus
+    assert wished_pauses(store) == {"SIM-0": True, "SIM-1": True}
+    assert desk.wishes() == [("pause", "SIM-1")]
+    assert count(store, "measured") == 1
+    assert store.counts() == {}
+    assert list(desk.home.runs.iterdir()) == []
+    assert {path.name for path in desk.home.folder.iterdir()}.isdisjoint({"journal.jsonl", "journal.jsonl.1"})
+    assert (desk.home.folder / "status.txt").exists()
+    assert store.db.rows("PRAGMA foreign_key_check") == []
+    # A number is never used again, and the places of new jobs follow.
+    again = desk.job()
+    assert again == waits + 1
+    assert store.counts() == {"queued": 1}
+    assert readings.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
+
+
+def test_events_go_on_by_number_and_say_that_the_past_was_forgotten(desk: Desk) -> None:
+    filled(desk)
+    store = desk.store
+    newest = store.db.row("SELECT max(rowid) AS n FROM history")
+    assert newest is not None
+    with forgetting(store):
+        pass
+    (row,) = store.db.rows("SELECT rowid AS number, * FROM history")
+    assert (row["number"], row["state"], row["job_id"]) == (newest["n"] + 1, "forgotten", 0)
+    assert (row["reason"], json.loads(row["data"])) == ("2 jobs forgotten", {"jobs": 2})
+
+
+def test_an_empty_record_stays_empty(desk: Desk) -> None:
+    with forgetting(desk.store) as jobs:
+        assert jobs == 0
+    assert count(desk.store, "history") == 0
+
+
+def test_a_block_that_fails_forgets_nothing(desk: Desk) -> None:
+    done, _ = filled(desk)
+    before = {table: count(desk.store, table) for table in (*PAST, "history", "wish")}
+    with pytest.raises(SchedulerError, match="2 jobs, 0 left"), forgetting(desk.store) as jobs:
+        raise SchedulerError(f"{jobs} jobs, {count(desk.store, 'job')} left")
+    assert {table: count(desk.store, table) for table in before} == before
+    assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
+
+
+def test_killed_in_the_middle_nothing_is_forgotten(desk: Desk) -> None:
+    done, _ = filled(desk)
+    program = (
+        "import os, sys\n"
+        "from gpu_scheduler.store.forget import forgetting\n"
+        "from gpu_scheduler.store.home import Home\n"
+        "from gpu_scheduler.store.store import Store\n"
+        "with forgetting(Store(Home.of(sys.argv[1]))) as jobs:\n"
+        "    os._exit(jobs)\n"
+    )
+    code = subprocess.run(
+        [sys.executable, "-c", program, str(desk.home.state_file)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=20,
+    ).returncode  # fmt: skip
+    assert code == 2
+    with closing(Store(desk.home)) as store:
+        assert count(store, "job") == 2
+        assert count(store, "line") == 1
+    assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
+
+
+def test_folders_that_a_crash_left_go_with_the_next_one(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, _ = filled(desk)
+
+    def crash(home: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forget, "_remove_folders", crash)
+        with pytest.raises(KeyboardInterrupt), forgetting(desk.store):
+            pass
+    assert count(desk.store, "job") == 0
+    assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
+    with forgetting(desk.store) as jobs:
+        assert jobs == 0
+    assert list(desk.home.runs.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_told_and_ends_nothing(
+    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
+    filled(desk)
+    (desk.home.runs / "a file").touch()
+    with caplog.at_level("WARNING"), forgetting(desk.store):
+        pass
+    assert "a file, of a forgotten job, cannot be removed" in caplog.text
+    assert count(desk.store, "job") == 0
+
+
+def test_refused_while_a_job_runs_and_not_once_it_has_ended(desk: Desk) -> None:
+    job = desk.run_job(LONG)
+    for take in (False, True):
+        with pytest.raises(
+            SchedulerError, match=rf"job {job} is active[^\n]*\n`stop --jobs` ends"
+        ) as refused:
+            fresh.refuse_active(desk.store, take=take)
+    assert refused.value.exit_code == 1
+    with pytest.raises(SchedulerError, match="is active"):
+        to_forget(desk.home)
+    with pytest.raises(SchedulerError, match="is active"), fresh.forgotten(desk.store):
+        pass
+    assert desk.state(job) == "running"
+    assert desk.run("stop", "--jobs")[0] == 0
+    # The record does not know it yet, and need not.
+    assert desk.state(job) == "running"
+    assert to_forget(desk.home) == 1
+    with fresh.forgotten(desk.store):
+        assert count(desk.store, "job") == 0
+
+
+def test_several_are_named(desk: Desk) -> None:
+    first, second = desk.run_job(LONG), desk.run_job(LONG)
+    with pytest.raises(SchedulerError, match=f"^jobs {first}, {second} are active; --fresh forgets nothing"):
+        fresh.refuse_active(desk.store)
+
+
+def test_refused_while_a_process_of_a_job_that_has_ended_is_left(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fresh, "END_S", 0.1)
+    job = desk.job()
+    row = desk.attempt(job)
+    desk.record(act.Close(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    fresh.refuse_active(desk.store)
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row["token"]})
+    try:
+        with pytest.raises(SchedulerError, match=f"job {job} is active"):
+            fresh.refuse_active(desk.store)
+        monkeypatch.setattr(fresh, "END_S", 20.0)
+        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # it ends while we look
+        fresh.refuse_active(desk.store)
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_an_attempt_that_nobody_has_claimed_is_claimed_so_that_it_never_begins(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    assert to_forget(desk.home) == 1
+    assert observe(desk.folder(row), row["token"]).claim == "none"
+    fresh.refuse_active(desk.store, take=True)
+    assert observe(desk.folder(row), row["token"]).claim == "void"
+    assert desk.state(job) == "starting"
+
+
+def test_a_runner_that_was_killed_holds_nothing_back_once_its_command_is_gone(desk: Desk) -> None:
+    job = desk.run_job(LONG)
+    token = desk.tokens[-1]
+    (row,) = desk.store.unsettled()
+    assert not sweep(token, 0.0)
+    wait_for(lambda: observe(desk.folder(row), token).claim == "dead", "the runner's end")
+    fresh.refuse_active(desk.store, take=True)
+    assert desk.state(job) == "running"
+
+
+def test_attempts_of_another_boot_hold_nothing_back(desk: Desk) -> None:
+    row = desk.attempt(desk.job())
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE attempt SET boot_id = 'another'")
+    fresh.refuse_active(desk.store, take=True)
+    assert not desk.folder(row).exists()
+
+
+def test_without_a_record_there_is_nothing_to_forget_and_nothing_is_made(desk: Desk) -> None:
+    assert to_forget(desk.home) == 0
+    assert list(desk.path.iterdir()) == []
+
+
+def test_refused_while_a_scheduler_is_up(desk: Desk) -> None:
+    desk.job()
+    with desk.scheduler() as pid, pytest.raises(SchedulerError) as refused:
+        to_forget(desk.home)
+    assert f"already (pid {pid}); `stop` ends it" in str(refused.value)
+    assert to_forget(desk.home) == 1

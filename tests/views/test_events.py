@@ -1,0 +1,238 @@
+"""What happened, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.event import Event
+from gpu_scheduler.views.events import about, line, to_json, took
+
+INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
+
+
+def start(**values: Any) -> dict[str, Any]:
+    return {"attempt": 1, "gpus": [0], "share": 0, "vram": None, "whole": False, **values}
+
+
+def end(**values: Any) -> dict[str, Any]:
+    return {
+        "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],
+        "peaks": [17910], "declared": 18432, "share": 0, "load": 96.4, "log": "/logs/1.log", "survivors": [],
+        "raised": None, **values,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (start(vram=18432), "[0] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
+        (start(vram=18432, gpus=[0, 2]), "[0, 2] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
+        (start(share=500), "[0] (1/3 dispatched, share 0.5) — CMD"),
+        (start(share=500, vram=9000), "[0] (1/3 dispatched, share 0.5, declared 9000 MiB/gpu) — CMD"),
+        (start(share=1000, whole=True), "[0] (1/3 dispatched, alone) — CMD"),
+        (start(share=0, whole=True), "[0] (1/3 dispatched, alone) — CMD"),
+        (start(share=1000), "[0] (1/3 dispatched, share 1) — CMD"),
+        (start(vram=9000, whole=True), "[0] (1/3 dispatched, declared 9000 MiB/gpu, alone) — CMD"),
+        (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
+    ],
+)
+def test_a_start(data: dict[str, Any], told: str) -> None:
+    event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
+    assert line(event, dispatched=(1, 3)) == (INFO, f"job 1 started on gpu {told}")
+
+
+def test_a_start_where_it_is_not_known_how_many_there_are() -> None:
+    event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
+    assert line(event)[1] == "job 1 started on gpu [0] (share 0.5) — CMD"
+    old = Event(9, 0.0, "starting", 1, command="CMD")
+    assert line(old, dispatched=(1, 3))[1] == "job 1 started — CMD"
+
+
+HEAD = "job 1 finished [OK] in 1774s — "
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (end(), "peak vram gpu0:17910 MiB | declared 18432 MiB → within ±10% | avg gpu util 96%"),
+        (
+            end(peaks=[5038], declared=12288),
+            "peak vram gpu0:5038 MiB | declared 12288 MiB → over-declared (-59%); lowering it frees packing"
+            " headroom | avg gpu util 96%",
+        ),
+        (
+            end(peaks=[12034], declared=8192, load=None),
+            "peak vram gpu0:12034 MiB | declared 8192 MiB → under-declared (+47%)",
+        ),
+        (
+            end(gpus=[1, 3], peaks=[8000, None], load=None),
+            "peak vram gpu1:8000 MiB, gpu3:n/a | declared 18432 MiB",
+        ),
+        (end(peaks=[None], load=None), "peak vram n/a | declared 18432 MiB"),
+        (
+            end(peaks=[900], declared=None, load=0.0),
+            "peak vram gpu0:900 MiB | no declaration | avg gpu util 0%",
+        ),
+        (end(declared=None, share=1000, load=None), "peak vram gpu0:17910 MiB | no declaration"),
+        (end(declared=None, share=500, load=None), "peak vram gpu0:17910 MiB | declared share 0.5"),
+    ],
+)
+def test_the_end_of_a_job_that_completed(data: dict[str, Any], told: str) -> None:
+    assert line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + told)
+
+
+USE = "peak vram n/a | no declaration"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "changes", "told"),
+    [
+        (
+            "finished", "exit code 1: ValueError: bad", {"outcome": "failed"},
+            (WARNING, f"job 1 finished [FAILED] in 3.2s — exit code 1: ValueError: bad | {USE}"
+             " (log: /logs/1.log)"),
+        ),
+        (
+            "finished", None, {"outcome": "timed_out"},
+            (WARNING, f"job 1 finished [TIMED OUT] in 3.2s — {USE} (log: /logs/1.log)"),
+        ),
+        (
+            "finished", None, {"outcome": "cancelled", "log": None},
+            (INFO, f"job 1 finished [CANCELLED] in 3.2s — {USE}"),
+        ),
+        (
+            "finished", None, {"survivors": [7, 8]},
+            (WARNING, f"job 1 finished [OK] in 3.2s — {USE} | left processes that do not end: 7, 8"),
+        ),
+        (
+            "finished", "could not be started: no script", {"outcome": "not_started"},
+            (WARNING, "job 1 finished [NOT STARTED] — could not be started: no script (log: /logs/1.log)"),
+        ),
+        (
+            "queued", "no script; try 2 of 5 in 5 s", {"outcome": "not_started", "log": None},
+            (WARNING, "job 1 not started, queued again — no script; try 2 of 5 in 5 s"),
+        ),
+        (
+            "queued", "OOM; OOM retry 1 of 3 with 11.2 GiB per GPU", {"outcome": "failed", "log": None},
+            (WARNING, "job 1 failed in 3.2s, queued again — OOM; OOM retry 1 of 3 with 11.2 GiB per GPU"
+             f" | {USE}"),
+        ),
+        (
+            "held", "its runner was killed; `retry 1` runs it again", {"outcome": "interrupted", "log": None},
+            (WARNING, "job 1 interrupted in 3.2s, held — its runner was killed; `retry 1` runs it again"
+             f" | {USE}"),
+        ),
+    ],
+)  # fmt: skip
+def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told: tuple[int, str]) -> None:
+    data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)
+    assert line(Event(9, 0.0, kind, 1, reason, data)) == told
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 12034, "declared": 8192}),
+            (WARNING, "WARN job 3 EXCEEDS declared VRAM on gpu 0: 12034 MiB used, 8192 MiB declared (+47%);"
+             " neighbors may OOM"),
+        ),
+        (
+            Event(9, 0.0, "relaunched", 3, None, {"attempt": 2}),
+            (WARNING, "attempt 2 of job 3 was claimed by no runner in time; launched again"),
+        ),
+        (
+            Event(9, 0.0, "runner lost", 3, None, {"attempt": 2}),
+            (WARNING, "the runner of attempt 2 of job 3 is gone without a result"),
+        ),
+        (
+            Event(9, 0.0, "runner killed", 3, None, {"attempt": 2}),
+            (WARNING, "the runner of attempt 2 of job 3 did not end in time and is killed"),
+        ),
+        (
+            Event(9, 0.0, "infeasible", 3, "infeasible: needs 9 idle GPUs, 2 managed"),
+            (WARNING, "job 3 waits, infeasible: needs 9 idle GPUs, 2 managed"),
+        ),
+        (Event(9, 0.0, "paused", data={"gpus": [2]}), (INFO, "GPU 2 paused")),
+        (Event(9, 0.0, "resumed", data={"gpus": [2]}), (INFO, "GPU 2 resumed")),
+        (Event(9, 0.0, "stopping", 3), (INFO, "job 3 is being stopped")),
+        (Event(9, 0.0, "held", 3, "held by the user"), (INFO, "job 3 held: held by the user")),
+        (Event(9, 0.0, "queued", 3, "released"), (INFO, "job 3 queued: released")),
+        (
+            Event(9, 0.0, "finished", 3, "line removed", {"outcome": "cancelled"}),
+            (INFO, "job 3 cancelled: line removed"),
+        ),
+        # Told by others, or no news: only for whoever asks for everything.
+        (Event(9, 0.0, "running", 3), (DEBUG, "job 3 running")),
+        (Event(9, 0.0, "queued", 3, command="CMD", new=True), (DEBUG, "job 3 queued: CMD")),
+        (
+            Event(9, 0.0, "held", 3, "held by its line", command="CMD", new=True),
+            (DEBUG, "job 3 held: CMD (held by its line)"),
+        ),
+        (Event(9, 0.0, "forgotten", 0, "12 jobs forgotten", {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
+        # Of a later version.
+        (Event(9, 0.0, "dreamt", 3, "of sheep", {"sheep": 2}), (INFO, "job 3 dreamt: of sheep")),
+    ],
+)  # fmt: skip
+def test_other_events(event: Event, told: tuple[int, str]) -> None:
+    assert line(event) == told
+
+
+def test_a_stray_process_is_told_with_both_gpus() -> None:
+    event = Event(9, 0.0, "stray", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "given": [0]})
+    level, text = line(event)
+    assert level == WARNING
+    assert text.startswith("job 3 was given GPU 0 and uses GPU 2 (process 77)")
+
+
+def test_an_event_is_one_line_that_no_terminal_acts_upon() -> None:
+    event = Event(9, 0.0, "starting", 1, data=start(), command="echo 'a\nb' \x1b[2J")
+    assert line(event)[1].endswith(r"— echo 'a\nb' \x1b[2J")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (1774.4, "1774s")]
+)
+def test_seconds(seconds: float, told: str) -> None:
+    assert took(seconds) == told
+
+
+def test_json() -> None:
+    event = Event(9, 1000.1239, "starting", 1, data=start(vram=9000), command="echo é")
+    text = to_json(event)
+    assert text.isascii()
+    assert "\n" not in text
+    said = json.loads(text)
+    at = datetime.fromisoformat(said.pop("at"))
+    assert at.utcoffset() is not None
+    assert at.timestamp() == pytest.approx(1000.123, abs=0.0011)
+    assert said == {
+        "id": 9, "event": "starting", "job": 1, "command": "echo é", "attempt": 1, "gpus": [0], "share": 0,
+        "vram": 9000, "whole": False,
+    }  # fmt: skip
+    said = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
+    assert (said["event"], said["job"], said["gpus"]) == ("paused", None, [2])
+    assert "command" not in said
+    assert "reason" not in said
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (Event(1, 0.0, "queued", 3, "released"), "released"),
+        (Event(1, 0.0, "running", 3), None),
+        (Event(1, 0.0, "stray", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}), "process 77 on GPU 2"),
+        (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
+        (
+            Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 200, "declared": 100}),
+            "gpu 0: 200 MiB used, 100 MiB declared (+100%)",
+        ),
+    ],
+)
+def test_what_stands_beside_its_kind(event: Event, told: str | None) -> None:
+    assert about(event) == told
