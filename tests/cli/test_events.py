@@ -66,14 +66,14 @@ def test_the_last_ones_as_json(desk: Desk) -> None:
     assert len(everything) == 9
 
 
-def test_the_outcome_of_an_end_before_a_later_run_is_not_made_up(desk: Desk) -> None:
+def test_each_end_tells_its_own_outcome(desk: Desk) -> None:
     job = desk.job("echo first")
     desk.record(act.Finish(job, Outcome.CANCELLED, "line removed"))
     desk.record(act.Requeue(job, "asked for"))
-    desk.record(act.Finish(job, Outcome.CANCELLED, "cancelled by the user"))
+    desk.record(act.Finish(job, Outcome.SKIPPED, "job 3 failed"))
     told = [line[21:] for line in desk.run("events")[1].splitlines()]
     assert told[1:] == [
-        "job 1 finished: line removed", "job 1 queued: asked for", "job 1 cancelled: cancelled by the user",
+        "job 1 cancelled: line removed", "job 1 queued: asked for", "job 1 skipped: job 3 failed",
     ]  # fmt: skip
 
 
