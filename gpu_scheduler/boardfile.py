@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.ledger import memory_of
 from gpu_scheduler.core.measuring import used_by
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.store.attempts import booking_of
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import board, gpus, jobs
 from gpu_scheduler.views.board import Board, Use
@@ -26,25 +23,25 @@ WRITE_EVERY_S = 0.5
 class BoardFile:
     """The board of a record. folder: where it lies, made if missing; may raise OSError.
 
-    again_at: boot seconds at which to write what came too soon after the last writing; None: nothing did.
+    limits: those of the scheduler; again_at: boot seconds at which to write what came too soon after the
+    last writing, None: nothing did.
     """
 
     name = "status.txt"
 
-    def __init__(self, store: Store, folder: Callable[[], Path], clock: Clock) -> None:
+    def __init__(self, store: Store, folder: Callable[[], Path], clock: Clock, limits: Limits) -> None:
         self.again_at: float | None = None
         self._store = store
         self._folder = folder
         self._clock = clock
+        self._limits = limits
         self._shown: object = None
-        self._text = ""
         self._written_at = float("-inf")
-        self._limits = Limits()
 
     def write(self, facts: Facts, newest: int) -> None:
         """Bring it up to date if there is something new since: an event (newest: the last one's id), or a
         sample. Raises OSError, sqlite3.OperationalError; then it is to be tried again."""
-        shown = (newest, *((gpu.uuid, gpu.sampled_at, gpu.paused) for gpu in facts.gpus))
+        shown = (newest, *((gpu.uuid, gpu.sampled_at) for gpu in facts.gpus))
         if shown == self._shown:
             return
         now = self._clock.now().boot
@@ -53,7 +50,6 @@ class BoardFile:
             return
         self.again_at = None
         self._written_at = now
-        self._limits = facts.settings.limits
         self._replace(self._board(os.getpid(), _uses(facts)))
         self._shown = shown
 
@@ -87,7 +83,6 @@ class BoardFile:
             at=now.wall,
             pid=pid,
             gpus=gpus.shown(managed, unsettled, paused, self._limits),
-            booked={row["uuid"]: self._booked(row, unsettled) for row in managed},
             running=shown[:waits],
             waiting=shown[waits:ends],
             finished=shown[ends:],
@@ -96,27 +91,15 @@ class BoardFile:
             counts=counts,
         )
 
-    def _booked(self, gpu: sqlite3.Row, unsettled: list[sqlite3.Row]) -> int:
-        """MiB of the memory ledger on a GPU; 0 where its size is not known."""
-        uuid, total = gpu["uuid"], gpu["total_mib"] or 0
-        holders = [
-            row for row in unsettled if row["released_boot"] is None and uuid in json.loads(row["gpus"])
-        ]
-        return sum(memory_of(booking_of(row, uuid), total, self._limits.spike) for row in holders)
-
     def _replace(self, shown: Board) -> None:
-        text = board.to_text(shown)
-        if text == self._text:
-            return
         path = self._folder() / self.name
         spare = path.with_name(f".{self.name}.new")
         # What lies there, a link even, is not written through.
         spare.unlink(missing_ok=True)
         fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            file.write(board.to_text(shown))
         os.replace(spare, path)
-        self._text = text
 
 
 def _uses(facts: Facts) -> dict[int, Use]:
@@ -135,4 +118,5 @@ def _use(attempt: Attempt, own: list[Gpu]) -> Use:
         now=tuple(used_by(attempt, gpu) for gpu in own),
         peaks=tuple(attempt.peaks.get(gpu.uuid) for gpu in own),
         declared=attempt.vram,
+        share=attempt.share,
     )

@@ -13,7 +13,6 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console
 from gpu_scheduler.core.actions import Action, Close, WishDone
 from gpu_scheduler.core.draining import drained
-from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.executors import Executor
@@ -21,7 +20,7 @@ from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.intake.statewatch import StateWatch
 from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.launching import Launcher, LaunchOptions
+from gpu_scheduler.launching import Launcher
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.loop import Loop, due
 from gpu_scheduler.outcome import Outcomes
@@ -30,11 +29,12 @@ from gpu_scheduler.sampling import Sampler
 from gpu_scheduler.storage import FAILURES, LOG_FOLDER
 from gpu_scheduler.storagewatch import StorageWatch
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import note
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.tenure import Tenure
 from gpu_scheduler.telling import Telling
 from gpu_scheduler.wakeups import Wakeups
+from gpu_scheduler.wiring import launch_options_of, started_of
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,11 @@ class Daemon:
         store.set_learning(options.learn)
         self._tenure = Tenure(home)
         self._watch = GpuWatch()
-        sim_dir = str(home.simulation)
-        simulated = options.simulate is not None or options.gpu_probe == "simulated"
         self._sampler = Sampler(
-            AskedProbe(options.gpu_probe, options.simulate, sim_dir), self._watch, self._clock, options.poll_s
+            AskedProbe(options.gpu_probe, options.simulate, str(home.simulation)),
+            self._watch,
+            self._clock,
+            options.poll_s,
         )
         self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
         logs = LogFolder.of(options.log_dir)
@@ -75,31 +76,12 @@ class Daemon:
             store, self._clock, settings, logs if options.log_dir else None, verbose=options.verbose
         )
         self._store.db.set_meta(LOG_FOLDER, logs.to_json())
-        conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
-        note(
-            self._store,
-            Started(
-                options.mem_threshold, options.load_threshold, options.cuda_ids, str(self._config.path),
-                conda_sh and os.path.abspath(conda_sh),
-                options.jobs_file and os.path.abspath(options.jobs_file),
-                options.margin_mib, options.idle_threshold_mib, options.spike_buffer, options.tolerance,
-                options.exclusive, options.oom_retries, options.fail_retries,
-            ),
-        )  # fmt: skip
+        note(self._store, started_of(options, str(self._config.path)))
         self._launcher = Launcher(
             self._store,
             self._loop.recorder,
             self._executor,
-            LaunchOptions(
-                environment=dict(os.environ),
-                umask=umask,
-                log_dir=options.log_dir,
-                conda_sh=conda_sh,
-                cuda_ids=options.cuda_ids,
-                sessions=options.screen,
-                grace_s=settings.grace_s,
-                extra={"GPU_SCHEDULER_SIM": sim_dir} if simulated else {},
-            ),
+            launch_options_of(options, home, umask, settings.grace_s),
             reached,
             logs,
         )
@@ -304,7 +286,7 @@ class Daemon:
             where = f"`attach {row['job_id']}`" if row["session"] else f"log {row['log']}"
             log.info("job %d goes on: %s", row["job_id"], where)
         if running:
-            log.info("`status` shows them; `start` again goes on where this one ended")
+            log.info("`status` shows what runs; the same command goes on where this one ended")
         if not self._options.drain:
             return 0
         return 128 + self._signal if self._signal else 1

@@ -53,7 +53,7 @@ def refuse_active(store: Store, *, take: bool = False) -> None:
 def _left(store: Store, take: bool) -> dict[int, bool]:
     """The active jobs; and of each whether its command is over, and only processes of it are left."""
     boot_id = Clock().boot_id
-    rows = [row for row in store.unsettled() if row["released_boot"] is None and row["boot_id"] == boot_id]
+    rows = [row for row in store.unsettled() if row["boot_id"] == boot_id]
     alive = tokens_alive([row["token"] for row in rows]) if rows else {}
     over = {row["token"]: _over(store, row, take) for row in rows}
     return {

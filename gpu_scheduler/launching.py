@@ -86,7 +86,7 @@ class Launcher:
     def _make(self, row: sqlite3.Row, log: str, when: datetime) -> None:
         options = self._options
         spec = JobSpec.from_json(row["spec"])
-        index = {gpu["uuid"]: gpu["idx"] for gpu in self._store.db.rows("SELECT uuid, idx FROM gpu")}
+        index = self._store.indices()
         gpus = [index[uuid] for uuid in json.loads(row["gpus"])]
         job_id, number = row["job_id"], row["number"]
         command = build(

@@ -52,7 +52,7 @@ class LlmConfigFile:
             text = self.path.read_text(encoding="utf-8-sig")
         except OSError:
             if first:
-                log.info("no %s: every job that names no share needs 1 GPU", self.path.name)
+                log.info("no %s: a job that names no need takes 1 GPU", self.path.name)
             elif self._seen is not None:
                 log.warning("%s is gone; what it said last is kept", self.path)
             self._seen = None

@@ -48,6 +48,7 @@ def look(
     managed = store.gpus()
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
     held = {row["uuid"]: row["held"] for row in managed}
+    totals = {row["uuid"]: row["total_mib"] for row in managed}
     seen = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     others = {gpu.uuid: (gpu.index, False) for gpu in seen if gpu.uuid not in paused}
     wishes = tuple(
@@ -57,7 +58,10 @@ def look(
         now=now,
         settings=settings,
         config=config,
-        gpus=tuple(with_held(gpu, held[gpu.uuid]) for gpu in watch.gpus(paused, tokens)),
+        gpus=tuple(
+            replace(with_held(gpu, held[gpu.uuid]), total_mib=totals[gpu.uuid])
+            for gpu in watch.gpus(paused, tokens)
+        ),
         others=watch.gpus(others, tokens),
         complete=watch.snapshot is not None,
         blind=watch.failure,

@@ -59,8 +59,10 @@ class Outcomes:
             bad > 0,
         )
         done = sum(row["outcome"] == "completed" for row in known.values())
+        if not self._finished and code:
+            log.info("nothing was run: `retry JOB` runs a job once more, `start --fresh` all of them")
         log.info(
             "drained: %d of %d jobs completed%s; exit code %d",
-            done, len(known), f", {bad} malformed lines" if bad else "", code,
+            done, len(known), f", {bad} malformed line{'s' * (bad != 1)}" if bad else "", code,
         )  # fmt: skip
         return code

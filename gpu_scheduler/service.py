@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 
+from gpu_scheduler import wiring
 from gpu_scheduler.checks import check_paths
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.daemon import Daemon
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import Executor
@@ -42,7 +42,7 @@ def run(
     Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
     """
     umask = os.umask(0o077)
-    settings = settings or _settings(options)
+    settings = settings or wiring.settings_of(options)
     home = Home.of(options.state_file, options.data_dir)
     check_paths(options)
     is_new = not home.folder.exists()
@@ -115,24 +115,6 @@ def _locked(home: Home, take_over: bool) -> InstanceLock:
     if not taken:
         raise SchedulerError(_is_running(home, lock.holder()))
     return lock
-
-
-def _settings(options: StartOptions) -> Settings:
-    return Settings(
-        limits=Limits(
-            options.mem_threshold,
-            options.load_threshold,
-            options.margin_mib,
-            options.idle_threshold_mib,
-            options.spike_buffer,
-        ),
-        exclusive=options.exclusive,
-        tolerance=options.tolerance,
-        oom_retries=options.oom_retries,
-        fail_retries=options.fail_retries,
-        max_assign_attempts=options.max_assign_attempts,
-        assign_retry_wait_s=options.assign_retry_wait_s,
-    )
 
 
 def _executor(screen: bool) -> Executor:

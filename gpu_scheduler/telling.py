@@ -66,7 +66,7 @@ class Telling:
             return logs.make() if logs is not None else store.home.folder
 
         self._journal = Journal(store, folder, journaled)
-        self._board = BoardFile(store, folder, clock)
+        self._board = BoardFile(store, folder, clock, settings.limits)
         self._parts = {name: _Part() for name in (NAME, self._board.name, _POSITION)}
 
     @property

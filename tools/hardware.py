@@ -1,21 +1,42 @@
-"""Compares what NVML and GPUtil say of the real GPUs of this machine, as a table for docs/hardware.md.
+"""What the real GPUs of this machine show, as text for docs/hardware.md.
 
-    python tools/hardware.py [ROUNDS]
+    python tools/hardware.py [--rounds N] [--torch PYTHON]
 
-Exit code 0 if they agree: the same cards in the same order, totals within 2 %, memory in use within 5 % of
-the card or 512 MiB, since NVML counts what the driver keeps for itself; 1 if not, 4 if no GPU can be read.
+NVML and GPUtil are to agree: the same cards in the same order, totals within 2 %, memory in use within 5 % of
+the card or 512 MiB, since NVML counts what the driver keeps for itself. With --torch, the Python of an
+environment that has PyTorch: what NVML says of a process is to grow by what PyTorch takes, within 5 %; and a
+job that runs out of memory on the GPU is to run again by its OOM retry, with the peak measured.
+
+Exit code 0 if all of it is so, 1 if not, 4 if no GPU can be read.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import shlex
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.probes import make_probe
+from gpu_scheduler.probes import Probe, make_probe
+
+#: Takes memory of a GPU by PyTorch.
+JOB = Path(__file__).with_name("torchjob.py")
+#: How much it takes, MiB.
+TAKEN_MIB = 2048
+#: How far NVML and PyTorch may be apart on that.
+TOLERANCE = 0.05
+#: Seconds that the scheduler may take for a job of two attempts, each of which loads PyTorch.
+LONGEST_S = 300.0
 
 
 def differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[str]:
@@ -39,8 +60,74 @@ def differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[
     return found
 
 
-def main(rounds: int = 5) -> int:
-    """Print the table and what differs."""
+def grown(before: tuple[int | None, int], after: tuple[int | None, int]) -> tuple[str, list[str]]:
+    """What NVML and PyTorch say of one process, in words; and what is wrong with it. Each: (MiB by NVML, None
+    where it lists no such process; MiB that PyTorch has reserved)."""
+    if before[0] is None or after[0] is None:
+        return "NVML does not list the process by its number here (a container?): its peak would be n/a", []
+    nvml, torch = after[0] - before[0], after[1] - before[1]
+    said = (
+        f"one process: {after[0]} MiB by NVML, {after[1]} MiB by PyTorch; grown by {nvml} and {torch} MiB;"
+        f" the rest, {before[0] - before[1]} MiB, is its CUDA context"
+    )
+    return said, [] if abs(nvml - torch) <= TOLERANCE * torch else ["NVML and PyTorch differ on a process"]
+
+
+def hold(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
+    """A process takes memory of this GPU; see `grown`."""
+    with subprocess.Popen(
+        [python, str(JOB), "hold", str(TAKEN_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
+    ) as job:  # fmt: skip
+        assert job.stdin is not None
+        assert job.stdout is not None
+        looks: list[tuple[int | None, int]] = []
+        while len(looks) < 2:
+            line = job.stdout.readline()
+            if not line:
+                return "", [f"{JOB.name} hold: exit code {job.wait()}"]
+            told = json.loads(line)
+            looks.append((_used(probe, uuid, told["pid"]), told["reserved_mib"]))
+            job.stdin.write("\n")
+            job.stdin.flush()
+    return grown(looks[0], looks[1])
+
+
+def _used(probe: Probe, uuid: str, pid: int) -> int | None:
+    [gpu] = [gpu for gpu in probe.sample() if gpu.uuid == uuid]
+    return next((one.used_mib for one in gpu.processes or () if one.pid == pid), None)
+
+
+def retried(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """What became of the job that ran out of memory, in words; and what is wrong with it. ends: the events
+    that end an attempt."""
+    said = "; ".join(
+        f"attempt {one['attempt']}: {one['outcome']}, peaks {one['peaks']} MiB, {one.get('reason') or 'done'}"
+        for one in ends
+    )
+    if [one["outcome"] for one in ends] != ["failed", "completed"]:
+        return said, ["the job that ran out of GPU memory did not complete at its second attempt"]
+    if ends[0]["raised"] is None:
+        return said, ["the CUDA OOM was not recognised"]
+    peaks = [peak for peak in ends[1]["peaks"] if peak is not None]
+    return said, [f"a peak under {TAKEN_MIB} MiB"] if peaks and min(peaks) < TAKEN_MIB else []
+
+
+def run_out(python: str) -> tuple[str, list[str]]:
+    """A job runs out of memory on a GPU under a scheduler of its own; see `retried`."""
+    command = f"exec {shlex.quote(python)} {shlex.quote(str(JOB))} oom {TAKEN_MIB}"
+    words = ["jobs.txt", "--gpu-probe", "nvml", "--poll", "0.5", "--log-dir", "logs"]
+    with TemporaryDirectory() as folder:
+        Path(folder, "jobs.txt").write_text(f"[vram={TAKEN_MIB} oom-retries=1] {command}\n")
+        subprocess.run(
+            [sys.executable, "-m", "gpu_scheduler", *words], cwd=folder, timeout=LONGEST_S, check=False
+        )
+        lines = Path(folder, "logs", "journal.jsonl").read_text().splitlines()
+    return retried([event for event in map(json.loads, lines) if "attempt" in event and "outcome" in event])
+
+
+def main(rounds: int = 5, torch: str | None = None) -> int:
+    """Print the table, what a process takes, what became of an OOM, and what is wrong."""
     probes = {"nvml": make_probe("nvml"), "gputil": make_probe("gputil")}
     took: dict[str, list[float]] = {name: [] for name in probes}
     samples: dict[str, tuple[GpuSample, ...]] = {}
@@ -65,8 +152,21 @@ def main(rounds: int = 5) -> int:
             )
     wrong = differences(samples["nvml"], samples["gputil"])
     print("\n" + ("\n".join(wrong) if wrong else "NVML and GPUtil agree."))
+    if torch is None:
+        print("Nothing was run on a GPU; --torch PYTHON, one that has PyTorch, does so.")
+        return 1 if wrong else 0
+    for said, faults in (hold(torch, probes["nvml"], samples["nvml"][0].uuid), run_out(torch)):
+        print("\n".join(["", *filter(None, [said]), *faults]))
+        wrong += faults
     return 1 if wrong else 0
 
 
+def _words() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What the real GPUs of this machine show.")
+    parser.add_argument("--rounds", type=int, default=5, help="queries to each probe")
+    parser.add_argument("--torch", metavar="PYTHON", help="the Python of an environment with PyTorch")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:2])))
+    sys.exit(main(**vars(_words())))

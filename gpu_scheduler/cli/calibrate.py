@@ -3,6 +3,7 @@ this suggests. Nothing is changed but by --write."""
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 
@@ -33,7 +34,8 @@ def calibrate(options: Namespace) -> int:
         backup = file.replace(with_entries(_EMPTY if file.text is None else file.text, entries))
         written = True
     shown = Calibrated(str(file.path), advised, entries, written, None if backup is None else str(backup))
-    sys.stdout.write(to_json(shown) if options.json else to_text(shown))
+    width = os.get_terminal_size().columns if sys.stdout.isatty() else None
+    sys.stdout.write(to_json(shown) if options.json else to_text(shown, width or None))
     return 0
 
 

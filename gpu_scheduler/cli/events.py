@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from gpu_scheduler.cli.record import opened
 from gpu_scheduler.core.event import Event
-from gpu_scheduler.store.events import before_last, newest
+from gpu_scheduler.store.events import before_last
 from gpu_scheduler.store.events import events as read
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
@@ -48,8 +48,7 @@ def _follow(store: Store, after: int, told: Callable[[Event], str]) -> None:
         version = store.db.connection.execute("PRAGMA data_version").fetchone()[0]
         if version != seen:
             seen = version
-            # A power cut may have taken the last ones, and their ids with them.
-            after = _print(store, min(after, newest(store)), told)
+            after = _print(store, after, told)
         _pause()
 
 

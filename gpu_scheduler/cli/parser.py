@@ -63,9 +63,6 @@ class _Parser(argparse.ArgumentParser):
     """Mistakes become UsageError; help is formatted late."""
 
     def error(self, message: str) -> NoReturn:
-        _, listed, words = message.partition("unrecognized arguments: ")
-        if listed and not words.startswith("-"):
-            message += " (a name or value with a blank in it stands in quotes)"
         called = self.prog.replace(PROGRAM, _called(sys.argv[0]), 1)
         raise UsageError(f"{message}\n`{called} --help` says what is accepted")
 
@@ -94,18 +91,47 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         program([]).error(str(error))
     if at is not None:
         return _start_of_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
-    return program(argv).parse_args(_joined(argv))
+    return _parsed(program(argv), _joined(argv))
 
 
 def _start_of_file(file: str, words: Sequence[str]) -> argparse.Namespace:
     """`gpu-scheduler FILE …`. words: those of the `start` that it is, less the file."""
     parser = program(words)
-    options = parser.parse_args(words)
+    options = _parsed(parser, words, file)
     if options.jobs_file is not None:
         parser.error(f"two jobs files are named, {file} and --jobs-file {options.jobs_file}; leave one out")
     options.jobs_file = file
     options.drain = not options.watch
     return options
+
+
+def _parsed(
+    parser: argparse.ArgumentParser, words: Sequence[str], file: str | None = None
+) -> argparse.Namespace:
+    """file: the jobs file that stands in the place of the command."""
+    options, rest = parser.parse_known_args(words)
+    if rest:
+        command: str = options.command
+        _Parser(prog=f"{PROGRAM} {command}").error(
+            f"unrecognized arguments: {' '.join(rest)}{_meant(command, rest[0], file)}"
+        )
+    return options
+
+
+def _meant(command: str, word: str, file: str | None) -> str:
+    """What may have been meant by a word that a command does not take."""
+    if not word.startswith("-"):
+        if file is not None:
+            return f" (the jobs file is {file}; a scheduler takes one)"
+        if command == "start":
+            return f" (`--jobs-file {word}` names a jobs file)"
+        return " (a name or value with a blank in it stands in quotes)"
+    from difflib import get_close_matches
+
+    taken = _Parser()
+    next(declare for name, _, _, declare in _COMMANDS if name == command)(taken)
+    near = get_close_matches(word.partition("=")[0], taken._option_string_actions, 1)
+    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -42,7 +42,7 @@ def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:
 def _tell_running(running: list[int]) -> None:
     if running:
         which = "job " + str(running[0]) if len(running) == 1 else f"jobs {', '.join(map(str, running))}"
-        print(f"running jobs go on: {which}; `cancel JOB` ends one, `start` goes on where this one ended")
+        print(f"running jobs go on: {which}; `cancel JOB` ends one, a new start goes on with them")
 
 
 def _running(store: Store) -> list[int]:

@@ -14,6 +14,7 @@ class Start:
     """Open an attempt of a queued job on these GPUs and launch it.
 
     share (thousandths, 0 = none declared), vram (MiB): on each of them; whole: no other job of ours with it;
+    learned: vram is no declaration, but what its kind was seen to use;
     baseline_mib: (UUID, MiB in use there that nobody accounts for).
     """
 
@@ -23,6 +24,7 @@ class Start:
     baseline_mib: tuple[tuple[str, int], ...] = ()
     vram: int | None = None
     whole: bool = False
+    learned: bool = False
 
 
 @dataclass(frozen=True)

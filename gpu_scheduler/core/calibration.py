@@ -23,8 +23,8 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class Family:
-    """The completed runs of one program with one model (llm None: without). declared_mib, gpus: those of the
-    newest run, declared_mib None = no memory declared; mean_s: seconds, None = not known."""
+    """The completed runs of one program with one model (llm None: without). declared_mib: of the newest run,
+    None = no memory declared; gpus: the fewest that a run had; mean_s: seconds, None = not known."""
 
     program: str
     llm: str | None
@@ -72,7 +72,7 @@ def advise(
         now = models.get(family.llm)
         largest = max(same, key=lambda one: one.p95_mib)
         declared = config.of(family.llm).vram or largest.declared_mib
-        gpus = max(one.gpus for one in same)
+        gpus = min(one.gpus for one in same)  # one that ran on fewer needs no more
         wanted, why = _wanted(largest.p95_mib, max(one.max_mib for one in same), gpus, declared, rules)
         entry = None if wanted is None else _entry(now, wanted, gpus)
         advised.append(Advice(family, now, entry, why=why))

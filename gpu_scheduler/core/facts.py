@@ -152,7 +152,7 @@ class Gpu:
     owners: for each process that the probe listed, the attempt that owns it (None = foreign); starts: when it
     began, wall seconds, where that is known. unmatched: a listed process cannot be told from here, so that
     nothing but the totals counts. held: (pid, start) of each foreign process that still lives -> the most MiB
-    that it was seen to use.
+    that it was seen to use. total_mib: its memory as the record has it, whether or not it can be read now.
     """
 
     uuid: str
@@ -165,6 +165,7 @@ class Gpu:
     starts: Mapping[int, float] = field(default_factory=dict)
     unmatched: bool = False
     held: Mapping[tuple[int, float], int] = field(default_factory=dict)
+    total_mib: int | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ def view(gpu: Gpu, facts: Facts) -> GpuView:
         taken=bool(holders),
         foreign_mib=foreign_mib,
         foreign=_foreigner(gpu, foreign_mib, facts.attempts, limits),
+        past_mib=_past_peaks(gpu, facts.attempts),
         load=gpu.load,
         closed=_closed(gpu, here),
     )
@@ -69,6 +70,16 @@ def held_now(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, float], i
         else:
             peaks[key] = max(peaks.get(key, 0), process.used_mib or 0)
     return peaks
+
+
+def _past_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
+    """What foreign processes were seen to use at most, MiB, if that is more than they use now; else 0."""
+    processes, here = listed(gpu), _on_it(gpu, attempts)
+    if processes is None:
+        return 0
+    now = sum(p.used_mib or 0 for p in processes if gpu.owners.get(p.pid) not in here)
+    peak = sum(held_now(gpu, attempts).values())
+    return peak if peak > now else 0
 
 
 def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:

@@ -7,6 +7,9 @@ is said twice and a restart forgets nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from gpu_scheduler.core.actions import Action, NoteExceeded, NoteHeld, NoteUse
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpuview import held_now, listed
@@ -25,6 +28,20 @@ def measure(facts: Facts) -> list[Action]:
         if held != gpu.held:
             notes.append(NoteHeld(gpu.uuid, tuple((*key, mib) for key, mib in sorted(held.items()))))
     return notes
+
+
+def measured(attempts: Sequence[Attempt], notes: Sequence[Action]) -> list[Attempt]:
+    """The attempts with the peaks that they have once these notes are on the record."""
+    seen = {note.attempt_id: note.seen for note in notes if isinstance(note, NoteUse)}
+    return [_with(attempt, seen.get(attempt.attempt_id, ())) for attempt in attempts]
+
+
+def _with(attempt: Attempt, seen: Sequence[tuple[str, int | None, float | None]]) -> Attempt:
+    peaks = dict(attempt.peaks)
+    for uuid, mib, _ in seen:
+        if mib is not None:
+            peaks[uuid] = max(mib, peaks.get(uuid, 0))
+    return attempt if peaks == attempt.peaks else replace(attempt, peaks=peaks)
 
 
 def _of_attempt(attempt: Attempt, gpus: dict[str, Gpu], settings: Settings) -> list[Action]:

@@ -26,8 +26,8 @@ _NOTHING: Mapping[str, int] = {}
 class Ask:
     """What a line says about GPUs. share in thousandths; None = not said; allowed: indices, None = any.
 
-    vram: MiB on each GPU; after an OOM the raised need. family: what it runs (`family_of`), said only where
-    needs are learned and the line names none.
+    vram: MiB on each GPU. family: what it runs (`family_of`), said only where needs are learned and the line
+    names none. raised: MiB that it needs on each GPU since it ran out of memory, whatever else says its need.
     """
 
     share: int | None = None
@@ -38,24 +38,26 @@ class Ask:
     vram: int | None = None
     exclusive: bool = False
     family: str | None = None
+    raised: int | None = None
 
     @classmethod
     def of(cls, spec: JobSpec, raised_mib: int | None = None, *, learn: bool = False) -> Ask:
         """The Ask of a job. torchrun says by itself how many whole GPUs, whatever model it runs."""
-        vram = spec.vram if raised_mib is None else raised_mib
+        share, gpus, llm = spec.share, spec.gpus, spec.llm
+        command, family = spec.kind == "command", None
         if spec.torchrun is not None:
-            share = WHOLE if vram is None else None
-            return cls(share, spec.torchrun, None, False, spec.allowed, vram, spec.exclusive)
-        says = spec.share is not None or spec.gpus is not None or vram is not None
-        family = family_of(spec) if learn and not says else None
-        command = spec.kind == "command"
-        return cls(spec.share, spec.gpus, spec.llm, command, spec.allowed, vram, spec.exclusive, family)
+            share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
+        elif learn and share is None and gpus is None and spec.vram is None:
+            family = family_of(spec)
+        return cls(share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, raised_mib)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - of values, and few of them
     def key(self) -> str:
         """Text that is equal for equal Asks, and that `from_key` reads back."""
         said = [self.share, self.gpus, self.llm, self.command, self.allowed]
         more = [self.vram, self.exclusive, self.family]
+        if self.raised is not None:
+            return json.dumps([*said, *more, self.raised], ensure_ascii=False)
         return json.dumps(said + more if any(more) else said, ensure_ascii=False)
 
     @classmethod
@@ -76,7 +78,7 @@ class Need:
     """What a job takes of each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
     share 0 and vram None: not declared. exclusive: no other job of ours is on them; alone: nor anybody else,
-    and nothing is declared.
+    and nothing is declared; learned: nothing is declared, and vram is what jobs of its kind were seen to use.
     """
 
     count: int
@@ -84,6 +86,7 @@ class Need:
     alone: bool = False
     vram: int | None = None
     exclusive: bool = False
+    learned: bool = False
 
     @property
     def whole(self) -> bool:
@@ -93,6 +96,9 @@ class Need:
     def __str__(self) -> str:
         each = "" if self.count == 1 else "each of "
         many = "a GPU" if self.count == 1 else f"{self.count} GPUs"
+        if self.vram is not None and self.share == WHOLE:
+            free = f"{self.count} free GPU{'' if self.count == 1 else 's'}"
+            return f"{free} with {shown_mib(self.vram)}{'' if self.count == 1 else ' each'}"
         if self.vram is not None:
             part = f"{format_share(self.share)} and " if self.share else ""
             shared = "" if not self.exclusive else ", alone" if self.count == 1 else ", each alone"
@@ -177,13 +183,23 @@ def _share(key: str, value: Any) -> int:
 
 def resolve(ask: Ask, config: LlmConfig, learned: Mapping[str, int] = _NOTHING) -> Need:
     """What a job with this Ask needs: its attributes, else its model, else what was learned of its family
-    (MiB), else the default (DESIGN §6)."""
+    (MiB), else the default (DESIGN §6); of memory at least what it was raised to."""
+    need = _said(ask, config, learned)
+    if ask.raised is None:
+        return need
+    # Of one that took its GPUs alone it is known now how much it needs.
+    share = 0 if need.alone else need.share
+    vram = max(ask.raised, need.vram or 0)
+    return Need(need.count, share, vram=vram, exclusive=ask.exclusive)
+
+
+def _said(ask: Ask, config: LlmConfig, learned: Mapping[str, int]) -> Need:
     if ask.share is not None or ask.gpus is not None or ask.vram is not None:
         return _need(ask.share, ask.gpus, ask.vram, ask.exclusive)
     if ask.llm not in config.models:
         vram = learned.get(ask.family) if ask.family is not None else None
         if vram is not None:
-            return Need(1, vram=vram, exclusive=ask.exclusive)
+            return Need(1, vram=vram, exclusive=ask.exclusive, learned=True)
         if ask.command and ask.llm is None:
             return Need(1, WHOLE, alone=True)
     requirement = config.of(ask.llm)

@@ -24,6 +24,7 @@ class GpuView:
     foreign        a process of somebody else is on it, in words ("process 8123"), or None
     load           mean load over the last samples, percent; None = unknown
     closed         why it takes no new job ("paused", "lost", "cooling" …), or None
+    past_mib       what the processes of everybody else used at most, if that is more than now; else 0
     """
 
     uuid: str
@@ -36,6 +37,7 @@ class GpuView:
     foreign: str | None = None
     load: float | None = 0.0
     closed: str | None = None
+    past_mib: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def _lack(gpu: GpuView, vram_mib: int, limits: Limits) -> str | None:
         return None
     foreign = gpu.foreign_mib or 0
     who = f", foreign {gpu.foreign} holds {shown_mib(foreign)}" if gpu.foreign is not None else ""
-    return f"{shown_mib(headroom)} of memory free{who}"
+    if gpu.past_mib:
+        who = f", foreign processes that still run have used {shown_mib(gpu.past_mib)}"
+    return f"room for {shown_mib(headroom)}{who}" if headroom else f"full{who}"
 
 
 def place(

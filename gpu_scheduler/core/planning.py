@@ -9,7 +9,7 @@ from gpu_scheduler.core.actions import Action, Cooled, PassedOver, Start, Wait
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line
 from gpu_scheduler.core.gpuview import displays, unclaimed_memory, view
 from gpu_scheduler.core.ledger import Booking, memory_of, share_of
-from gpu_scheduler.core.measuring import measure
+from gpu_scheduler.core.measuring import measure, measured
 from gpu_scheduler.core.needs import Ask, Need, resolve
 from gpu_scheduler.core.order import order
 from gpu_scheduler.core.placement import GpuView, Limits, Reason, could_fit, place
@@ -29,8 +29,9 @@ def plan(facts: Facts) -> list[Action]:
     actions: list[Action] = wishes.plan(facts)
     if actions:
         return actions
-    actions += measure(facts)
-    for attempt in facts.attempts:
+    notes = measure(facts)
+    actions += notes
+    for attempt in measured(facts.attempts, notes):
         if attempt.outcome is None:
             cards = _cards(attempt, facts)
             actions += settle(attempt, facts.now, facts.settings, cards, held=facts.trouble is not None)
@@ -70,15 +71,17 @@ def _usable(ask: Ask, facts: Facts) -> list[Gpu]:
 
 
 def _cards(attempt: Attempt, facts: Facts) -> Cards:
-    """What the GPUs can give to one job: all but the margin, displays, and what a GPU holds of nobody's."""
-    totals = {gpu.uuid: gpu.sample.total_mib for gpu in facts.gpus if gpu.sample and gpu.sample.total_mib}
+    """What the GPUs can give to one job: all but the margin, displays, what a GPU holds of nobody's, and how
+    much that may change by."""
+    sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
+    totals = {uuid: total for uuid, total in sizes.items() if total}
     limits, count = facts.settings.limits, max(1, len(attempt.gpus))
     free = [
         totals[gpu.uuid] - displays(gpu, limits) for gpu in _usable(attempt.ask, facts) if gpu.uuid in totals
     ]
     if len(free) < count:
         return Cards(totals)
-    kept = limits.margin_mib + max(attempt.baseline_mib.values(), default=0)
+    kept = limits.margin_mib + limits.idle_mib + max(attempt.baseline_mib.values(), default=0)
     return Cards(totals, sorted(free, reverse=True)[count - 1] - kept)
 
 
@@ -106,7 +109,8 @@ def _place(facts: Facts) -> list[Action]:
         starts += [PassedOver(passed) for passed in waiting]
         waiting.clear()
         baseline = _baseline(answer, facts)
-        starts.append(Start(job.job_id, answer, need.share, baseline, need.vram, need.whole))
+        start = Start(job.job_id, answer, need.share, baseline, need.vram, need.whole, need.learned)
+        starts.append(start)
         for uuid in answer:
             views[uuid] = _booked(views[uuid], need, facts.settings.limits)
         if line.more and job is line.jobs[-1]:

@@ -23,7 +23,8 @@ _REMEDIES = tuple(
         (
             r"CUDA out of memory|CUDA error: out of memory|(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED"
             r"|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation",
-            "the GPU was full: ask for a larger share, for fewer jobs beside it, or make the batch smaller",
+            "the GPU was full: ask for more (vram= or share=), let it run again with more (oom-retries=), or"
+            " make the batch smaller",
         ),
         (
             r"probably out of memory|MemoryError|Cannot allocate memory",
@@ -78,7 +79,7 @@ def gpu_remedy(gpu: GpuView, limits: Limits, why: str) -> str:
         return "wait for its end, or end it; or start the scheduler with a higher --mem-threshold"
     if ", load " in why:
         return "wait for its end, or end it; or start the scheduler with a higher --load-threshold"
-    return "wait for its end, or end it; or say what part of a GPU is enough, such as [share=0.5]"
+    return "wait for its end, or end it; or say how much of a GPU is enough, such as [vram=8G] or [share=0.5]"
 
 
 def remedy(told: str) -> str | None:

@@ -57,7 +57,8 @@ def after_failure(attempt: Attempt, settings: Settings, cards: Cards) -> Verdict
             return Verdict(
                 True, f"OOM retry {attempt.oom_used + 1} of {allowed}{more}", 0.0, raised, oom=True
             )
-        gave_up = f"no larger GPU: {shown_mib(attempt.vram or 0)} is the most that one can give to it"
+        had = attempt.vram or max(map(cards.totals.__getitem__, attempt.gpus))
+        gave_up = f"no larger GPU: it had {shown_mib(had)}, the most that there is"
     elif oom and allowed:
         gave_up = f"OOM retries used up ({allowed})"
     times = settings.fail_retries if evidence.fail_retries is None else evidence.fail_retries
@@ -69,7 +70,12 @@ def after_failure(attempt: Attempt, settings: Settings, cards: Cards) -> Verdict
 
 
 def _is_at_most(attempt: Attempt, cards: Cards) -> bool:
-    return attempt.vram is not None and cards.room_mib is not None and attempt.vram >= cards.room_mib
+    """Whether it had as much as it can get: by its declaration, or because its GPUs were its own."""
+    if cards.room_mib is None:
+        return False
+    if attempt.vram is not None:
+        return attempt.vram >= cards.room_mib
+    return attempt.whole and all(cards.totals.get(uuid, 0) >= cards.room_mib for uuid in attempt.gpus)
 
 
 def _raised(attempt: Attempt, settings: Settings, cards: Cards) -> int | None:

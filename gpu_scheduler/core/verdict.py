@@ -21,7 +21,8 @@ def judge(
     """The verdict on `declared` MiB per GPU, from the peak of each GPU (MiB; None = not known).
 
     None: nothing was declared, or too little is known. An attempt that did not complete may have ended before
-    its peak, and a GPU whose peak is not known may have had a larger one: neither shows that less would do.
+    its peak, perhaps for want of memory, and a GPU whose peak is not known may have had a larger one: neither
+    shows that the declaration was right, or that less would do.
     """
     known = [peak for peak in peaks if peak is not None]
     if declared is None or not known:
@@ -30,8 +31,6 @@ def judge(
     percent = round(100 * (largest - declared) / declared)
     if largest > declared * (1 + tolerance):
         return Verdict("under", percent)
-    if len(known) < len(peaks):
+    if not completed or len(known) < len(peaks):
         return None
-    if largest >= declared * (1 - tolerance):
-        return Verdict("within", percent)
-    return Verdict("over", percent) if completed else None
+    return Verdict("within" if largest >= declared * (1 - tolerance) else "over", percent)

@@ -177,7 +177,8 @@ def order(priority: int, count: int, first: Sequence[int]) -> Finding:
 def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]:
     """Launches that failed, and the wait before the next."""
     if wait_s is not None and wait_s > 0:
-        yield warn("retry", f"{plural(failures, 'failed start')}; tried again in {wait_s:.0f} s", "")
+        failed = f"{plural(failures, 'failed start')}; " if failures else ""
+        yield warn("retry", f"{failed}tried again in {wait_s:.0f} s", "")
     elif failures:
         yield ok("retry", f"{plural(failures, 'failed start')}; the next try is due")
 

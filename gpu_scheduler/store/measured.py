@@ -16,9 +16,11 @@ QUANTILE = 0.95
 
 @dataclass(frozen=True)
 class Seen:
-    """A family. peaks: MiB, of runs that completed; declared: MiB, that of the newest run, None = none;
-    gpus: how many the newest run had; seconds: of those that completed."""
+    """What runs of a family that completed used. family: its key, as family_of makes it; peaks: MiB;
+    declared: MiB, that of the newest run, None = none; gpus: the fewest that one had; seconds: where
+    known."""
 
+    family: str
     program: str
     llm: str | None
     peaks: tuple[int, ...]
@@ -52,7 +54,7 @@ def seen(store: Store) -> list[Seen]:
         program, llm = json.loads(family)
         peaks = tuple(peak for _, peak, _, _ in runs)
         seconds = tuple(took for _, _, _, took in runs if took is not None)
-        found.append(Seen(program, llm, peaks, runs[-1][2], runs[-1][0], seconds))
+        found.append(Seen(family, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds))
     return found
 
 
@@ -72,8 +74,5 @@ class Learned:
         newest = row["newest"] if row else None
         if newest != self._newest:
             self._newest = newest
-            self._needs = {
-                json.dumps([one.program, one.llm], ensure_ascii=False): buffered(one.p95, self._spike)
-                for one in seen(self._store)
-            }
+            self._needs = {one.family: buffered(one.p95, self._spike) for one in seen(self._store)}
         return self._needs

@@ -128,14 +128,15 @@ class Recorder:
         ).fetchone()
         cursor = db.execute(
             "INSERT INTO attempt (job_id, number, token, boot_id, gpus, share, baseline, deadline_boot,"
-            " created_at, vram, whole) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " created_at, vram, whole, learned) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (action.job_id, row["n"], secrets.token_hex(16), now.boot_id, json.dumps(action.gpus),
              action.share, json.dumps(dict(action.baseline_mib)),
-             now.boot + self._settings.launch_deadline_s, now.wall, action.vram, action.whole),
+             now.boot + self._settings.launch_deadline_s, now.wall, action.vram, action.whole,
+             action.learned),
         )  # fmt: skip
         data = {
             "attempt": row["n"], "gpus": self._indices(action.gpus),
-            "share": action.share, "vram": action.vram, "whole": action.whole,
+            "share": action.share, "vram": action.vram, "whole": action.whole, "learned": action.learned,
         }  # fmt: skip
         self._move(
             db, action.job_id, JobState.STARTING, now, None, data, not_before_boot=None, passed_at=None
@@ -259,7 +260,7 @@ class Recorder:
             "exit_code": action.exit_code, "signal": action.signal,
             "seconds": None if started is None else max(0.0, ended - started),
             "gpus": self._indices(uuids), "peaks": [peaks.get(uuid) for uuid in uuids],
-            "declared": row["vram"], "share": row["share"],
+            "declared": row["vram"], "learned": bool(row["learned"]), "share": row["share"],
             "load": sum(total for total, _ in sums) / samples if samples else None,
             "log": row["log"], "survivors": list(action.survivors), "raised": action.raised_mib,
         }  # fmt: skip
@@ -269,12 +270,15 @@ class Recorder:
         peak = max(json.loads(row["peaks"]).values(), default=0)
         if not peak:
             return
-        family = family_of(JobSpec.from_json(row["spec"]))
+        spec = JobSpec.from_json(row["spec"])
+        # What was learned, or raised after an OOM, is no declaration that could be judged.
+        declared = spec.vram if row["learned"] or row["raised_mib"] is not None else row["vram"]
         seconds = None if row["started_at"] is None else row["ended_at"] - row["started_at"]
+        family = family_of(spec)
         db.execute(
             "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (family, now.wall, len(json.loads(row["gpus"])), peak, row["vram"], seconds, row["outcome"]),
+            (family, now.wall, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
         )
         db.execute(
             "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
@@ -302,12 +306,15 @@ class Recorder:
         self._move(db, action.job_id, JobState.HELD, now, action.reason, held_by=action.by)
 
     def _requeue(self, db: sqlite3.Connection, action: act.Requeue, now: Now) -> None:
-        row = db.execute("SELECT spec, raised_mib FROM job WHERE id = ?", (action.job_id,)).fetchone()
+        row = db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
         ask = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=self._store.learning)
+        # A job that waited for its next retry, and was held meanwhile, has no more of them than before.
+        kept = row["held_by"] in ("user", "line")
         self._move(
             db, action.job_id, JobState.QUEUED, now, None, outcome=None, exit_code=None, signal=None,
             held_by=None, launch_failures=0, not_before_boot=None, finished_at=None, cancel_cause=None,
-            oom_used=0, fail_used=0, ask=ask.key(),
+            oom_used=row["oom_used"] if kept else 0, fail_used=row["fail_used"] if kept else 0,
+            ask=ask.key(),
         )  # fmt: skip
         db.execute("UPDATE history SET reason = ? WHERE rowid = last_insert_rowid()", (action.reason,))
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.share import format_share
+from gpu_scheduler.core.share import WHOLE, format_share
 from gpu_scheduler.views.events import MARKS, took
 from gpu_scheduler.views.report import GpuShown, JobShown
 from gpu_scheduler.views.words import shortened, visible
@@ -22,27 +22,27 @@ RUNNING_MARK, WAITING_MARK, AGAIN_MARK, GOOD_MARK, BAD_MARK = "▶", "·", "↻"
 class Use:
     """Memory of a running job, MiB, on each of its GPUs (by index; None = not known).
 
-    now: in the newest sample; peaks: the most that was seen; declared: on each of them, None = nothing.
+    now: in the newest sample; peaks: the most that was seen; declared: on each of them, None = nothing;
+    share: thousandths of each of them that it declared, 0 = none.
     """
 
     gpus: tuple[int, ...]
     now: tuple[int | None, ...]
     peaks: tuple[int | None, ...]
     declared: int | None
+    share: int = 0
 
 
 @dataclass(frozen=True)
 class Board:
     """Everything on the board, at `at` (wall seconds). pid: of the scheduler; None: it has ended.
 
-    booked: UUID -> MiB of the memory ledger; use: of running jobs; again: waiting jobs that ran out of GPU
-    memory; counts: state -> all jobs in it.
+    use: of running jobs; again: waiting jobs that ran out of GPU memory; counts: state -> all jobs in it.
     """
 
     at: float
     pid: int | None
     gpus: Sequence[GpuShown] = ()
-    booked: Mapping[str, int] = field(default_factory=dict)
     running: Sequence[JobShown] = ()
     waiting: Sequence[JobShown] = ()
     finished: Sequence[JobShown] = ()
@@ -71,7 +71,7 @@ def _gpus(board: Board) -> Iterator[str]:
         load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f}"
         used = "?" if gpu.used_mib is None else str(gpu.used_mib)
         total = "?" if gpu.total_mib is None else str(gpu.total_mib)
-        booked = f"booked {format_share(gpu.share)}, {board.booked.get(gpu.uuid, 0)} MiB"
+        booked = f"booked {format_share(gpu.share)}, {'?' if gpu.booked_mib is None else gpu.booked_mib} MiB"
         fault = f": {visible(gpu.fault)}" if gpu.fault else ""
         yield (
             f"gpu{gpu.index}  {used}/{total} MiB  load {load}%  {booked}  {gpu.state}{fault}"
@@ -106,13 +106,16 @@ def _running(board: Board, job: JobShown) -> str:
     if use is None:
         return words
     each = zip(use.gpus, use.now, use.peaks, strict=True)
-    seen = ", ".join(f"gpu{gpu}:{_mib(now)}/{_mib(peak)}" for gpu, now, peak in each)
-    declared = "no declaration" if use.declared is None else f"declared {use.declared}"
-    return f"{words}  {seen} MiB now/peak, {declared}"
+    seen = ", ".join(f"gpu{gpu}:{_used(now, peak)}" for gpu, now, peak in each)
+    declared = [f"share {format_share(use.share)}"] if 0 < use.share < WHOLE else []
+    declared += [f"declared {use.declared}"] if use.declared is not None else []
+    return f"{words}  {seen} MiB now/peak, {', '.join(declared) or 'no declaration'}"
 
 
-def _mib(value: int | None) -> str:
-    return "n/a" if value is None else str(value)
+def _used(now: int | None, peak: int | None) -> str:
+    if now is None and peak is None:
+        return "n/a"
+    return "/".join("n/a" if mib is None else str(mib) for mib in (now, peak))
 
 
 def _ended(job: JobShown) -> str:

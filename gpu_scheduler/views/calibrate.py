@@ -13,7 +13,7 @@ from gpu_scheduler.views.words import duration, visible
 
 _COLUMNS: tuple[Column, ...] = (
     ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
-    ("Declared", "right"), ("Says now", "left"), ("Suggested", "left"), ("Program", "left"),
+    ("Declared", "right"), ("Suggested", "left"),
 )  # fmt: skip
 
 
@@ -29,17 +29,16 @@ class Calibrated:
     backup: str | None = None
 
 
-def to_text(seen: Calibrated) -> str:
-    """A table, then what is to be written where."""
+def to_text(seen: Calibrated, width: int | None = None) -> str:
+    """A table, its rows cut to `width` columns (None: not cut), then what is to be written where."""
     if not seen.advised:
         return (
             "Nothing to learn from yet: no job that completed was seen using memory of a GPU.\n"
             "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
         )
-    blocks = [drawer(None)(_COLUMNS, [_row(one) for one in seen.advised]) + "\n  Memory in MiB, of each GPU."]
-    blocks += ["\n".join(lines) for lines in (_models(seen), _lines(seen)) if lines]
-    if len(blocks) == 1:
-        blocks.append("Nothing is to be changed.")
+    table = drawer(width)(_COLUMNS, [_row(one) for one in seen.advised])
+    blocks = [f"{table}\n  Memory in MiB, of each GPU.", "\n".join(_models(seen))]
+    blocks += ["\n".join(lines) for lines in (_lines(seen),) if lines]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -53,11 +52,10 @@ def _row(one: Advice) -> Entry:
         str(family.p95_mib),
         "-" if family.mean_s is None else duration(family.mean_s),
         "-" if family.declared_mib is None else str(family.declared_mib),
-        "-" if one.now is None else visible(_json(one.now)),
         suggested,
-        visible(family.program),
     ]
-    return Entry(cells)
+    now = "" if one.now is None else f"; the file says {visible(_json(one.now))}"
+    return Entry(cells, [visible(family.program) + now])
 
 
 def _json(value: object) -> str:
@@ -66,7 +64,7 @@ def _json(value: object) -> str:
 
 def _models(seen: Calibrated) -> list[str]:
     if not seen.entries:
-        return []
+        return [f"Nothing is to be changed in {visible(seen.path)}."]
     if not seen.written:
         head = f'For "models" in {visible(seen.path)} (`calibrate --write` puts it there, keeping a copy):'
         return [head, *(f"  {visible(_json(name))}: {_json(entry)}" for name, entry in seen.entries.items())]

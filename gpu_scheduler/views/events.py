@@ -71,6 +71,8 @@ def about(event: Event) -> str | None:
         return f"process {data['pid']} on GPU {data['gpu']}"
     if event.kind in ("relaunched", "runner lost", "runner killed"):
         return f"attempt {data['attempt']}"
+    if event.kind == "infeasible":
+        return (event.reason or "").removeprefix("infeasible: ")
     return event.reason
 
 
@@ -117,16 +119,21 @@ def _started(event: Event, dispatched: tuple[int, int] | None) -> str:
     if not data:  # of an earlier version, which did not say where
         return f"job {event.job_id} started — {event.command}"
     words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
-    words.append(_declared(data["share"], data["vram"], data["whole"]))
+    words.append(_declared(data["share"], data["vram"], data["whole"], _kind(event)))
     if data["attempt"] > 1:
         words.append(f"attempt {data['attempt']}")
     return f"job {event.job_id} started on gpu {data['gpus']} ({', '.join(words)}) — {event.command}"
 
 
-def _declared(share: int, vram: int | None, whole: bool) -> str:
+def _kind(event: Event) -> str:
+    """Where the memory that an attempt booked comes from."""
+    return "learned" if event.data.get("learned") else "declared"
+
+
+def _declared(share: int, vram: int | None, whole: bool, kind: str) -> str:
     """What an attempt books. whole: with no other job of ours, for which a share of 1 says nothing more."""
     words = [f"share {format_share(share)}"] if share and not (whole and share >= WHOLE) else []
-    words += [] if vram is None else [f"declared {vram} MiB/gpu"]
+    words += [] if vram is None else [f"{kind} {vram} MiB/gpu"]
     words += ["alone"] if whole or not words else []
     return ", ".join(words)
 
@@ -169,7 +176,7 @@ def _use(event: Event, tolerance: float) -> Iterator[str]:
     else:
         yield "peak vram n/a"
     if declared is not None:
-        yield f"declared {declared} MiB{_verdict(event, tolerance)}"
+        yield f"{_kind(event)} {declared} MiB{_verdict(event, tolerance)}"
     elif 0 < data["share"] < WHOLE:
         yield f"declared share {format_share(data['share'])}"
     else:

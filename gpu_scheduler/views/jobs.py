@@ -95,9 +95,10 @@ def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
 def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
     peak, declared = json.loads(attempt["peaks"]).get(uuid), attempt["vram"]
     where = f"GPU {indices.get(uuid, -1)}"
+    runs = attempt["outcome"] is None
     return (
-        f"job {attempt['job_id']} declared {declared} MiB and was seen to use {peak} on {where}:"
-        " its neighbors may run out of memory"
+        f"job {attempt['job_id']} declared {declared} MiB and was seen to use {peak} MiB on {where}"
+        f"{': its neighbors may run out of memory' if runs else ''}"
     )
 
 

@@ -59,12 +59,12 @@ def told(desk: Desk, *words: object) -> dict[str, Any]:
 def test_each_kind_is_compared_and_nothing_is_changed(desk: Desk, config: Path) -> None:
     code, out, err = desk.run("calibrate")
     assert (code, err) == (0, "")
-    rows = {re.split(r"\s\s+", line)[-1]: re.split(r"\s\s+", line.strip()) for line in out.splitlines()[:5]}
-    assert rows["t.py"] == [
-        "qwen", "2", "8300", "8300", "1 min", "-", "1.0", '{"vram": 9152}', "t.py",
-    ]  # fmt: skip
-    assert rows["big.py"][-2] == "[vram=3328 gpus=2]"
-    assert rows["good.py"][-4:] == ["4096", "-", "within ±10%", "good.py"]
+    lines = [re.split(r"\s\s+", line.strip()) for line in out.splitlines()[1:7]]
+    rows = {program: cells for cells, [program] in zip(lines[::2], lines[1::2], strict=True)}
+    expected = ["qwen", "2", "8300", "8300", "1 min", "-", '{"vram": 9152}']
+    assert rows["t.py; the file says 1.0"] == expected
+    assert rows["big.py"][-2:] == ["-", "[vram=3328 gpus=2]"]
+    assert rows["good.py"][-2:] == ["4096", "within ±10%"]
     assert f'For "models" in {config} (`calibrate --write` puts it there, keeping a copy):\n' in out
     assert '\n  "qwen": {"vram": 9152}\n' in out
     assert "\n  [vram=3328 gpus=2] big.py\n" in out
@@ -85,6 +85,7 @@ def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: De
     changed = config.stat().st_mtime_ns
     again = told(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
+    assert f"\nNothing is to be changed in {config}.\n" in desk.run("calibrate", "--write")[1]
     assert config.stat().st_mtime_ns == changed
 
 
@@ -224,3 +225,18 @@ def test_nothing_measured_yet_and_no_record(desk: Desk) -> None:
     assert code == 0
     assert out.startswith("Nothing to learn from yet")
     assert list(desk.path.glob("llm_config*")) == []
+
+
+def test_all_gpus_and_what_is_left_free_of_each_are_minded(desk: Desk, config: Path) -> None:
+    ran(desk, "python wide.py", 23_700, gpus=2)
+    with desk.store.db.transaction() as db:
+        for peak in (*[1000] * 20, 24_400):
+            db.execute(
+                "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES (?, 0, 1, ?, 'completed')",
+                ('["rare.py", null]', peak),
+            )
+    found = {one["program"]: one for one in told(desk)["seen"]}
+    # 24,576 MiB, less 512 of the margin and 200 of an idle GPU.
+    assert found["wide.py"]["attributes"] == "[vram=23864 gpus=2]"
+    assert (found["rare.py"]["max_mib"], found["rare.py"]["p95_mib"]) == (24_400, 1000)
+    assert found["rare.py"]["why"] == "needs a GPU alone"

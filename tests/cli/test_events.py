@@ -15,6 +15,7 @@ import pytest
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.store.started import Started, note
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -47,7 +48,7 @@ def test_a_line_an_event(desk: Desk) -> None:
         "job 2 running",
     ]
     assert told[6].startswith("job 2 was given GPU 0 and uses GPU 1 (process 77)")
-    end = r"job 2 finished \[FAILED\] in 0\.0s — exit code 3 \| peak vram n/a \| declared share 0\.5"
+    end = r"job 2 finished \[FAILED\] in \d+\.\ds — exit code 3 \| peak vram n/a \| declared share 0\.5"
     assert re.fullmatch(end, told[7])
     assert told[8:] == ["GPU 1 paused"]
 
@@ -75,6 +76,24 @@ def test_each_end_tells_its_own_outcome(desk: Desk) -> None:
     assert told[1:] == [
         "job 1 cancelled: line removed", "job 1 queued: asked for", "job 1 skipped: job 3 failed",
     ]  # fmt: skip
+
+
+def test_each_is_printed_once_also_where_ids_are_missing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_scheduler.cli.events._AT_A_TIME", 2)
+    three_jobs(desk)
+    desk.store.db.connection.execute("DELETE FROM history WHERE rowid < 4 OR rowid = 6")
+    ids = [json.loads(line)["id"] for line in desk.run("events", "--jsonl")[1].splitlines()]
+    assert ids == [4, 5, 7, 8, 9]
+
+
+def test_the_tolerance_is_that_of_the_scheduler(desk: Desk) -> None:
+    job = desk.job()
+    attempt = desk.record(act.Start(job, ("SIM-0",), 0, vram=1000))[job]
+    desk.record(act.NoteUse(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
+    desk.record(act.Close(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    assert "under-declared (+20%)" in desk.run("events")[1]
+    note(desk.store, Started(tolerance=0.25))
+    assert "within ±25%" in desk.run("events")[1]
 
 
 def test_without_a_record(desk: Desk) -> None:

@@ -63,6 +63,7 @@ def test_logs_are_read_where_they_can_be(there: Desk) -> None:
     [
         ["cancel", "1"], ["cancel", "--all"], ["retry", "1"], ["hold", "1"], ["release", "1"], ["pause", "0"],
         ["resume", "all"], ["stop"], ["stop", "--jobs"], ["attach", "2"], ["logs", "2", "-f"],
+        ["events", "-f"], ["calibrate", "--write"],
         ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
     ],
 )  # fmt: skip
@@ -75,6 +76,13 @@ def test_what_writes_or_asks_processes_is_refused(there: Desk, words: list[str])
     assert len(err.splitlines()) == 2
     assert there.wishes() == []
     assert read_host(there.home.host) == ELSEWHERE
+
+
+def test_what_happened_there_and_was_measured_can_be_read(there: Desk) -> None:
+    code, out, _ = there.run("events")
+    assert code == 0
+    assert "job 1 queued: echo waits" in out
+    assert there.run("calibrate")[0] == 0
 
 
 def test_add_needs_no_record_of_its_own(there: Desk) -> None:

@@ -80,8 +80,11 @@ def test_a_file_may_have_any_name_that_is_no_command() -> None:
     [
         ("jobs.txt --watch --drain", ["--watch", "--drain", "not allowed"]),
         ("jobs.txt --jobs-file other.txt", ["two jobs files", "jobs.txt", "other.txt"]),
-        ("jobs.txt status", ["unrecognized arguments: status"]),
-        ("jobs.txt --json", ["--json"]),
+        ("jobs.txt status", ["unrecognized arguments: status", "the jobs file is jobs.txt"]),
+        ("jobs.txt --json", ["--json", " start --help` says"]),
+        ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
+        ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (`--jobs-file jobs.txt` names"]),
+        ("status jobs.txt", ["jobs.txt (a name or value with a blank", " status --help` says"]),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor a file that exists"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
     ],

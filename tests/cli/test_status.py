@@ -221,7 +221,7 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     note(desk.store, Started(spike=0.0))
     assert report(desk)["gpus"][1]["memory_booked_mib"] == 21000
     [warning] = jobs(desk)[job]["warnings"]
-    assert warning.startswith(f"job {job} declared 18432 MiB and was seen to use 21000 on GPU 1: ")
+    assert warning.startswith(f"job {job} declared 18432 MiB and was seen to use 21000 MiB on GPU 1: ")
     assert warning in desk.run("status")[1]
     (desk.path / "go").touch()
     desk.wait_until_gone()

@@ -104,13 +104,13 @@ def test_what_memory_leaves_to_a_declaration(desk: Desk) -> None:
     assert found["need"][1] == "8.0 GiB of a GPU (its attributes)"
     grade, says, remedy = found["GPU 0"]
     assert (grade, remedy) == ("warn", "")
-    assert says.startswith("does not take it: 7.5 GiB of memory free; share 0.667 held by job ")
+    assert says.startswith("does not take it: room for 7.5 GiB; share 0.667 held by job ")
     assert says.endswith(
         ", 16.0 GiB of 24.0 GiB booked or held, 7.5 GiB to be declared beside the margin of 512 MiB"
     )
     assert found["placing"][:2] == ("ok", "GPU 1 would take it now")
     note(desk.store, Started(margin_mib=16384))
-    assert checks(desk, job)["placing"][1].startswith("needs 8.0 GiB of a GPU, 0 free, GPU 0 0 MiB of memory")
+    assert checks(desk, job)["placing"][1].startswith("needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB")
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
 
 

@@ -177,3 +177,10 @@ def test_everything_else_stays_in_its_order(
     assert after == {**whole, "models": {**models, **entries}}
     assert list(after) == list(whole)
     assert list(after["models"]) == list({**models, **entries})
+
+
+def test_a_model_that_ran_on_one_gpu_too_is_not_given_two() -> None:
+    pair = replace(QWEN, program="/x/pair.py", gpus=2)
+    for families in ([QWEN, pair], [pair, QWEN]):
+        advised = advise(families, {}, LlmConfig(), RULES)
+        assert changes(advised) == {"qwen": {"vram": 9152}}

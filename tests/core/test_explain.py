@@ -141,7 +141,10 @@ def test_it_is_always_one_line_that_can_be_printed(
     [
         (f"exit code 1: {ORDINAL}{ADVICE}", None),
         ("exit code 2: t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
-        ("exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "larger share"),
+        (
+            "exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "more (vram= or share=)",
+        ),
         ("killed by SIGKILL, probably out of memory", "fewer workers"),
         ("exit code 1: ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
         ("exit code 127 (command not found)", "check the spelling"),

@@ -215,9 +215,7 @@ def test_two_who_exceed_together_what_is_free_do_not_both_start_in_one_round() -
     actions = plan(three)
     assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
     [wait] = [a for a in actions if isinstance(a, act.Wait)]
-    assert wait.reason == (
-        "needs 14.0 GiB of a GPU, 0 free, GPU 0 9.5 GiB of memory free, GPU 1 9.5 GiB of memory free"
-    )
+    assert wait.reason == ("needs 14.0 GiB of a GPU, 0 free, GPU 0 room for 9.5 GiB, GPU 1 room for 9.5 GiB")
 
 
 def test_a_reservation_counts_before_any_process_is_seen() -> None:
@@ -263,3 +261,13 @@ def test_exclusive_for_all_is_exclusive_for_each() -> None:
     world = facts(gpu(0), lines=(line(Ask(vram=5000), 1, 2),), settings=Settings(exclusive=True))
     [start] = [a for a in plan(world) if isinstance(a, act.Start)]
     assert (start.job_id, start.whole, start.vram) == (1, True, 5000)
+
+
+def test_a_job_is_told_of_memory_that_is_free_now_but_kept_for_processes_that_had_it() -> None:
+    less = gpu(0, None, (GpuProcess(7, 500),), owners={7: None}, held={(7, 0.0): 18_000})
+    reason = str(start_of(less, Ask(vram=10_240)))
+    assert reason.endswith("GPU 0 room for 4.2 GiB, foreign processes that still run have used 17.6 GiB")
+    none = gpu(0, held={(7, 0.0): 18_000})
+    assert str(start_of(none, Ask(vram=10_240))) == reason
+    same = gpu(0, None, (GpuProcess(7, 18_000),), owners={7: None})
+    assert str(start_of(same, Ask(vram=10_240))).endswith("GiB, foreign process 7 holds 17.6 GiB")

@@ -87,10 +87,10 @@ FAMILY = '["train.py", null]'
 @pytest.mark.parametrize(
     ("ask", "need"),
     [
-        (Ask(command=True, family=FAMILY), Need(1, vram=7000)),
-        (Ask(family=FAMILY), Need(1, vram=7000)),
-        (Ask(family=FAMILY, exclusive=True), Need(1, vram=7000, exclusive=True)),
-        (Ask(family=FAMILY, llm="unknown", command=True), Need(1, vram=7000)),
+        (Ask(command=True, family=FAMILY), Need(1, vram=7000, learned=True)),
+        (Ask(family=FAMILY), Need(1, vram=7000, learned=True)),
+        (Ask(family=FAMILY, exclusive=True), Need(1, vram=7000, exclusive=True, learned=True)),
+        (Ask(family=FAMILY, llm="unknown", command=True), Need(1, vram=7000, learned=True)),
         # What is said counts before what was learned; what nobody has seen yet is alone, or the default.
         (Ask(family=FAMILY, llm="small"), Need(1, 500)),
         (Ask(family=FAMILY, vram=50), Need(1, vram=50)),
@@ -114,23 +114,49 @@ def test_learned_needs_are_those_of_the_program_and_model_and_only_where_nothing
     assert (model.llm, model.family) == ("b", '["train.py", "b"]')
     for said in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
         assert Ask.of(replace(plain, **said), learn=True).family is None  # type: ignore[arg-type]
-    assert Ask.of(plain, 5, learn=True).family is None
+    assert Ask.of(plain, 5, learn=True).family == FAMILY
 
 
 def test_after_an_oom_the_raised_need_counts_whatever_the_line_says() -> None:
     spec = JobSpec("command", "x", "/", command="x", vram=4096, gpus=2, exclusive=True, allowed=(1, 2))
     assert Ask.of(spec) == Ask(None, 2, None, True, (1, 2), 4096, True)
     raised = Ask.of(spec, 9000)
-    assert raised == Ask(None, 2, None, True, (1, 2), 9000, True)
+    assert raised == Ask(None, 2, None, True, (1, 2), 4096, True, None, 9000)
     assert resolve(raised, CONFIG) == Need(2, vram=9000, exclusive=True)
     share = Ask.of(replace(spec, vram=None, share=500, exclusive=False), 9000)
     assert resolve(share, CONFIG) == Need(2, 500, vram=9000)
+
+
+@pytest.mark.parametrize(
+    ("ask", "need"),
+    [
+        (Ask(command=True, raised=9000), Need(1, vram=9000)),
+        (Ask(command=True, exclusive=True, raised=9000), Need(1, vram=9000, exclusive=True)),
+        (Ask(gpus=3, raised=9000), Need(3, vram=9000)),
+        (Ask(share=2000, raised=9000), Need(2, 1000, vram=9000)),
+        (Ask(llm="half", raised=9000), Need(1, 500, vram=9000)),
+        (Ask(llm="two", raised=9000), Need(2, 1000, vram=9000)),
+        (Ask(llm="pair", raised=9000), Need(2, vram=9000)),
+        (Ask(llm="large", raised=9000), Need(1, vram=20_000)),
+        (Ask(family=FAMILY, raised=9000), Need(1, vram=9000)),
+        (Ask(raised=9000), Need(1, 1000, vram=9000)),
+    ],
+)
+def test_more_memory_after_an_oom_leaves_everything_else_of_a_need_as_it_was(ask: Ask, need: Need) -> None:
+    models = {
+        "half": Requirement(500),
+        "two": Requirement(2000),
+        "pair": Requirement(None, 2, 4096),
+        "large": Requirement(None, None, 20_000),
+    }
+    assert resolve(ask, LlmConfig(models=models), {FAMILY: 7000}) == need
 
 
 def test_torchrun_with_memory_takes_as_much_of_each_gpu() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, vram=9000)
     assert resolve(Ask.of(spec), CONFIG) == Need(2, vram=9000)
     assert resolve(Ask.of(spec, 9999), CONFIG) == Need(2, vram=9999)
+    assert resolve(Ask.of(replace(spec, vram=None), 9999), CONFIG) == Need(2, 1000, vram=9999)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +173,8 @@ def test_torchrun_with_memory_takes_as_much_of_each_gpu() -> None:
         (Need(1, vram=18432), "18.0 GiB of a GPU"),
         (Need(2, vram=18432), "18.0 GiB of each of 2 GPUs"),
         (Need(1, 250, vram=18432), "0.25 and 18.0 GiB of a GPU"),
+        (Need(1, 1000, vram=18432), "1 free GPU with 18.0 GiB"),
+        (Need(2, 1000, vram=18432), "2 free GPUs with 18.0 GiB each"),
         (Need(1, vram=900, exclusive=True), "900 MiB of a GPU, alone"),
         (Need(2, vram=18432, exclusive=True), "18.0 GiB of each of 2 GPUs, each alone"),
     ],
@@ -221,6 +249,7 @@ def test_a_key_of_an_older_record_reads_as_before_and_is_written_as_before(key: 
     assert Ask.from_key(key) == ask
     assert ask.key() == key
     assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]
+    assert json.loads(replace(ask, raised=5).key()) == [*json.loads(key), None, False, None, 5]
 
 
 ASKS = st.builds(
@@ -233,6 +262,7 @@ ASKS = st.builds(
     st.none() | st.sampled_from([1, 9000]),
     st.booleans(),
     st.none() | st.sampled_from([FAMILY, "another"]),
+    st.none() | st.sampled_from([1, 9000]),
 )
 
 

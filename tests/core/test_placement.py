@@ -183,7 +183,7 @@ def test_the_memory_test_looks_at_memory_only() -> None:
     booked = gpu(0, booked=1000, memory_mib=10_000, taken=True)
     assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
     assert why(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
-        "needs 13.7 GiB of a GPU, 0 free, GPU 0 13.7 GiB of memory free"
+        "needs 13.7 GiB of a GPU, 0 free, GPU 0 room for 13.7 GiB"
     )
     assert place(Need(1, vram=14_065), None, [booked], Limits(margin_mib=511)) == ("U0",)
 
@@ -192,7 +192,7 @@ def test_the_memory_test_looks_at_memory_only() -> None:
     ("view", "words"),
     [
         (gpu(0, booked=800, memory_mib=0), "0.2 free"),
-        (gpu(0, booked=0, memory_mib=20_000), "4.0 GiB of memory free"),
+        (gpu(0, booked=0, memory_mib=20_000), "room for 4.0 GiB"),
         (gpu(0, booked=800, memory_mib=20_000), "0.2 free"),
         (gpu(0, booked=500, memory_mib=15_000), None),
     ],
@@ -248,10 +248,10 @@ def crowded() -> GpuView:
 def test_what_lacks_memory_says_who_has_it() -> None:
     view = gpu(0, foreign_mib=11_000, foreign="process 8123", memory_mib=12_100)
     assert obstacle(view, Need(1, vram=20_000), LIMITS) == (
-        "11.7 GiB of memory free, foreign process 8123 holds 10.7 GiB"
+        "room for 11.7 GiB, foreign process 8123 holds 10.7 GiB"
     )
     over = gpu(0, memory_mib=30_000, taken=True)
-    assert obstacle(over, Need(1, vram=1), LIMITS) == "0 MiB of memory free"
+    assert obstacle(over, Need(1, vram=1), LIMITS) == "full"
 
 
 @pytest.mark.parametrize(

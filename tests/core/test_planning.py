@@ -390,7 +390,7 @@ def test_an_infeasible_need_is_said_with_its_numbers_and_taken_back_when_the_gpu
     assert isinstance(wait, act.Wait)
     assert (wait.infeasible, wait.reason) == (
         False,
-        "needs 29.3 GiB of a GPU, 0 free, GPU 0 23.5 GiB of memory free, GPU 1 0 MiB of memory free",
+        "needs 29.3 GiB of a GPU, 0 free, GPU 0 room for 23.5 GiB, GPU 1 full",
     )
 
 

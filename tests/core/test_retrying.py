@@ -53,7 +53,6 @@ def test_an_oom_is_tried_again_with_more_than_was_declared_and_seen() -> None:
         ({"vram": None, "share": 500}, 15_360),
         ({"vram": None, "share": 500, "peaks": {"U0": 16_000}}, 20_000),
         ({"vram": None, "share": 1000}, TOTAL - 512),
-        ({"vram": None, "whole": True}, TOTAL - 512),
         ({"vram": 4096, "whole": True, "peaks": {"U0": 9000}}, TOTAL - 512),
         ({"vram": 19_300}, TOTAL - 512),
     ],
@@ -76,10 +75,17 @@ def test_without_any_number_it_is_tried_again_as_it_was() -> None:
 def test_at_the_cap_it_fails_and_says_why() -> None:
     most = replace(failed(), vram=TOTAL - 512)
     assert after_failure(most, SETTINGS, CARDS) == Verdict(
-        False, "no larger GPU: 23.5 GiB is the most that one can give to it"
+        False, "no larger GPU: it had 23.5 GiB, the most that there is"
     )
     assert after_failure(replace(most, vram=TOTAL - 513), SETTINGS, CARDS).raised_mib == TOTAL - 512
     assert not after_failure(replace(most, vram=TOTAL - 511), SETTINGS, CARDS).again
+    # The whole of the largest GPU was its own.
+    alone = replace(most, vram=None, whole=True)
+    assert after_failure(alone, SETTINGS, CARDS) == Verdict(
+        False, "no larger GPU: it had 24.0 GiB, the most that there is"
+    )
+    larger = Cards({"U0": TOTAL, "U1": 2 * TOTAL}, 2 * TOTAL - 512)
+    assert after_failure(alone, SETTINGS, larger).raised_mib == 30_720
 
 
 def test_the_retries_are_counted_and_end() -> None:
@@ -202,16 +208,19 @@ def card(index: int, total: int | None, **values: object) -> Gpu:
 @pytest.mark.parametrize(
     ("attempt", "gpus", "raised"),
     [
-        (failed(vram=7000), (card(0, 8192),), 7680),
+        (failed(vram=7000), (card(0, 8192),), 7480),
         (failed(vram=7000), (card(0, 8192), card(1, TOTAL)), 8750),
         # Of the GPUs that the line allows, as many as the job takes.
-        (failed(vram=7000, ask=Ask(vram=7000, allowed=(0,))), (card(0, 8192), card(1, TOTAL)), 7680),
-        (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL)), 7680),
+        (failed(vram=7000, ask=Ask(vram=7000, allowed=(0,))), (card(0, 8192), card(1, TOTAL)), 7480),
+        (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL)), 7480),
         (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL), card(2, TOTAL)), 8750),
-        # What is not known caps nothing; a display and what is nobody's are never to be had.
+        # One that cannot be read now has the size that it had.
+        (failed(vram=7000), (card(0, None, total_mib=8192),), 7480),
+        (failed(vram=7000), (replace(gpu(0), sample=None, total_mib=8192),), 7480),
+        # What is not known caps nothing; a display, what is nobody's and what may come to that are never had.
         (failed(vram=7000), (card(0, None),), 8750),
-        (failed(vram=7000), (card(0, None), card(1, 8192)), 7680),
-        (failed(vram=7000, baseline_mib={"U0": 100}), (card(0, 8192),), 7580),
+        (failed(vram=7000), (card(0, None), card(1, 8192)), 7480),
+        (failed(vram=7000, baseline_mib={"U0": 100}), (card(0, 8192),), 7380),
         (
             failed(vram=7000),
             (
@@ -219,7 +228,7 @@ def card(index: int, total: int | None, **values: object) -> Gpu:
                     card(0, 8192), sample=GpuSample("U0", 0, "", 8192, 60, 0.0, (GpuProcess(1, 60, True),))
                 ),
             ),
-            7614,
+            7414,
         ),
     ],
 )
@@ -241,6 +250,14 @@ def test_the_needs_of_the_source_document_rise_by_a_quarter_of_what_was_asked_or
     assert asked == [4096, 5120, 6400, 8000]
     # With what it was seen to use before it failed, it is there at once.
     assert ended(failed(peaks={"U0": 8500})).raised_mib == 10_625
+
+
+def test_the_sample_that_comes_with_the_end_counts() -> None:
+    last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
+    result = ResultNote(None, 1, None, True, None, (), 1.0, 2.0)
+    done = replace(failed(peaks={"U0": 8000}), sighting=Sighting("dead", result=result), measured_at=998.0)
+    [end] = [action for action in plan(facts(last, attempts=(done,))) if isinstance(action, Close)]
+    assert end.raised_mib == 11_250
 
 
 @settings(deadline=None)

@@ -24,7 +24,7 @@ from gpu_scheduler.core.verdict import Verdict, judge
         # One that failed may have done so before its peak.
         ([100], 1000, False, None),
         ([1300], 1000, False, Verdict("under", 30)),
-        ([1000], 1000, False, Verdict("within", 0)),
+        ([1000], 1000, False, None),
         # A GPU of which nothing is known may have had more.
         ([100, None], 1000, True, None),
         ([1000, None], 1000, True, None),

@@ -137,9 +137,9 @@ def test_one_that_takes_more_than_it_declared_is_named_and_booked_at_its_peak(wo
     )
     # By the declarations alone it would fit: 8 + 12 GiB and the margin of 0.5 in 24.
     world.append("[vram=12G] echo fits")
-    world.until(lambda jobs: "of memory free" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
+    world.until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
     # 24576 - 1.1 x 14000 - 512
-    assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free, GPU 0 8.5 GiB of memory free"
+    assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 8.5 GiB"
     world.ok("cancel", "1", "--grace", "0")
     assert world.finished()[2]["outcome"] == "completed"
     assert world.said().count("EXCEEDS") == 1
@@ -229,7 +229,7 @@ def test_needs_are_learned_from_what_was_seen(world: World) -> None:
     assert world.process is not None
     assert world.process.wait(60) == 0
     started = re.findall(r"job \d started on gpu \[0\] \(\d/6 dispatched, (.*?)\)", world.said())
-    assert started == ["alone", *["declared 5500 MiB/gpu"] * 5]
+    assert started == ["alone", *["learned 5500 MiB/gpu"] * 5]
     events = [kind for kind in re.findall(r"job \d (started|finished)", world.said())]
     assert events[:2] == ["started", "finished"]
     assert events[2:6] == ["started"] * 4  # 4 x 5500 + 512 MiB fit in 24 GiB

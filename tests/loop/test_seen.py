@@ -169,3 +169,26 @@ def test_gpus_on_the_record_as_they_were_sampled(rig: Rig) -> None:
     assert json.loads(first["processes"]) == [[7, None, False], [8, 12, True]]
     assert second["processes"] is None
     assert json.loads(first["loads"]) == [None, 30.0, 40.0, 50.0, 60.0]
+
+
+def test_an_oom_while_the_gpus_cannot_be_read_asks_for_no_more_than_they_have(rig: Rig) -> None:
+    go = rig.folder / "go"
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    job = rig.add(f"until [ -e {go} ]; do sleep 0.02; done; echo {text}; exit 1", vram=20_000, oom_retries=1)
+    rig.runner(job)
+    rig.watch.fail("hangs")
+    go.touch()
+    rig.until(lambda: rig.job(job)["oom_used"] == 1, "the end of the first attempt")
+    assert rig.job(job)["raised_mib"] == 24_576 - 512 - 200
+    assert rig.ends(job)["oom_used"] == 1
+    assert len(rig.store.attempts(job)) == 2
+
+
+def test_the_retries_of_a_line_count_more_than_those_of_the_scheduler(rig: Rig) -> None:
+    again, never = rig.add("exit 3", fail_retries=1), rig.add("exit 3", fail_retries=0)
+    rig.loop.settings = replace(rig.loop.settings, fail_retries=9)
+    rig.until(lambda: rig.job(again)["fail_used"] == 1, "the end of the first attempt")
+    assert rig.job(again)["state"] == "queued"
+    assert rig.job(again)["not_before_boot"] > rig.clock.now().boot
+    assert rig.ends(never)["outcome"] == "failed"
+    assert rig.job(never)["fail_used"] == 0

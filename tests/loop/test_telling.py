@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +22,14 @@ from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.telling import RETRY_S, Telling
+from gpu_scheduler.views.events import iso
 
 
 class Hands(Clock):
@@ -139,6 +142,36 @@ def test_a_job_that_waits_again_is_not_counted_twice(desk: Desk, said: Callable[
     assert ["1/2" in told[0], "1/2" in told[1], "2/2" in told[2]] == [True, True, True]
 
 
+def _again(desk: Desk, job: int, attempt: int) -> None:
+    """It waits once more."""
+    desk.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+
+
+def _finished(desk: Desk, job: int, attempt: int) -> None:
+    """One that never started is cancelled."""
+    desk.record(act.Finish(desk.job("echo other"), Outcome.CANCELLED, "why not"))
+
+
+def _retried(desk: Desk, job: int, attempt: int) -> None:
+    """It has finished in this run, and runs once more."""
+    desk.end(job, attempt)
+    desk.record(act.Requeue(job, "asked for"))
+
+
+@pytest.mark.parametrize(
+    ("then", "told"), [(_again, ["1/2", "1/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "1/2"])]
+)
+def test_of_several_events_that_are_told_together_each_has_the_count_of_its_moment(
+    desk: Desk, said: Callable[[], list[str]], then: Callable[[Desk, int, int], None], told: list[str]
+) -> None:
+    job, last = desk.job("echo a"), desk.job("echo last")
+    then(desk, job, desk.start(job))
+    desk.start(last)
+    desk.turn()
+    lines = [line for line in said() if "dispatched" in line]
+    assert [line.partition("(")[2].partition(" ")[0] for line in lines] == told
+
+
 def test_jobs_that_were_finished_when_it_came_up_are_none_of_this_run(
     desk: Desk, said: Callable[[], list[str]]
 ) -> None:
@@ -166,6 +199,22 @@ def test_jobs_that_were_finished_when_it_came_up_are_none_of_this_run(
     desk.start(new)
     desk.turn()
     assert "(2/2 dispatched" in said()[-1]
+
+
+def test_a_job_that_runs_again_is_counted_once_however_often_it_is_held(
+    desk: Desk, said: Callable[[], list[str]]
+) -> None:
+    old = desk.job("echo old")
+    desk.end(old, desk.start(old))
+    desk.turn()
+    desk.new()
+    for _ in range(2):
+        desk.record(act.Requeue(old, "asked for"))
+        desk.record(act.Hold(old, "user", "held by the user"))
+    desk.record(act.Requeue(old, "asked for"))
+    desk.start(old)
+    desk.turn()
+    assert "(1/1 dispatched" in said()[-1]
 
 
 def test_what_a_killed_scheduler_recorded_and_did_not_say_is_said_by_the_next(
@@ -237,13 +286,19 @@ def _torn(desk: Desk) -> None:
         file.write(b'{"id": 4, "at": "2026-')
 
 
+def _torn_at_once(desk: Desk) -> None:
+    """It died while it wrote the first line."""
+    desk.journal.write_bytes(b'{"id": 1, "at": "2026-')
+    desk.store.db.set_meta("told", "[0, 0]")
+
+
 def _lost(desk: Desk) -> None:
     """A power cut took the last lines of the file."""
     lines = desk.journal.read_bytes().splitlines(keepends=True)
     desk.journal.write_bytes(b"".join(lines[:1]))
 
 
-@pytest.mark.parametrize("happened", [_behind, _torn, _lost])
+@pytest.mark.parametrize("happened", [_behind, _torn, _torn_at_once, _lost])
 def test_the_seam_of_two_runs(desk: Desk, happened: Callable[[Desk], None]) -> None:
     for _ in range(3):
         desk.job()
@@ -275,14 +330,52 @@ def test_a_journal_that_was_removed_or_is_of_another_record_goes_on(desk: Desk) 
         assert len(desk.journal.read_text().splitlines()) == len(text.splitlines()) + 1
 
 
-def test_what_was_remembered_and_lost_with_the_power_is_told_anew(desk: Desk) -> None:
+@pytest.mark.parametrize("other", [{"at": 1.0}, {"job": 2}, {"event": "held"}, {"id": 2}])
+def test_a_last_line_goes_for_one_of_this_record_only_if_all_of_it_is(
+    desk: Desk, other: dict[str, Any]
+) -> None:
+    desk.job()
+    desk.job()
+    desk.clock.boot += 60
     desk.job()
     desk.turn()
-    desk.store.db.set_meta("told", "[100, 100]")
+    line = json.loads(desk.journal.read_text().splitlines()[0])
+    if "at" in other:
+        other = {"at": iso(desk.clock.now().wall - 60 + other["at"])}
+    desk.journal.write_text(f"{json.dumps({**line, **other})}\n")
     desk.new()
     desk.job()
     desk.turn()
+    assert desk.ids()[1:] == [4]
+
+
+def test_what_was_remembered_and_lost_with_the_power_is_told_anew(
+    desk: Desk, said: Callable[[], list[str]]
+) -> None:
+    job = desk.job()
+    desk.turn()
+    desk.store.db.set_meta("told", "[100, 100]")
+    desk.new()
+    desk.record(act.Hold(job, "user", "held by the user"))
+    desk.turn()
     assert desk.ids() == [1, 2]
+    assert said() == ["job 1 held: held by the user"]
+
+
+def test_what_cannot_be_read_from_the_record_is_said_with_the_next_action(
+    desk: Desk, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    job = desk.job()
+    desk.record(act.Hold(job, "user", "held by the user"))
+    with monkeypatch.context() as patch:
+        patch.setattr("gpu_scheduler.telling.events.newest", fail)
+        desk.telling.told(act.WishDone(1, ""))
+    assert said() == []
+    desk.telling.told(act.WishDone(1, ""))
+    assert said() == ["job 1 held: held by the user"]
 
 
 @contextmanager
@@ -330,7 +423,18 @@ def test_what_cannot_be_written_is_told_once_and_tried_again(
     assert told.endswith("; jobs go on, it is tried again")
     assert desk.telling.again_at == desk.clock.boot + RETRY_S
     assert "1 queued" in desk.board.read_text()
+    desk.clock.boot += RETRY_S
+    desk.turn()
+    assert said() == []
+    assert desk.telling.again_at == desk.clock.boot + RETRY_S
+    # Another fault is told too.
     desk.journal.rmdir()
+    desk.journal.symlink_to("nowhere")
+    desk.clock.boot += RETRY_S
+    desk.turn()
+    [told] = said()
+    assert "Too many levels of symbolic links" in told
+    desk.journal.unlink()
     desk.turn()
     assert not desk.journal.exists()
     desk.clock.boot += RETRY_S
@@ -338,6 +442,22 @@ def test_what_cannot_be_written_is_told_once_and_tried_again(
     assert said() == ["journal.jsonl can be written again"]
     assert desk.ids() == [1]
     assert desk.telling.again_at is None
+
+
+def test_what_is_no_file_is_not_written(desk: Desk, said: Callable[[], list[str]]) -> None:
+    os.mkfifo(desk.journal)
+    desk.job()
+    desk.turn()
+    assert said() == ["journal.jsonl cannot be written: not a file; jobs go on, it is tried again"]
+
+
+def test_the_last_words_are_tried_whatever_failed_before(desk: Desk) -> None:
+    desk.journal.mkdir()
+    desk.job()
+    desk.turn()
+    desk.journal.rmdir()
+    desk.telling.close()
+    assert desk.ids() == [1]
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "status.txt"])
@@ -360,6 +480,25 @@ def test_a_large_journal_is_put_aside(desk: Desk, monkeypatch: pytest.MonkeyPatc
     assert aside + desk.ids() == list(range(aside[0], 21))
     assert 500 <= desk.journal.with_name("journal.jsonl.1").stat().st_size < 1000
     assert desk.journal.stat().st_size < 1000
+
+
+def test_a_full_disk_after_a_journal_was_put_aside_leaves_whole_lines(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        desk.job()
+    desk.turn()
+    monkeypatch.setattr(journal, "MOST_BYTES", 1000)
+    line = desk.journal.stat().st_size // 20
+    for _ in range(20):
+        desk.job()
+    with _no_file_above(5 * line):
+        desk.turn()
+    assert desk.ids()[0] == 21
+    assert len(desk.ids()) < 20
+    desk.clock.boot += RETRY_S
+    desk.turn()
+    assert desk.ids() == list(range(21, 41))
 
 
 def test_many_events_are_appended_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,6 +571,20 @@ def test_the_board_is_written_twice_a_second_at_most(desk: Desk) -> None:
     assert desk.telling.again_at is None
 
 
+def test_a_board_that_a_crash_left_half_written_is_in_nobodys_way(desk: Desk) -> None:
+    desk.board.with_name(".status.txt.new").write_text("half")
+    desk.turn()
+    assert "0 running" in desk.board.read_text()
+    assert not desk.board.with_name(".status.txt.new").exists()
+
+
+def test_the_board_goes_by_the_limits_of_the_scheduler(desk: Desk) -> None:
+    attempt = desk.start(job := desk.job())
+    desk.record(act.NoteUse(job, attempt, 101.0, (("U0", 20000, 50.0),)))
+    Telling(desk.store, desk.clock, Settings(limits=Limits(spike=0.5)), None).turn(desk.facts())
+    assert "booked 0.5, 30000 MiB" in desk.board.read_text()
+
+
 def test_the_end_of_the_scheduler_is_on_the_board(desk: Desk) -> None:
     desk.job("echo left")
     desk.turn()
@@ -443,6 +596,8 @@ def test_the_end_of_the_scheduler_is_on_the_board(desk: Desk) -> None:
 def test_a_board_of_many_jobs_shows_the_first_and_the_newest(desk: Desk) -> None:
     for n in range(70):
         desk.job(f"echo waits {n};")
+    for job in range(41, 71):
+        desk.record(act.Hold(job, "user", "held by the user"))
     for _ in range(30):
         job = desk.job("echo done")
         desk.record(act.Finish(job, Outcome.CANCELLED, "why not"))
@@ -452,7 +607,8 @@ def test_a_board_of_many_jobs_shows_the_first_and_the_newest(desk: Desk) -> None
     done = [line for line in lines if line.startswith("✗")]
     assert (len(waits), len(done)) == (50, 20)
     assert "waits 0;" in waits[0]
-    assert "waits 49;" in waits[-1]
+    assert "waits 39;" in waits[39]
+    assert "held by the user — echo waits 49;" in waits[49]
     assert "job 100 " in done[0]
     assert [line for line in lines if line.startswith("…")] == ["… and 20 more", "… and 10 more"]
 

@@ -1,15 +1,21 @@
-"""NVML against GPUtil: the rule by which they agree, and the real cards where there are any."""
+"""tools/hardware.py: what counts as agreement, the whole of it on a pretend card, and on real ones."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import make_probe
-from tools.hardware import differences, main
+from tests.fakes.machine import Card, Machine
+from tools.hardware import differences, grown, main, retried
 
 CARD = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
 
@@ -31,6 +37,64 @@ CARD = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
 def test_what_counts_as_a_difference(other: GpuSample, said: str | None) -> None:
     found = differences([CARD], [other])
     assert found == [] if said is None else said in "; ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "wrong"),
+    [
+        ((500, 2), (2548, 2050), "grown by 2048 and 2048 MiB; the rest, 498 MiB", False),
+        ((500, 2), (2446, 2050), "grown by 1946 and 2048 MiB", False),
+        ((500, 2), (2445, 2050), "grown by 1945 and 2048 MiB", True),
+        ((500, 2), (2651, 2050), "grown by 2151 and 2048 MiB", True),
+        ((None, 2), (None, 2050), "does not list the process", False),
+    ],
+)
+def test_how_far_nvml_and_pytorch_may_be_apart(
+    before: tuple[int | None, int], after: tuple[int | None, int], said: str, wrong: bool
+) -> None:
+    told, faults = grown(before, after)
+    assert said in told
+    assert bool(faults) is wrong
+
+
+FAILED = {"attempt": 1, "outcome": "failed", "peaks": [None], "reason": "OOM retry 1 of 1", "raised": 2560}
+DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "raised": None}
+
+
+@pytest.mark.parametrize(
+    ("ends", "fault"),
+    [
+        ([FAILED, DONE], None),
+        ([FAILED, {**DONE, "peaks": [None]}], None),
+        ([FAILED, {**DONE, "peaks": [900]}], "a peak under 2048 MiB"),
+        ([{**FAILED, "raised": None}, DONE], "the CUDA OOM was not recognised"),
+        ([FAILED], "did not complete at its second attempt"),
+        ([FAILED, {**DONE, "outcome": "failed"}], "did not complete at its second attempt"),
+        ([], "did not complete at its second attempt"),
+    ],
+)
+def test_what_is_wanted_of_a_job_that_runs_out_of_memory(
+    ends: list[dict[str, Any]], fault: str | None
+) -> None:
+    found = retried(ends)[1]
+    assert found == [] if fault is None else fault in found[0]
+
+
+def test_the_whole_of_it_on_a_pretend_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine("auto", tmp_path / "gpus", monkeypatch)
+    machine.plant(Card("GPU-a"))
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1] / 'fakes'}:{os.getcwd()}")
+    code = main(1, torch=sys.executable)
+    out, err = capsys.readouterr()
+    assert code == 0, out + err
+    assert "NVML and GPUtil agree." in out
+    assert "one process: 2549 MiB by NVML, 2049 MiB by PyTorch; grown by 2048 and 2048 MiB" in out
+    assert "attempt 1: failed, peaks [" in out
+    # In a container only processes that have the device of a card open are known to be on it.
+    end = r"OOM retry 1 of 1 with 2\.5 GiB per GPU; attempt 2: completed, peaks \[(2549|None)\] MiB, done"
+    assert re.search(end, out)
 
 
 def _real() -> bool:

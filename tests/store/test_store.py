@@ -111,6 +111,22 @@ def test_an_end_says_what_became_of_the_job_and_takes_the_open_cancel_with_it(st
     assert (row["state"], row["outcome"], row["exit_code"]) == ("queued", None, None)
 
 
+@pytest.mark.parametrize("by", ["user", "line", None])
+def test_a_hold_gives_a_job_no_more_retries_and_a_retry_all_of_them(store: Store, by: str | None) -> None:
+    job = store.insert_job(spec(vram=4096), "cli")
+    attempt = record(store, act.Start(job, ("U0",), 0, (), 4096))[job]
+    state, outcome = (JobState.QUEUED, None) if by else (JobState.FINISHED, Outcome.FAILED)
+    end = act.Close(job, attempt, Outcome.FAILED, state, outcome, oom_used=2, fail_used=1, raised_mib=5120)
+    record(store, end)
+    if by is not None:
+        record(store, act.Hold(job, by, "held"))
+    record(store, act.Requeue(job, "queued again"))
+    row = store.job(job)
+    assert row is not None
+    assert (row["oom_used"], row["fail_used"]) == ((2, 1) if by else (0, 0))
+    assert Ask.from_key(row["ask"]) == Ask(command=True, vram=4096, raised=5120)
+
+
 def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
     recorder = Recorder(store, Settings())

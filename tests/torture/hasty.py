@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from gpu_scheduler import service
+from gpu_scheduler import wiring
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.facts import Settings
 
-_real = service._settings
+_real = wiring.settings_of
 
 
 def _settings(options: StartOptions) -> Settings:
@@ -20,7 +20,7 @@ def _settings(options: StartOptions) -> Settings:
 
 
 if __name__ == "__main__":
-    service._settings = _settings
+    wiring.settings_of = _settings
     from gpu_scheduler.cli import main
 
     sys.exit(main(sys.argv[1:]))

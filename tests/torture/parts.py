@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.torture import claims, endings, kills, mutations, pauses, points, powercut, running, saves
+from tests.torture import claims, endings, kills, memory, mutations, pauses, points, powercut, running, saves
 from tests.torture.part import Found, Order
 
 
@@ -40,6 +40,7 @@ PARTS = (
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler dead at each named step", points.points, suite=None),
     Part("P2", "ten schedulers at once", claims.instances, suite=0.05, naive=0.25),
+    Part("P5", "memory promised twice", memory.booking, suite=0.015, naive=0.02),
     Part("P2", "claims raced", claims.races, suite=0.03, naive=0.1),
     Part("P2", "runners raced", claims.runners, suite=None, naive=0.03),
     Part("P3", "back with many jobs running", running.ready, suite=0.05),

@@ -37,7 +37,7 @@ def test_a_fault_has_no_bound_and_what_was_not_tried_says_why() -> None:
 def test_the_table_takes_its_place_in_the_document() -> None:
     text = insert(DOCUMENT.read_text(), "figures")
     assert f"{BEGIN}\nfigures\n{END}\n" in text
-    assert insert(text, "others").replace("others", "figures") == text
+    assert insert(text, "@other@").replace("@other@", "figures") == text
     with pytest.raises(ValueError, match="there are no lines"):
         insert("nothing", "figures")
 

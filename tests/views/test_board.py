@@ -10,9 +10,10 @@ from gpu_scheduler.views.report import GpuShown, JobShown
 
 NOW = 1_000_000.0
 GPUS = (
-    GpuShown(0, "A", "NVIDIA H200", "busy", 375, 9000, 24576, 97.0, None, NOW, (1,)),
-    GpuShown(1, "B", "NVIDIA H200", "lost", 0, None, None, None, "query failed: \x1b15", NOW),
-)
+    GpuShown(0, "A", "NVIDIA H200", "busy", 375, 9000, 24576, 97.0, None, NOW, (1,), 9216),
+    GpuShown(1, "B", "NVIDIA H200", "lost", 0, None, None, None, "query failed: \x1b15", NOW,
+             booked_mib=None),
+)  # fmt: skip
 RUNNING = (
     JobShown(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12),
     JobShown(2, "stopping", text="python b.py", gpus=(0, 1), started_at=NOW - 3.21),
@@ -34,8 +35,9 @@ FINISHED = (
 
 def test_the_whole_of_it() -> None:
     board = Board(
-        NOW, 4711, GPUS, {"A": 9216}, RUNNING, WAITING, FINISHED,
-        use={1: Use((0,), (8123,), (8200,), 9216), 2: Use((0, 1), (None, 7), (None, 9), None)},
+        NOW, 4711, GPUS, RUNNING, WAITING, FINISHED,
+        use={1: Use((0,), (8123,), (8200,), 9216), 2: Use((0, 1), (None, 7), (None, 9), None, 250),
+             3: Use((1,), (None,), (70,), 900, 500)},
         again=frozenset({5}),
         counts={"running": 3, "queued": 1002, "held": 2, "finished": 3},
     )  # fmt: skip
@@ -46,11 +48,11 @@ def test_the_whole_of_it() -> None:
 {at}  scheduler pid 4711  3 running, 1002 queued, 2 held, 3 finished
 
 gpu0  9000/24576 MiB  load 97%  booked 0.375, 9216 MiB  busy  NVIDIA H200
-gpu1  ?/? MiB  load ?%  booked 0, 0 MiB  lost: query failed: \\x1b15  NVIDIA H200
+gpu1  ?/? MiB  load ?%  booked 0, ? MiB  lost: query failed: \\x1b15  NVIDIA H200
 
 ▶ job 1  gpu [0]  12s  gpu0:8123/8200 MiB now/peak, declared 9216 — python a.py
-▶ job 2  gpu [0, 1]  stopping  3.2s  gpu0:n/a/n/a, gpu1:7/9 MiB now/peak, no declaration — python b.py
-▶ job 3  gpu [1]  starting — bert: python c.py
+▶ job 2  gpu [0, 1]  stopping  3.2s  gpu0:n/a, gpu1:7/9 MiB now/peak, share 0.25 — python b.py
+▶ job 3  gpu [1]  starting  gpu1:n/a/70 MiB now/peak, share 0.5, declared 900 — bert: python c.py
 · job 4  needs 1 free GPU, 0 free — evil \\x1b[2J
 ↻ job 5  exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU — python e.py
 · job 6  held: interrupted; `retry 6` runs it again — python f.py

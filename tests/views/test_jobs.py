@@ -146,5 +146,7 @@ def test_more_memory_than_it_declared_is_told() -> None:
     row = attempt(vram=500, peaks='{"A": 400, "B": 800}', exceeded='["B"]', strays='[["C", 71]]')
     seen = shown(job(state="running"), row, context())
     first, second = seen.warnings
-    assert first.startswith("job 3 declared 500 MiB and was seen to use 800 on GPU 1: ")
+    assert first.startswith("job 3 declared 500 MiB and was seen to use 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
+    over = shown(job(state="finished"), attempt(**{**row, "strays": "[]", "outcome": "completed"}), context())
+    assert over.warnings == ("job 3 declared 500 MiB and was seen to use 800 MiB on GPU 1",)

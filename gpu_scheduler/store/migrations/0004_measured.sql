@@ -1,6 +1,7 @@
 -- What attempts declare and what they were seen to use; retries; events; what is learned from it.
 
 ALTER TABLE attempt ADD COLUMN vram INTEGER;                          -- MiB declared on each GPU; NULL: none
+ALTER TABLE attempt ADD COLUMN learned INTEGER NOT NULL DEFAULT 0;    -- vram is what its kind was seen to use
 ALTER TABLE attempt ADD COLUMN whole INTEGER NOT NULL DEFAULT 0;      -- no other job of ours on its GPUs
 ALTER TABLE attempt ADD COLUMN peaks TEXT NOT NULL DEFAULT '{}';      -- JSON {UUID: MiB seen}
 ALTER TABLE attempt ADD COLUMN loads TEXT NOT NULL DEFAULT '{}';      -- JSON {UUID: [sum of percents, samples]}

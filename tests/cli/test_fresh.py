@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -29,16 +29,6 @@ from tests.waiting import wait_for
 
 LONG = "echo up; while :; do sleep 0.02; done"
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def desk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Desk]:
-    monkeypatch.chdir(tmp_path)
-    made = Desk(tmp_path, capsys)
-    yield made
-    made.close()
 
 
 def close(desk: Desk, job: int, attempt: int) -> None:
@@ -183,6 +173,11 @@ def test_what_cannot_be_removed_is_told_and_ends_nothing(
         pass
     assert "a file, of a forgotten job, cannot be removed" in caplog.text
     assert count(desk.store, "job") == 0
+    (desk.home.runs / "a file").unlink()
+    (desk.home.folder / "journal.jsonl").mkdir()
+    with caplog.at_level("WARNING"), forgetting(desk.store):
+        pass
+    assert "journal.jsonl, of a forgotten job, cannot be removed" in caplog.text
 
 
 def test_refused_while_a_job_runs_and_not_once_it_has_ended(desk: Desk) -> None:
@@ -204,6 +199,17 @@ def test_refused_while_a_job_runs_and_not_once_it_has_ended(desk: Desk) -> None:
     assert to_forget(desk.home) == 1
     with fresh.forgotten(desk.store):
         assert count(desk.store, "job") == 0
+
+
+def test_what_runs_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(_seconds: float) -> None:
+        raise AssertionError("it waits for a job that may run for days")
+
+    job = desk.run_job(LONG)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpu_scheduler.fresh.time.sleep", sleep)
+        with pytest.raises(SchedulerError, match=f"job {job} is active"):
+            fresh.refuse_active(desk.store)
 
 
 def test_several_are_named(desk: Desk) -> None:
@@ -246,10 +252,44 @@ def test_a_runner_that_was_killed_holds_nothing_back_once_its_command_is_gone(de
     job = desk.run_job(LONG)
     token = desk.tokens[-1]
     (row,) = desk.store.unsettled()
-    assert not sweep(token, 0.0)
+    runner = observe(desk.folder(row), token).pid
+    assert runner is not None
+    os.kill(runner, signal.SIGKILL)
     wait_for(lambda: observe(desk.folder(row), token).claim == "dead", "the runner's end")
+    assert not sweep(token, 0.0)
+    assert observe(desk.folder(row), token).result is None
     fresh.refuse_active(desk.store, take=True)
     assert desk.state(job) == "running"
+
+
+def test_an_attempt_that_has_ended_is_not_claimed_any_more(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
+    fresh.refuse_active(desk.store, take=True)
+    assert not desk.folder(row).exists()
+
+
+def test_a_folder_that_cannot_be_read_is_not_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    row = desk.attempt(desk.job())
+    monkeypatch.setattr(fresh, "sight", fail)
+    with pytest.raises(SchedulerError) as refused:
+        to_forget(desk.home)
+    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
+
+
+def test_how_many_were_forgotten_is_logged_once_they_are(
+    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
+    filled(desk)
+    with caplog.at_level("INFO"):
+        with fresh.forgotten(desk.store):
+            assert caplog.messages == []
+        assert caplog.messages == ["forgot 2 jobs"]
 
 
 def test_attempts_of_another_boot_hold_nothing_back(desk: Desk) -> None:

@@ -1,0 +1,64 @@
+"""The options of `start`, as the parts of a scheduler take them."""
+
+from __future__ import annotations
+
+import os
+
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.environment import find_conda_sh
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.launching import LaunchOptions
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.started import Started
+
+
+def settings_of(options: StartOptions) -> Settings:
+    """What a round decides by."""
+    return Settings(
+        limits=Limits(
+            options.mem_threshold,
+            options.load_threshold,
+            options.margin_mib,
+            options.idle_threshold_mib,
+            options.spike_buffer,
+        ),
+        exclusive=options.exclusive,
+        tolerance=options.tolerance,
+        oom_retries=options.oom_retries,
+        fail_retries=options.fail_retries,
+        max_assign_attempts=options.max_assign_attempts,
+        assign_retry_wait_s=options.assign_retry_wait_s,
+    )
+
+
+def conda_sh_of(options: StartOptions) -> str | None:
+    """The `conda.sh` that was named, else the one that is found; None: there is none."""
+    return options.conda_sh or find_conda_sh(os.environ, os.path.exists)
+
+
+def started_of(options: StartOptions, llm_config: str) -> Started:
+    """What readers of the record need to know. llm_config: the absolute path of the file."""
+    conda_sh = conda_sh_of(options)
+    return Started(
+        options.mem_threshold, options.load_threshold, options.cuda_ids, llm_config,
+        conda_sh and os.path.abspath(conda_sh),
+        options.jobs_file and os.path.abspath(options.jobs_file),
+        options.margin_mib, options.idle_threshold_mib, options.spike_buffer, options.tolerance,
+        options.exclusive, options.oom_retries, options.fail_retries,
+    )  # fmt: skip
+
+
+def launch_options_of(options: StartOptions, home: Home, umask: int, grace_s: float) -> LaunchOptions:
+    """What every attempt has in common. umask: of the jobs; grace_s: between SIGTERM and SIGKILL."""
+    simulated = options.simulate is not None or options.gpu_probe == "simulated"
+    return LaunchOptions(
+        environment=dict(os.environ),
+        umask=umask,
+        log_dir=options.log_dir,
+        conda_sh=conda_sh_of(options),
+        cuda_ids=options.cuda_ids,
+        sessions=options.screen,
+        grace_s=grace_s,
+        extra={"GPU_SCHEDULER_SIM": str(home.simulation)} if simulated else {},
+    )

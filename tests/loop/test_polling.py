@@ -1,0 +1,107 @@
+"""When the GPUs are asked, and which peaks of foreign processes on the record still count."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpu_scheduler import gpus
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Gpu
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.gpus import GpuWatch, with_held
+from gpu_scheduler.probes.asked import AskedProbe
+from gpu_scheduler.sampling import CLOSE_EVERY_S, CLOSE_S, Sampler
+
+
+class Hands(Clock):
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.boot_id = "boot"
+        self.boot = 100.0
+
+    def now(self) -> Now:
+        return Now(1_000_000.0 + self.boot, self.boot, self.boot_id)
+
+
+class Counted(AskedProbe):
+    """A probe whose process is never started and that answers at once."""
+
+    def __init__(self) -> None:
+        super().__init__("nvml")
+
+    def ask(self, now: float | None = None) -> None:
+        pass
+
+
+def asked(clock: Hands, sampler: Sampler, seconds: float) -> list[float]:
+    """The times, from now on for so long, at which a question is asked: only ever when it is due."""
+    end = clock.boot + seconds
+    times: list[float] = []
+    while True:
+        due = sampler.due_at
+        assert due is not None
+        if due > end:
+            clock.boot = end
+            return times
+        clock.boot = max(clock.boot, due)
+        assert sampler.ask(at_once=False)
+        assert not sampler.ask(at_once=False)
+        times.append(clock.boot)
+
+
+@pytest.mark.parametrize(
+    ("every_s", "closely_s"), [(5.0, CLOSE_EVERY_S), (0.25, 0.25), (20.0, CLOSE_EVERY_S)]
+)
+def test_after_a_start_the_gpus_are_asked_more_often_for_a_while(every_s: float, closely_s: float) -> None:
+    clock, probe = Hands(), Counted()
+    sampler = Sampler(probe, GpuWatch(), clock, every_s)
+    try:
+        first = asked(clock, sampler, 4 * every_s)
+        assert first == [100.0 + every_s * n for n in range(5)]
+        clock.boot = began = first[-1]
+        sampler.watch_closely()
+        times = asked(clock, sampler, CLOSE_S + 3 * every_s)
+        steps = [later - earlier for earlier, later in zip([began, *times], times, strict=False)]
+        close = [step for at, step in zip(times, steps, strict=True) if at <= began + CLOSE_S]
+        assert set(close) == {closely_s}
+        assert len(close) == CLOSE_S / closely_s
+        # And as before once that is over.
+        assert set(steps[len(close) + 1 :]) == {every_s}
+    finally:
+        sampler.close()
+
+
+HELD = json.dumps([[7, 50.0, 9000], [8, 60.0, 700], [9, 0.0, 300]])
+
+
+@pytest.mark.parametrize(
+    ("listed", "alive", "kept"),
+    [
+        ([], [], {}),
+        # It has left the card for a while.
+        ([], [(7, 50.0)], {(7, 50.0): 9000}),
+        # It is there, whatever /proc says; one whose start is not known goes by its number.
+        ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),
+        # Another process has its number now.
+        ([8], [], {}),
+    ],
+)
+def test_the_peak_of_a_foreign_process_counts_while_it_lives(
+    listed: list[int],
+    alive: list[tuple[int, float]],
+    kept: dict[tuple[int, float], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "is_alive", lambda pid, start: (pid, start) in alive)
+    sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in listed))
+    gpu = Gpu("U0", 0, sample=sample, starts={7: 50.0, 8: 61.0})
+    assert with_held(gpu, HELD).held == kept
+
+
+def test_without_a_sample_only_those_that_live_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "is_alive", lambda pid, start: pid == 8)
+    assert with_held(Gpu("U0", 0), HELD).held == {(8, 60.0): 700}

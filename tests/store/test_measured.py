@@ -1,0 +1,232 @@
+"""What the record keeps of the memory that attempts use, and what is learned of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.needs import Ask, family_of
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.store.attempts import attempt_fact, booked_shares
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.measured import Learned, quantile, seen
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.store import Store
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+BOTH = ("U0", "U1")
+#: On a GPU: UUID, MiB, load in percent.
+Sample = tuple[str, int | None, float | None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(Home.of(str(tmp_path / "s.json")), create=True)
+    samples = [GpuSample(uuid, index, "card", 24576, 0, 0.0) for index, uuid in enumerate(BOTH)]
+    Recorder(made, Settings()).note_gpus(samples, BOTH, NOW)
+    return made
+
+
+def record(store: Store, *actions: act.Action) -> dict[int, int]:
+    return Recorder(store, Settings()).record(actions, NOW)
+
+
+def add(store: Store, text: str = "python train.py", **values: object) -> int:
+    return store.insert_job(JobSpec("command", text, "/", command=text, **values), "cli")  # type: ignore[arg-type]
+
+
+def start(store: Store, job: int, gpus: tuple[str, ...] = ("U0",), **values: Any) -> int:
+    return record(store, act.Start(job, gpus, 0, **values))[job]
+
+
+def use(store: Store, job: int, attempt: int, at: float, *samples: Sample) -> None:
+    record(store, act.NoteUse(job, attempt, at, samples))
+
+
+def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
+    values = {"state": JobState.FINISHED, "job_outcome": outcome, **values}
+    record(store, act.Close(job, attempt, outcome, **values))
+
+
+def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
+    """A job that used this much, on a GPU each, and has ended."""
+    job = add(store, text)
+    attempt = start(store, job, BOTH[: len(peaks)], vram=values.pop("vram", None))
+    use(store, job, attempt, 1.0, *((uuid, mib, 50.0) for uuid, mib in zip(BOTH, peaks, strict=False)))
+    end(store, job, attempt, outcome, **values)
+
+
+def row_of(store: Store, attempt: int) -> Any:
+    return store.db.row("SELECT * FROM attempt WHERE id = ?", attempt)
+
+
+def last(store: Store, job: int) -> dict[str, Any]:
+    """What the newest event of a job tells."""
+    row = store.db.row("SELECT data FROM history WHERE job_id = ? ORDER BY rowid DESC LIMIT 1", job)
+    assert row is not None
+    told: dict[str, Any] = json.loads(row["data"])
+    return told
+
+
+def test_the_peak_of_each_gpu_stays_and_the_sample_that_was_counted_is_kept(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job, BOTH, vram=9000)
+    use(store, job, attempt, 5.0, ("U0", 4000, 40.0), ("U1", None, None))
+    use(store, job, attempt, 6.5, ("U0", 3000, 20.0), ("U1", 100, 90.0))
+    row = row_of(store, attempt)
+    assert json.loads(row["peaks"]) == {"U0": 4000, "U1": 100}
+    assert json.loads(row["loads"]) == {"U0": [60.0, 2], "U1": [90.0, 1]}
+    assert row["measured_boot"] == 6.5
+    end(store, job, attempt)
+    # The mean over samples, not over GPUs.
+    assert (last(store, job)["peaks"], last(store, job)["load"]) == ([4000, 100], 50.0)
+
+
+def test_each_gpu_on_which_a_job_takes_too_much_is_kept(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job, BOTH, vram=9000)
+    for uuid in BOTH:
+        record(store, act.NoteExceeded(job, attempt, uuid, 12000, 9000))
+    assert json.loads(row_of(store, attempt)["exceeded"]) == list(BOTH)
+
+
+def test_an_attempt_with_its_gpus_to_itself_is_one_on_the_record(store: Store) -> None:
+    job, other = add(store), add(store)
+    assert [row_of(store, start(store, one, whole=one == job))["whole"] for one in (job, other)] == [1, 0]
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_time(store: Store) -> None:
+    job = add(store)
+    end(store, job, start(store, job), started_at=200.0, ended_at=100.0)
+    assert last(store, job)["seconds"] == 0.0
+
+
+def test_the_retries_that_were_used_are_kept(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job)
+    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
+    end(store, job, attempt, Outcome.FAILED, **again)
+    row = store.job(job)
+    assert row is not None
+    assert (row["oom_used"], row["fail_used"]) == (1, 2)
+
+
+def test_memory_that_the_user_names_anew_counts_more_than_what_an_oom_has_raised(store: Store) -> None:
+    job = add(store, vram=4096)
+    raised = {"state": JobState.QUEUED, "job_outcome": None, "raised_mib": 9000}
+    end(store, job, start(store, job, vram=4096), Outcome.FAILED, **raised)
+    record(store, act.SetAttribute(job, "name", "bert"))
+    row = store.job(job)
+    assert row is not None
+    assert (row["raised_mib"], Ask.from_key(row["ask"]).raised) == (9000, 9000)
+    record(store, act.SetAttribute(job, "vram", 6000))
+    row = store.job(job)
+    assert row is not None
+    assert (row["raised_mib"], Ask.from_key(row["ask"]).raised) == (None, None)
+    assert Ask.from_key(row["ask"]).vram == 6000
+
+
+def test_jobs_that_can_never_fit_are_named_and_only_the_first_of_them(store: Store) -> None:
+    jobs = [add(store, vram=99999) for _ in range(7)]
+    row = store.job(jobs[0])
+    assert row is not None
+    record(store, act.Wait(row["ask"], "needs a GPU", False))
+    assert store.db.rows("SELECT * FROM history WHERE state = 'infeasible'") == []
+    record(store, act.Wait(row["ask"], "infeasible: too much", True))
+    told = store.db.rows("SELECT job_id, reason FROM history WHERE state = 'infeasible' ORDER BY rowid")
+    assert [tuple(one) for one in told] == [(job, "infeasible: too much") for job in jobs[:5]]
+
+
+def test_what_is_kept_of_an_attempt_that_was_measured(store: Store) -> None:
+    ran(store, "python big.py", 4000, 3000, vram=5000, started_at=100.0, ended_at=160.0)
+    ran(store, "python never-seen.py")
+    ran(store, "python bad.py", 100, outcome=Outcome.FAILED)
+    rows = store.db.rows("SELECT gpus, peak_mib, declared_mib, seconds, outcome FROM measured ORDER BY id")
+    assert [tuple(row) for row in rows] == [
+        (2, 4000, 5000, 60.0, "completed"),
+        (1, 100, None, None, "failed"),
+    ]
+
+
+def test_of_each_family_the_newest_measurements_are_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_scheduler.store.recorder._MEASURED", 2)
+    for peak in (1000, 2000, 3000):
+        ran(store, "python a.py", peak)
+        ran(store, "python b.py", peak + 1)
+    assert [(one.program, one.peaks) for one in seen(store)] == [
+        ("a.py", (2000, 3000)), ("b.py", (2001, 3001)),
+    ]  # fmt: skip
+
+
+def test_what_was_seen_of_a_family(store: Store) -> None:
+    ran(store, "python a.py --llm qwen", 1000, 900, vram=3000, started_at=100.0, ended_at=100.0)
+    ran(store, "python a.py --llm qwen", 9999, outcome=Outcome.FAILED)
+    ran(store, "python a.py --llm qwen", 2000, vram=4000)
+    [one] = seen(store)
+    assert (one.program, one.llm, one.peaks, one.p95) == ("a.py", "qwen", (1000, 2000), 2000)
+    assert (one.declared, one.gpus, one.seconds) == (4000, 1, (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("count", "nearest"), [(1, 1), (2, 2), (10, 10), (19, 19), (20, 19), (21, 20), (100, 95), (200, 190)]
+)
+def test_the_quantile_is_the_least_that_so_many_do_not_exceed(count: int, nearest: int) -> None:
+    values = list(range(count, 0, -1))
+    assert quantile(values) == nearest
+    assert sum(value <= nearest for value in values) >= 0.95 * count
+    assert sum(value <= nearest - 1 for value in values) < 0.95 * count
+
+
+def test_needs_are_learned_anew_when_something_was_measured(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = Learned(store, 0.10)
+    assert learned.needs() == {}
+    ran(store, "python ä.py", 1000)
+    job = store.job(1)
+    assert job is not None
+    family = family_of(JobSpec.from_json(job["spec"]))
+    assert learned.needs() == {family: 1100}
+    ran(store, "python ä.py", 2000)
+    ran(store, "python b.py", 10)
+    assert learned.needs() == {family: 2200, '["b.py", null]': 11}
+    monkeypatch.setattr("gpu_scheduler.store.measured.seen", None)
+    assert learned.needs()[family] == 2200
+
+
+def test_an_open_attempt_as_the_next_round_sees_it(store: Store) -> None:
+    job = add(store)
+    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
+    end(store, job, start(store, job), Outcome.FAILED, **again)
+    attempt = start(store, job, vram=9000, whole=True)
+    use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
+    record(store, act.NoteExceeded(job, attempt, "U0", 9900, 9000))
+    row = next(row for row in store.unsettled() if row["id"] == attempt)
+    fact = attempt_fact(row, Sighting())
+    assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)
+    assert (fact.exceeded, fact.oom_used, fact.fail_used) == (("U0",), 1, 2)
+
+
+def test_what_is_booked_grows_with_the_buffered_peak_until_the_gpu_is_given_back(store: Store) -> None:
+    note(store, Started(spike=0.5))
+    job = add(store)
+    attempt = start(store, job, vram=6144)
+    assert booked_shares(store) == {"U0": 250, "U1": 0}
+    use(store, job, attempt, 6.5, ("U0", 8192, 20.0))
+    assert booked_shares(store) == {"U0": 500, "U1": 0}
+    end(store, job, attempt)
+    assert booked_shares(store)["U0"] == 500
+    record(store, act.Release(attempt))
+    assert booked_shares(store) == {"U0": 0, "U1": 0}
