@@ -3,7 +3,7 @@
     python torchjob.py hold MIB     tells what it has after a first tensor; after a line on its standard input
                                     takes MIB more and tells again; ends at the next line
     python torchjob.py oom MIB      asks for twice what the GPU has in its first attempt; in a later one holds
-                                    MIB for two seconds
+                                    MIB for a second and a half
 
 It tells lines of JSON: its pid, and the MiB that PyTorch has reserved of the GPU.
 """
@@ -19,7 +19,7 @@ import torch
 
 MIB = 1 << 20
 #: Seconds for which a job holds what it took, several samples long.
-HELD_S = 2.0
+HELD_S = 1.5
 
 
 def take(mib: int) -> torch.Tensor:

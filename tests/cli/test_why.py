@@ -110,7 +110,8 @@ def test_what_memory_leaves_to_a_declaration(desk: Desk) -> None:
     )
     assert found["placing"][:2] == ("ok", "GPU 1 would take it now")
     note(desk.store, Started(margin_mib=16384))
-    assert checks(desk, job)["placing"][1].startswith("needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB")
+    told = "needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB"
+    assert checks(desk, job)["placing"][1].startswith(told)
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
 
 

@@ -89,7 +89,7 @@ def loaded(world: World, percent: float) -> None:
 
 
 def test_the_tour_of_sixty_seconds(world: World) -> None:
-    line = f"[vram=8G] {SIMJOB} --vram 8000 --ramp 0.6 --hold 1.2"
+    line = f"[vram=8G] {SIMJOB} --vram 8000 --ramp 0.6 --hold 0.7"
     (world.folder / "jobs.txt").write_text(f"{line}\n")
     done = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -223,7 +223,7 @@ def test_what_others_use(world: World) -> None:
 
 
 def test_needs_are_learned_from_what_was_seen(world: World) -> None:
-    line = f"{SIMJOB} --vram 5000 --hold 1"
+    line = f"{SIMJOB} --vram 5000 --hold 0.6"
     world.append(*[f"{line} --exit 0 # {n}" for n in range(6)])
     world.start("--simulate", "1", "--poll", "0.2", "--learn", "--drain")
     assert world.process is not None
