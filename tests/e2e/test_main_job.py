@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -223,10 +224,15 @@ def test_a_deleted_state_starts_from_nothing(world: World) -> None:
 
 
 def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> None:
-    import shutil
-
     world.start()
-    shutil.rmtree(world.folder / "gpu_scheduler_state.d")
+    folder = world.folder / "gpu_scheduler_state.d"
+
+    def is_removed() -> bool:
+        # The scheduler may write its board between the look at the folder and its end.
+        subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
+        return not folder.exists()
+
+    wait_for(is_removed, "the end of the folder")
     assert world.process is not None
     assert world.process.wait(30) == 1
     assert "removed or replaced" in world.said()
