@@ -273,7 +273,8 @@ class Recorder:
         spec = JobSpec.from_json(row["spec"])
         # What was learned, or raised after an OOM, is no declaration that could be judged.
         declared = spec.vram if row["learned"] or row["raised_mib"] is not None else row["vram"]
-        seconds = None if row["started_at"] is None else row["ended_at"] - row["started_at"]
+        # A clock that was set back in between has no say.
+        seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
         family = family_of(spec)
         db.execute(
             "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"

@@ -34,7 +34,7 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
     )
     # Shorter than in real life, so that what is waited for comes soon.
     settle.RUNNER_LATE_S = 1.0
-    return run(options, reached, Settings(launch_deadline_s=1.5, launches=6, grace_s=2.0))
+    return run(options, reached, Settings(launch_deadline_s=0.75, launches=12, grace_s=1.0))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_a_crash_loses_nothing_and_runs_nothing_twice(place: Place, step: str, n
 def test_a_cancel_survives_a_crash_on_its_way(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
     running(place)
-    place.store.wish("cancel", str(job), grace_s=2)
+    place.store.wish("cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
     ends_as_cancelled(place, job)
@@ -111,7 +111,7 @@ def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
     running(place)
-    place.store.wish("cancel", str(job), grace_s=2)
+    place.store.wish("cancel", str(job), grace_s=2)  # a second signal follows after one
     assert place.run("performed Nudge") == -signal.SIGKILL
     place.run()
     ends_as_cancelled(place, job)
@@ -121,7 +121,7 @@ def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
 def test_an_attempt_that_is_given_up_never_runs(place: Place, step: str) -> None:
     job = place.add(0)
     assert place.run("folder made") == -signal.SIGKILL
-    place.store.wish("cancel", str(job), grace_s=2)
+    place.store.wish("cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
     row = place.store.job(job)
