@@ -6,8 +6,10 @@ the peak that was seen, with a buffer for what the next sample may show.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_scheduler.core.share import WHOLE
 
@@ -24,6 +26,11 @@ class Booking:
     vram: int | None = None
     whole: bool = False
     peak: int | None = None
+
+    @classmethod
+    def of_row(cls, row: Any, uuid: str) -> Booking:
+        """What a row of the table attempt books on one of its GPUs."""
+        return cls(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
 
 
 def buffered(peak_mib: int, spike: float) -> int:

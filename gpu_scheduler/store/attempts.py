@@ -14,11 +14,6 @@ from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 
 
-def _booking(row: sqlite3.Row, uuid: str) -> Booking:
-    """What a row of attempt books on one of its GPUs."""
-    return Booking(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
-
-
 def booked_shares(store: Store) -> dict[str, int]:
     """UUID -> thousandths booked by attempts that still hold the GPU; 0 for one that is free."""
     spike = started_with(store).limits.spike
@@ -28,7 +23,7 @@ def booked_shares(store: Store) -> dict[str, int]:
         "SELECT gpus, share, vram, whole, peaks FROM attempt WHERE settled = 0 AND released_boot IS NULL"
     ):
         for uuid in json.loads(attempt["gpus"]):
-            share = share_of(_booking(attempt, uuid), totals.get(uuid), spike)
+            share = share_of(Booking.of_row(attempt, uuid), totals.get(uuid), spike)
             shares[uuid] = shares.get(uuid, 0) + share
     return shares
 

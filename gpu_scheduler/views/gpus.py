@@ -32,7 +32,7 @@ def shown(
 
 def _shown(gpu: Row, holders: list[Row], paused: bool, limits: Limits) -> GpuShown:
     total = gpu["total_mib"]
-    bookings = [_booking(attempt, gpu["uuid"]) for attempt in holders]
+    bookings = [Booking.of_row(attempt, gpu["uuid"]) for attempt in holders]
     share = sum(share_of(booking, total, limits.spike) for booking in bookings)
     return GpuShown(
         index=gpu["idx"],
@@ -49,11 +49,6 @@ def _shown(gpu: Row, holders: list[Row], paused: bool, limits: Limits) -> GpuSho
         booked_mib=None if total is None else sum(memory_of(b, total, limits.spike) for b in bookings),
         by_memory=any(booking.vram is not None for booking in bookings),
     )
-
-
-def _booking(attempt: Row, uuid: str) -> Booking:
-    peak = json.loads(attempt["peaks"]).get(uuid)
-    return Booking(attempt["share"], attempt["vram"], bool(attempt["whole"]), peak)
 
 
 def _state(gpu: Row, share: int, paused: bool, limits: Limits) -> str:

@@ -82,13 +82,17 @@ def scenes(
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 100), st.booleans())
 def test_what_fits_starts_and_nothing_else_does(scene: Scene, exclusive: bool) -> None:
-    Machine(scene, Settings(exclusive=exclusive)).play()
+    machine = Machine(scene, Settings(exclusive=exclusive))
+    machine.play()  # which judges every start, and at each tick everything that waits
+    assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 220))
 def test_a_job_that_exceeds_what_it_declared_is_told_and_reckoned_with(scene: Scene) -> None:
-    Machine(scene).play()
+    machine = Machine(scene)
+    machine.play()
+    assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
 #: Those that are there from the first sample on, and stay within the buffer of what they used then.
@@ -125,7 +129,9 @@ class Watched(Machine):
 @settings(deadline=None, max_examples=200)
 @given(scenes(BY_MEMORY | BY_BOTH, 100, STEADY))
 def test_memory_that_is_declared_never_exceeds_a_gpu_at_any_instant(scene: Scene) -> None:
-    Watched(replace(scene, sampled=(True, *scene.sampled[1:]))).play()
+    machine = Watched(replace(scene, sampled=(True, *scene.sampled[1:])))
+    machine.play()
+    assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
 @pytest.mark.parametrize("sampled", [(True,) * TICKS, (True, False, False, False, True, True, True, True)])

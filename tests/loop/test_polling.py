@@ -7,24 +7,12 @@ import json
 import pytest
 
 from gpu_scheduler import gpus
-from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.facts import Gpu
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.now import Now
 from gpu_scheduler.gpus import GpuWatch, with_held
 from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.sampling import CLOSE_EVERY_S, CLOSE_S, Sampler
-
-
-class Hands(Clock):
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.boot_id = "boot"
-        self.boot = 100.0
-
-    def now(self) -> Now:
-        return Now(1_000_000.0 + self.boot, self.boot, self.boot_id)
+from tests.loop.hands import Hands
 
 
 class Counted(AskedProbe):

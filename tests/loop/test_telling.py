@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from gpu_scheduler import journal
-from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import LlmConfig
-from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.joblogs import LogFolder
@@ -30,17 +28,7 @@ from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.telling import RETRY_S, Telling
 from gpu_scheduler.views.events import iso
-
-
-class Hands(Clock):
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.boot_id = "boot"
-        self.boot = 100.0
-
-    def now(self) -> Now:
-        return Now(1_000_000.0 + self.boot, self.boot, self.boot_id)
+from tests.loop.hands import Hands
 
 
 class Desk:

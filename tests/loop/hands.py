@@ -1,0 +1,17 @@
+"""A clock whose hands a test moves."""
+
+from __future__ import annotations
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.now import Now
+
+
+class Hands(Clock):
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.boot_id = "boot"
+        self.boot = 100.0
+
+    def now(self) -> Now:
+        return Now(1_000_000.0 + self.boot, self.boot, self.boot_id)
