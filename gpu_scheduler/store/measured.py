@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.ledger import buffered
+from gpu_scheduler.core.needs import family_of
 from gpu_scheduler.store.store import Store
 
 #: The quantile of the peaks that a learned need rests on.
 QUANTILE = 0.95
+#: Measurements that are kept of each family.
+_MEASURED = 200
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,32 @@ def seen(store: Store) -> list[Seen]:
         seconds = tuple(took for _, _, _, took in runs if took is not None)
         found.append(Seen(family, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds))
     return found
+
+
+def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
+    """Keep what an ended attempt was seen to use, for jobs of its kind.
+
+    row: the attempt, with its job's `spec` and `raised_mib`; at: wall seconds.
+    """
+    peak = max(json.loads(row["peaks"]).values(), default=0)
+    if not peak:
+        return
+    spec = JobSpec.from_json(row["spec"])
+    # What was learned, or raised after an OOM, is no declaration that could be judged.
+    declared = spec.vram if row["learned"] or row["raised_mib"] is not None else row["vram"]
+    # A clock that was set back in between has no say.
+    seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
+    family = family_of(spec)
+    db.execute(
+        "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (family, at, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
+    )
+    db.execute(
+        "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
+        " ORDER BY id DESC LIMIT 1 OFFSET ?)",
+        (family, family, _MEASURED),
+    )
 
 
 class Learned:

@@ -12,19 +12,18 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask, family_of
+from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import NORMAL
 from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.core.states import CHANGES, JobState, check_change
+from gpu_scheduler.store.measured import keep
 from gpu_scheduler.store.store import Store
 
 #: Loads of a GPU that are kept: as many as anybody takes the mean of.
 _LOADS = 5
 #: Of jobs that could not fit for one reason, those that are named.
 _TOLD = 5
-#: Measurements that are kept of each family.
-_MEASURED = 200
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -231,7 +230,7 @@ class Recorder:
             " WHERE attempt.id = ?",
             (action.attempt_id,),
         ).fetchone()
-        self._measured(db, row, now)
+        keep(db, row, now.wall)
         raised: dict[str, Any] = {}
         if action.raised_mib is not None:
             ask = Ask.of(JobSpec.from_json(row["spec"]), action.raised_mib, learn=self._store.learning)
@@ -264,28 +263,6 @@ class Recorder:
             "load": sum(total for total, _ in sums) / samples if samples else None,
             "log": row["log"], "survivors": list(action.survivors), "raised": action.raised_mib,
         }  # fmt: skip
-
-    def _measured(self, db: sqlite3.Connection, row: sqlite3.Row, now: Now) -> None:
-        """Keep what the attempt was seen to use, for jobs of its kind."""
-        peak = max(json.loads(row["peaks"]).values(), default=0)
-        if not peak:
-            return
-        spec = JobSpec.from_json(row["spec"])
-        # What was learned, or raised after an OOM, is no declaration that could be judged.
-        declared = spec.vram if row["learned"] or row["raised_mib"] is not None else row["vram"]
-        # A clock that was set back in between has no say.
-        seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
-        family = family_of(spec)
-        db.execute(
-            "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (family, now.wall, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
-        )
-        db.execute(
-            "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
-            " ORDER BY id DESC LIMIT 1 OFFSET ?)",
-            (family, family, _MEASURED),
-        )
 
     def _indices(self, uuids: Iterable[str]) -> list[int]:
         index = self._store.indices()

@@ -161,7 +161,7 @@ def test_what_is_kept_of_an_attempt_that_was_measured(store: Store) -> None:
 def test_of_each_family_the_newest_measurements_are_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.store.recorder._MEASURED", 2)
+    monkeypatch.setattr("gpu_scheduler.store.measured._MEASURED", 2)
     for peak in (1000, 2000, 3000):
         ran(store, "python a.py", peak)
         ran(store, "python b.py", peak + 1)
