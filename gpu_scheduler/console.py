@@ -10,15 +10,22 @@ import os
 import queue
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from pathlib import Path
 
+from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
 
 #: Lines that may wait for the terminal.
 _WAITING = 10_000
+#: Bytes of a log that are read at a time, and of one of its lines that are printed.
+_AT_A_TIME, _LONGEST = 1 << 20, 4096
+#: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
+_HEADER_LINES = 4
 
 
 class Console:
@@ -114,36 +121,50 @@ def _is_thrown_away() -> bool:
 
 
 class _Tail:
-    """The whole lines that a log has gained since the last look."""
+    """The lines that a log has gained since the last look; of a progress bar at most one a second."""
 
     def __init__(self, job_id: int, path: Path) -> None:
         self._prefix = f"[job {job_id}] "
         self._path = path
         self._at = 0
-        self._in_header = True
+        self._frames = Frames(every_s=1.0)
+        self._header_left = _HEADER_LINES
+        self._is_begun = False  # the last line was cut, and goes on
         self.ended = False
         self.over = False
 
     def read(self) -> list[str]:
-        """Whole lines not seen before; `over` is set once an ended attempt's log is read to its end."""
+        """Lines not seen before; `over` is set once an ended attempt's log is read to its end."""
         ended = self.ended
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._at)
-                data = file.read(1 << 20)
+                data = file.read(_AT_A_TIME)
         except OSError:
             self.over = True
             return []
-        whole = data[: data.rfind(b"\n") + 1] if len(data) < 1 << 20 else data
-        self._at += len(whole)
-        self.over = ended and len(data) < 1 << 20
-        return [
-            self._prefix + line for line in whole.decode("utf-8", "replace").splitlines() if self._shown(line)
-        ]
+        self._at += len(data)
+        self.over = ended and len(data) < _AT_A_TIME
+        text = self._frames.take(data, time.monotonic())
+        return list(self._lines(text + self._frames.rest() if self.over else text))
 
-    def _shown(self, line: str) -> bool:
-        self._in_header = self._in_header and line.startswith("# ")
-        return not self._in_header
+    def _lines(self, text: bytes) -> Iterator[str]:
+        *lines, rest = text.split(b"\n")
+        for line in lines:
+            if not self._is_begun:
+                yield from self._line(line)
+            self._is_begun = False
+        if rest and not self._is_begun:
+            yield from self._line(rest, is_whole=self.over)
+            self._is_begun = True
+
+    def _line(self, line: bytes, *, is_whole: bool = True) -> Iterator[str]:
+        if self._header_left and line.startswith(b"# "):
+            self._header_left -= 1
+        else:
+            self._header_left = 0
+            shown = line[:_LONGEST].decode("utf-8", "replace")
+            yield f"{self._prefix}{shown}{'' if is_whole and len(line) <= _LONGEST else '…'}"
 
 
 class _Lines(QueueHandler):

@@ -11,6 +11,7 @@ from argparse import Namespace
 
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.tail import Tail
+from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
@@ -18,6 +19,8 @@ from gpu_scheduler.sight import sight
 from gpu_scheduler.store.store import Store
 
 _LOOK_EVERY_S = 0.1
+#: Between two lines about one progress bar that is followed.
+_UPDATE_EVERY_S = 1.0
 
 
 def attach(options: Namespace) -> int:
@@ -60,17 +63,25 @@ def logs(options: Namespace) -> int:
     or the attempt that was named, and all of it is printed."""
     with opened(options, foreign=not options.follow) as store:
         attempt = _chosen(store, options.job, options.attempt)
-        tail = _tail(store, attempt)
+        tail = _tail(store, attempt, _frames(options))
         tail.print_last(options.lines)
         if options.follow:
             _follow(store, attempt, tail, only=options.attempt is not None)
+        tail.finish()
         tail.close()
     return 0
 
 
-def _tail(store: Store, attempt: sqlite3.Row) -> Tail:
+def _frames(options: Namespace) -> Frames | None:
+    """A terminal draws progress bars itself; elsewhere the frames that were drawn over are left out."""
+    if options.raw or sys.stdout.isatty():
+        return None
+    return Frames(_UPDATE_EVERY_S if options.follow else None)
+
+
+def _tail(store: Store, attempt: sqlite3.Row, frames: Frames | None) -> Tail:
     try:
-        return Tail(_log(store, attempt))
+        return Tail(_log(store, attempt), frames)
     except SchedulerError as error:
         if store.foreign is None:
             raise

@@ -1,26 +1,40 @@
-"""Printing a log as it is, byte by byte: the last lines, then what is added."""
+"""Printing a log: the last lines, then what is added; byte by byte, or line by line without the frames that a
+progress bar has drawn over."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from io import FileIO
 
+from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.errors import SchedulerError
 
 _CHUNK = 1 << 16
 
 
 class Tail:
-    """A log that is being printed. Raises SchedulerError where it cannot be read."""
+    """A log that is being printed. Raises SchedulerError where it cannot be read.
 
-    def __init__(self, path: str) -> None:
+    frames: which frames of its lines are printed; None: every byte is.
+    """
+
+    def __init__(self, path: str, frames: Frames | None = None) -> None:
         self._file = _opened(path)
+        self._frames = frames
 
     def go_on_with(self, path: str) -> None:
         """Print another log from its beginning, from now on."""
+        self.finish()
         self._file.close()
         self._file = _opened(path)
+
+    def finish(self) -> None:
+        """Print the last line, however unfinished it is."""
+        if self._frames is not None:
+            sys.stdout.buffer.write(self._frames.rest())
+            sys.stdout.buffer.flush()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -35,9 +49,17 @@ class Tail:
         """Print what has been added since the last call."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             self._file.seek(0)  # somebody emptied it
+        is_new = False
         while data := self._file.read(_CHUNK):
-            sys.stdout.buffer.write(data)
+            is_new = True
+            self._print(data)
+        if not is_new:
+            self._print(b"")
         sys.stdout.buffer.flush()
+
+    def _print(self, data: bytes) -> None:
+        shown = data if self._frames is None else self._frames.take(data, time.monotonic())
+        sys.stdout.buffer.write(shown)
 
     def _start_of(self, lines: int) -> int:
         """Where the last lines begin; a last line without newline counts."""

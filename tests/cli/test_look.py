@@ -6,6 +6,8 @@ import os
 import pty
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -156,6 +158,73 @@ def test_following_goes_on_with_the_next_attempt(desk: Desk) -> None:
         desk.record(act.Close(job, rows[-1]["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
         out, err = process.communicate(timeout=30)
     assert (process.returncode, read + out, err) == (0, b"attempt 1\nattempt 2\n", b"")
+
+
+BAR = b"start\n\r  0%|    | 0/2\r 50%|##  | 1/2\r100%|####| 2/2\nend without a newline"
+
+
+def on_terminal(*argv: object) -> bytes:
+    """What a command prints on a terminal that changes nothing of it."""
+    ours, theirs = pty.openpty()
+    mode = termios.tcgetattr(theirs)
+    mode[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    words = [sys.executable, "-m", "gpu_scheduler", *map(str, argv)]
+    process = subprocess.Popen(words, env=ENV, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:
+        pass  # the last one that had it open has closed it
+    os.close(ours)
+    assert process.wait(30) == 0
+    return shown
+
+
+def test_a_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_byte(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    log = desk.path / "bar.log"
+    log.write_bytes(BAR)
+    desk.recorder.note_log(row["id"], str(log), None)
+    assert desk.run("logs", job)[1].encode() == b"start\n100%|####| 2/2\nend without a newline"
+    assert desk.run("logs", job, "-n", 2)[1].encode() == b"100%|####| 2/2\nend without a newline"
+    done = start("logs", job, "--raw")
+    assert done.communicate(timeout=30) == (BAR, b"")
+    assert on_terminal("logs", job) == BAR
+
+
+def test_following_in_a_pipe_shows_a_progress_bar_at_most_once_a_second(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    log = desk.path / "bar.log"
+    log.write_bytes(b"start\n")
+    desk.recorder.note_log(row["id"], str(log), None)
+    process, raw = start("logs", job, "-f"), start("logs", job, "-f", "--raw")
+    began = time.monotonic()
+    read = bytearray(read_until(process.stdout, b"start\n"))
+    assert process.stdout is not None
+    out = process.stdout
+    with open(log, "ab", buffering=0) as file:
+
+        def draw() -> bool:
+            for percent in range(100):
+                file.write(b"\r %d%%" % percent)
+            os.set_blocking(out.fileno(), False)
+            read.extend(out.read() or b"")
+            os.set_blocking(out.fileno(), True)
+            return read.count(b"%") >= 2
+
+        wait_for(draw, "two updates", every_s=0.001)
+        file.write(b"\r100%\nlast")
+    desk.record(act.Close(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    read += process.communicate(timeout=30)[0]
+    assert read.endswith(b"\n100%\nlast")
+    assert read.count(b"%") <= time.monotonic() - began + 2
+    assert b"\r" not in read
+    assert raw.communicate(timeout=30)[0] == log.read_bytes()
 
 
 def claim(desk: Desk, session: str | None) -> tuple[int, int]:

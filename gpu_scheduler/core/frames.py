@@ -1,0 +1,114 @@
+"""Output of a job line by line, without the frames that a progress bar has drawn over.
+
+A carriage return starts a line over: what follows the last one is the line's last frame. A line that moves
+the cursor up, as a bar inside another bar does, draws over the lines above it and counts as a frame as well.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: Bytes of a frame that are kept back; a longer one is passed on as it comes.
+LONGEST = 1 << 20
+_CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
+_UP_AT_END = re.compile(rb"(?:\x1b\[\d*[AF])+\Z")
+
+
+class Frames:
+    """Passes output on line by line, of each line the last frame only.
+
+    every_s: seconds between two updates; an update passes the newest frame of an unfinished line on as a
+    line of its own. None: there are none.
+    """
+
+    def __init__(self, every_s: float | None = None) -> None:
+        self._every_s = every_s
+        self._updated_at = float("-inf")
+        self._open = b""  # what follows the last carriage return or newline
+        self._frame = b""  # the last whole frame of this line
+        self._above = b""  # the last frame of the lines above that this one may draw over
+        self._shown = b""  # the frame that was passed on last, of this bar
+        self._is_bar = self._moves_up = False
+        self._is_begun = False  # the beginning of this line was passed on already
+
+    def take(self, data: bytes, now: float) -> bytes:
+        """The lines that `data` finishes, and an update where one is due. now: seconds from any origin.
+
+        Empty data says that nothing came for a moment: then what stands after a carriage return is whole.
+        """
+        out: list[bytes] = []
+        is_within = self._is_bar or self._open or self._above or self._is_begun
+        if not is_within and b"\r" not in data and b"\x1b" not in data:
+            whole = data.rfind(b"\n") + 1  # plain lines, as nearly all are
+            out.append(data[:whole])
+            data, is_quiet = data[whole:], False
+        else:
+            is_quiet = not data
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._draw(line, out)
+            self._end_line(out, now)
+        self._draw(rest, out)
+        self._update(out, now, is_quiet)
+        return b"".join(out)
+
+    def rest(self) -> bytes:
+        """What is left when no more comes: the last frame of an unfinished line, without a newline."""
+        out: list[bytes] = []
+        if self._open or self._frame or self._is_begun:
+            self._end_line(out, 0.0)
+        self._print_above(out)
+        return b"".join(out).removesuffix(b"\n")
+
+    def _draw(self, text: bytes, out: list[bytes]) -> None:
+        self._moves_up = self._moves_up or (b"\x1b" in text and _CURSOR_UP.search(text) is not None)
+        *frames, last = text.split(b"\r")
+        for frame in frames:
+            self._extend(frame, out)
+            if self._is_begun:
+                out.append(b"\n")
+                self._is_begun = False
+            self._frame, self._open = self._open or self._frame, b""
+            self._is_bar = True
+        self._extend(last, out)
+
+    def _extend(self, text: bytes, out: list[bytes]) -> None:
+        self._open += text
+        if self._is_begun or len(self._open) > LONGEST:
+            out.append(self._open)
+            self._open = b""
+            self._is_begun = True
+
+    def _end_line(self, out: list[bytes], now: float) -> None:
+        last = self._open or self._frame
+        if self._is_begun:
+            out.append(b"\n")
+        elif self._moves_up:
+            self._above = _whole(last) or self._above
+        else:
+            self._print_above(out)
+            if not (self._is_bar and last and last == self._shown):
+                out.append(last + b"\n")
+            self._shown = b""
+            self._updated_at = now if self._is_bar else self._updated_at
+        self._open = self._frame = b""
+        self._is_bar = self._moves_up = self._is_begun = False
+
+    def _print_above(self, out: list[bytes]) -> None:
+        if self._above and self._above != self._shown:
+            out.append(self._above + b"\n")
+        self._above = b""
+
+    def _update(self, out: list[bytes], now: float, is_quiet: bool) -> None:
+        if self._every_s is None or now < self._updated_at + self._every_s:
+            return
+        newest = _whole((is_quiet and self._is_bar and self._open) or self._frame) or self._above
+        if newest and newest != self._shown:
+            out.append(newest + b"\n")
+            self._shown, self._updated_at = newest, now
+
+
+def _whole(frame: bytes) -> bytes:
+    """A frame as a line of its own; nothing where it only clears the line."""
+    text = _UP_AT_END.sub(b"", frame)
+    return text if text.strip() else b""

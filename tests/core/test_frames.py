@@ -1,0 +1,113 @@
+"""Output of a job without the frames that a progress bar has drawn over."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpu_scheduler.core import frames
+from gpu_scheduler.core.frames import Frames
+
+#: What tqdm writes for a bar of batches, which goes when it is full, inside a bar of epochs.
+NESTED = (
+    b"\repoch:   0%| | 0/2"
+    b"\n\rbatch:   0%| | 0/2\x1b[A\n\rbatch:  50%|#| 1/2\x1b[A\n\rbatch: 100%|##| 2/2\x1b[A"
+    b"\n\r                  \x1b[A\repoch:  50%|# | 1/2"
+    b"\n\rbatch:   0%| | 0/2\x1b[A\n\rbatch:  50%|#| 1/2\x1b[A\n\rbatch: 100%|##| 2/2\x1b[A"
+    b"\n\r                  \x1b[A\repoch: 100%|##| 2/2\repoch: 100%|##| 2/2\ndone\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"", b""),
+        (b"one\ntwo\n", b"one\ntwo\n"),
+        (b"one\ntwo", b"one\ntwo"),
+        (b"\n\nx\n\n", b"\n\nx\n\n"),
+        (b"one\r\ntwo\r\r\n", b"one\ntwo\n"),
+        (b"\r 0%\r 50%\r100%\nthen\n", b"100%\nthen\n"),
+        (b" 0%\r 50%\r100%\r\nthen\n", b"100%\nthen\n"),
+        (b"\r 0%\r 50%", b" 50%"),
+        (b"\r 0%\r 50%\r", b" 50%"),
+        (b"\r100%\r    \rthen\n", b"then\n"),
+        (b"\xff\x1b[31mred\x1b[0m\n", b"\xff\x1b[31mred\x1b[0m\n"),
+        ("\r\u2588\r\u2588\u2588\u2028x\n".encode(), "\u2588\u2588\u2028x\n".encode()),
+        (NESTED, b"epoch:   0%| | 0/2\nepoch: 100%|##| 2/2\ndone\n"),
+        (NESTED[:-6], b"epoch:   0%| | 0/2\nepoch: 100%|##| 2/2"),
+        (NESTED[: NESTED.index(b"  50%|# ")], b"epoch:   0%| | 0/2\nepoch:"),
+    ],
+)
+def test_only_the_last_frame_of_each_line_is_passed_on(written: bytes, shown: bytes) -> None:
+    whole, pieces = Frames(), Frames()
+    assert whole.take(written, 0.0) + whole.rest() == shown
+    if b"\x1b[A" not in written:  # which is looked for within one piece
+        each = [pieces.take(written[at : at + 1], float(at)) for at in range(len(written))]
+        assert b"".join(each) + pieces.rest() == shown
+
+
+def test_an_unfinished_line_is_updated_once_a_second_and_its_last_frame_is_whole() -> None:
+    bar = Frames(every_s=1.0)
+    shown = [bar.take(f"\r{n / 10:5.1f}%".encode(), n / 100) for n in range(1001)]
+    assert [line for line in shown if line] == [
+        f"{n / 10 - 0.1:5.1f}%\n".encode() for n in range(1, 1001, 100)
+    ]
+    assert bar.take(b"", 10.0) == b""
+    assert bar.take(b"\nnext\n", 10.1) == b"100.0%\nnext\n"
+    # The next bar of the same job waits for its turn too.
+    assert bar.take(b"\r a\r b", 10.2) == b""
+    assert bar.take(b"\r c", 11.2) == b" b\n"
+
+
+def test_a_slow_bar_is_shown_as_soon_as_nothing_more_comes() -> None:
+    bar = Frames(every_s=1.0)
+    assert bar.take(b"\r 1%", 0.0) == b""
+    assert bar.take(b"", 0.1) == b" 1%\n"
+    assert bar.take(b"", 5.0) == b""
+    assert bar.take(b"\r 2%", 6.0) == b""
+    assert bar.take(b"", 6.1) == b" 2%\n"
+    assert bar.take(b"\n", 7.0) == b""
+    assert bar.rest() == b""
+
+
+def test_a_line_that_is_no_bar_is_not_passed_on_before_it_is_whole() -> None:
+    plain = Frames(every_s=1.0)
+    assert plain.take(b"loading ... ", 0.0) == b""
+    assert plain.take(b"", 60.0) == b""
+    assert plain.take(b"done\n", 61.0) == b"loading ... done\n"
+
+
+def test_a_bar_inside_a_bar_is_updated_once_a_second() -> None:
+    bars = Frames(every_s=1.0)
+    shown = b""
+    for at in range(500):
+        shown += bars.take(b"\n\rbatch %d\x1b[A" % at, at / 100)
+    shown += bars.take(b"\repoch 1\nend\n", 5.0)
+    assert shown.split(b"\n")[0] == b""  # the line below which the first one was drawn
+    assert 5 <= len(shown.split()) // 2 <= 7
+    assert shown.endswith(b"epoch 1\nend\n")
+    assert b"\x1b" not in shown
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\rlast\n"])
+def test_a_line_of_any_length_takes_up_little_memory_and_is_passed_on_whole(
+    end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "LONGEST", 1000)
+    lines, shown = Frames(every_s=1.0), b""
+    for _ in range(500):
+        shown += lines.take(b"x" * 100, 0.0)
+        assert len(lines._open) <= 1000
+    shown += lines.take(end, 0.0) + lines.rest()
+    assert shown.rstrip(b"\n") == b"x" * 50_000 + (b"\nlast" if end == b"\rlast\n" else b"")
+
+
+def test_lines_without_frames_pass_unchanged_however_they_are_cut() -> None:
+    chance = random.Random(1)
+    parts = [b"a", b"bc", b" ", b"\n", b"\n\n", b"\x1b[1m", b"\xe2\x96"]
+    text = b"".join(chance.choice(parts) for _ in range(3000))
+    for size in (1, 2, 7, 100):
+        lines = Frames(every_s=0.5)
+        cut = [lines.take(text[at : at + size], at / 10) for at in range(0, len(text), size)]
+        assert b"".join(cut) + lines.rest() == text

@@ -1,0 +1,52 @@
+"""What the terminal of `start` shows."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.console import Console
+from tests.loop.rig import Rig
+from tests.waiting import wait_for
+
+
+def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> str:
+    """What the console prints of a direct job that runs this."""
+    rig, console = Rig(tmp_path), Console()
+    job = rig.add(command)
+    rig.tick()
+    attempt = rig.store.attempts(job)[0]["id"]
+    console.follow(attempt, rig.store)
+    rig.ends(job)
+    console.finish(attempt)
+    wait_for(lambda: console._follower is None, "the end of the log")
+    console.close()
+    return capsys.readouterr().out
+
+
+def test_a_progress_bar_is_printed_at_most_once_a_second_and_its_last_frame_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    draw = "import time\nfor n in range(151): print(end=f'\\r{n:3}% of it', flush=True); time.sleep(0.01)"
+    (tmp_path / "bar.py").write_text(f"{draw}\nprint('\\n# no header\\nend')\n")
+    lines = output(tmp_path, capsys, f"python3 {tmp_path}/bar.py").splitlines()
+    frames = [line for line in lines if "% of it" in line]
+    assert 2 <= len(frames) <= time.monotonic() - began + 2
+    assert all(re.fullmatch(r"\[job 1\] [ \d]{3}% of it", frame) for frame in frames)
+    end = ["[job 1] 150% of it", "[job 1] # no header", "[job 1] end"]
+    assert lines[len(frames) - 1 : len(frames) + 2] == end
+
+
+def test_a_last_line_without_a_newline_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "[job 1] one\n[job 1] two\n" in output(tmp_path, capsys, "echo one; printf two")
+
+
+def test_a_very_long_line_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = output(tmp_path, capsys, "head -c 5000000 /dev/zero | tr '\\0' x; echo; echo after")
+    first, second = out.splitlines()[:2]
+    assert re.fullmatch(r"\[job 1\] x{4096}…", first)
+    assert second == "[job 1] after"
