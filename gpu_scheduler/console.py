@@ -35,6 +35,7 @@ class Console:
         self.lines: queue.Queue[str | None] = queue.Queue(_WAITING)
         self._tails: dict[int, _Tail] = {}
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._ended = threading.Event()
         self._printer = threading.Thread(target=self._print, name="console", daemon=True)
         self._printer.start()
@@ -53,17 +54,18 @@ class Console:
         if row is None or row["log"] is None or _is_thrown_away():
             return
         with self._lock:
-            self._tails[attempt_id] = _Tail(row["job_id"], Path(row["log"]))
+            self._tails[attempt_id] = _Tail(row["job_id"], row["number"], Path(row["log"]))
             if self._follower is None:
                 self._follower = threading.Thread(target=self._follow, name="job output", daemon=True)
                 self._follower.start()
 
-    def finish(self, attempt_id: int) -> None:
-        """The attempt has ended: print what its log still holds, and look there no more."""
+    def finish(self, job_id: int, number: int) -> None:
+        """An attempt has ended: print what its log still holds before its end is told."""
         with self._lock:
-            tail = self._tails.get(attempt_id)
-        if tail is not None:
+            ended = {key: tail for key, tail in self._tails.items() if tail.attempt == (job_id, number)}
+        for attempt_id, tail in ended.items():
             tail.ended = True
+            self._read(attempt_id, tail)
 
     def flush(self) -> None:
         """Wait until all that was put is printed, for at most a second."""
@@ -105,11 +107,15 @@ class Console:
         with self._lock:
             tails = dict(self._tails)
         for attempt_id, tail in tails.items():
+            self._read(attempt_id, tail)
+
+    def _read(self, attempt_id: int, tail: _Tail) -> None:
+        with self._reading:
             for line in tail.read():
                 self.put(line)
-            if tail.over:
-                with self._lock:
-                    self._tails.pop(attempt_id, None)
+        if tail.over:
+            with self._lock:
+                self._tails.pop(attempt_id, None)
 
 
 def _is_thrown_away() -> bool:
@@ -123,7 +129,8 @@ def _is_thrown_away() -> bool:
 class _Tail:
     """The lines that a log has gained since the last look; of a progress bar at most one a second."""
 
-    def __init__(self, job_id: int, path: Path) -> None:
+    def __init__(self, job_id: int, number: int, path: Path) -> None:
+        self.attempt = (job_id, number)
         self._prefix = f"[job {job_id}] "
         self._path = path
         self._at = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console
-from gpu_scheduler.core.actions import Action, Close, WishDone
+from gpu_scheduler.core.actions import Action, WishDone
 from gpu_scheduler.core.draining import drained
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import Ask
@@ -73,8 +73,9 @@ class Daemon:
         logs = LogFolder.of(options.log_dir)
         self._storage = self._loop.storage = StorageWatch(home, logs, self._clock)
         self._telling = Telling(
-            store, self._clock, settings, logs if options.log_dir else None, verbose=options.verbose
-        )
+            store, self._clock, settings, logs if options.log_dir else None,
+            verbose=options.verbose, ended=console.finish,
+        )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER, logs.to_json())
         note(self._store, started_of(options, str(self._config.path)))
         self._launcher = Launcher(
@@ -216,8 +217,6 @@ class Daemon:
     def _tell(self, action: Action) -> None:
         self._telling.told(action)
         self._outcomes.told(action)
-        if isinstance(action, Close):
-            self._console.finish(action.attempt_id)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = number

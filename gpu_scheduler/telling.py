@@ -17,7 +17,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.actions import Action, NoteUse
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.facts import Facts, Settings
-from gpu_scheduler.core.states import WAITING, JobState
+from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.journal import NAME, Journal
 from gpu_scheduler.storage import FAILURES
@@ -39,13 +39,22 @@ class Telling:
     """Tells the events after those that were told before. Only the one scheduler has one.
 
     logs: the folder of `--log-dir`, None: journal and board lie in the folder of the record. verbose: each
-    job's memory is told as its peak grows. again_at: boot seconds at which something is to be written that
+    job's memory is told as its peak grows. ended: called with (job, attempt number) before the end of an
+    attempt is told. again_at: boot seconds at which something is to be written that
     could not be written now; None: nothing is left.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, settings: Settings, logs: LogFolder | None, *, verbose: bool = False
+        self,
+        store: Store,
+        clock: Clock,
+        settings: Settings,
+        logs: LogFolder | None,
+        *,
+        verbose: bool = False,
+        ended: Callable[[int, int], None] = lambda job_id, number: None,
     ) -> None:
+        self._ended = ended
         self._store = store
         self._clock = clock
         self._tolerance = settings.tolerance
@@ -113,6 +122,8 @@ class Telling:
             return
         new = events.news(self._store, self._logged, newest)
         for event, dispatched in zip(new, self._run.numbers(new), strict=True):
+            if "attempt" in event.data and "outcome" in event.data:
+                self._ended(event.job_id, event.data["attempt"])
             level, text = line(event, self._tolerance, dispatched)
             log.log(level, "%s", text)
         self._logged = newest
@@ -165,37 +176,43 @@ class _Part:
 
 
 class _Run:
-    """The jobs of this run: all but those that were finished when it began. begun: the newest event then."""
+    """The jobs of this run: all but those that were finished when it began. begun: the newest event then.
+
+    A job counts as dispatched from its first start on, or once it ended without one; it stays so.
+    """
 
     def __init__(self, store: Store, begun: int) -> None:
         self._store = store
         self._begun = begun
-        self._before = store.counts().get(JobState.FINISHED, 0)
+        counts = store.counts()
+        self._before = counts.get(JobState.FINISHED, 0)
+        self._active = {row["id"] for row in store.open_jobs(tuple(ACTIVE))}
+        self._dispatched = len(self._active)
 
     def numbers(self, new: Sequence[Event]) -> list[tuple[int, int]]:
-        """For each of these events, the newest there are: (jobs that waited no more, all jobs) after it."""
-        # By how much each of them changed the number of those that wait no more.
-        steps = [self._step(event) for event in new]
-        counts = self._store.counts()
-        total = sum(counts.values()) - self._before
-        dispatched = total - sum(counts.get(state, 0) for state in WAITING)
-        numbers = []
-        for step in reversed(steps):
-            numbers.append((dispatched, total))
-            dispatched -= step
-        return numbers[::-1]
+        """For each of these events, the newest there are: (jobs dispatched until then, all jobs)."""
+        before, dispatched = self._before, self._dispatched
+        steps = []
+        for event in new:
+            before -= self._comes_back(event)
+            dispatched += self._is_dispatched(event)
+            steps.append(dispatched)
+        self._before, self._dispatched = before, dispatched
+        total = sum(self._store.counts().values()) - before
+        return [(step, total) for step in steps]
 
-    def _step(self, event: Event) -> int:
-        if event.kind == JobState.STARTING:
-            return 1
-        if event.kind in WAITING and "attempt" in event.data:
-            return -1
-        if event.kind == JobState.FINISHED and "attempt" not in event.data:
-            return 1
-        if event.kind == JobState.QUEUED and not event.new:
-            finished = events.finished_before(self._store, event)
-            if finished is not None and finished <= self._begun:
-                self._before -= 1  # finished before this run, and now one of its jobs
-            elif finished is not None:
-                return -1
-        return 0
+    def _comes_back(self, event: Event) -> bool:
+        """Whether a job that was finished before this run is one of its jobs from this event on."""
+        if event.kind != JobState.QUEUED or event.new:
+            return False
+        finished = events.finished_before(self._store, event)
+        return finished is not None and finished <= self._begun
+
+    def _is_dispatched(self, event: Event) -> bool:
+        """Whether this event is the first by which a job counts as dispatched."""
+        ended = event.kind == JobState.FINISHED and "attempt" not in event.data
+        if event.kind != JobState.STARTING and not ended:
+            return False
+        if event.id <= self._begun or event.job_id in self._active:
+            return False
+        return not events.is_repeated(self._store, event, self._begun)

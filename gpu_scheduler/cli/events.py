@@ -15,7 +15,7 @@ from gpu_scheduler.store.events import before_last
 from gpu_scheduler.store.events import events as read
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.events import line, to_json
+from gpu_scheduler.views.events import dated, to_json
 
 _LOOK_EVERY_S = 0.2
 _AT_A_TIME = 1000
@@ -25,7 +25,7 @@ def events(options: Namespace) -> int:
     """Print them, oldest first; with --follow also those that come."""
     with opened(options, foreign=not options.follow) as store:
         tolerance = started_with(store).tolerance
-        told: Callable[[Event], str] = to_json if options.jsonl else lambda event: _text(event, tolerance)
+        told: Callable[[Event], str] = to_json if options.jsonl else lambda event: dated(event, tolerance)
         after = 0 if options.lines is None else before_last(store, options.lines)
         after = _print(store, after, told)
         if options.follow:
@@ -63,8 +63,3 @@ def _pause() -> None:
     gone.register(fd, 0)
     if gone.poll(_LOOK_EVERY_S * 1000):
         raise BrokenPipeError
-
-
-def _text(event: Event, tolerance: float) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-    return f"{at}  {line(event, tolerance)[1]}"

@@ -69,7 +69,7 @@ def _content(path: str) -> bytes:
         return content
     look = JobsFile(Path(path)).look()
     if look.state != "present":
-        raise UsageError(f"{look.problem}; name a jobs file, or - for the standard input")
+        raise UsageError(f"{path}: {look.problem}; name a jobs file, or - for the standard input")
     return look.content
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import sys
 from argparse import Namespace
@@ -29,13 +28,15 @@ from gpu_scheduler.doctor.findings import line as finding_line
 from gpu_scheduler.evidence import tail_of
 from gpu_scheduler.intake.pauses import wished_pauses
 from gpu_scheduler.sight import look_at
+from gpu_scheduler.store.events import of_job
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
+from gpu_scheduler.views.events import dated
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.words import ago, explanation, memory_words, outcome_words, shortened, visible
 
-#: Lines of a failed job's log, and of the main log about a job, that are shown.
+#: Lines of a failed job's log, and events of a job, that are shown.
 LAST_LINES = 10
 _ABOUT_IT = 3
 #: Jobs before it that are named, and lines around its own that count as near.
@@ -193,15 +194,15 @@ def _of_finished(asked: Asked) -> Iterator[Finding]:
 
 
 def _of_logs(asked: Asked) -> Iterator[Finding]:
-    job, home = asked.shown, asked.store.home
+    job = asked.shown
     if job.log is not None:
         there = os.path.exists(job.log)
         yield ok("log", job.log) if there else warn("log", f"{job.log} is not there any more", "")
     else:
         yield ok("log", "none: it was never started")
-    about = re.compile(rf"\bjob {job.id}\b")
-    for line in [text for text in text_lines(tail_of(str(home.log))) if about.search(text)][-_ABOUT_IT:]:
-        yield ok(home.log.name, line)
+    told = [one for one in of_job(asked.store, job.id) if one.kind != JobState.RUNNING]
+    for event in told[-_ABOUT_IT:]:
+        yield ok("events", dated(event, started_with(asked.store).tolerance))
 
 
 def _last_lines(asked: Asked) -> tuple[str, ...]:

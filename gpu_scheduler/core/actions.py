@@ -224,10 +224,11 @@ class SetPlaces:
 
 @dataclass(frozen=True)
 class SetPaused:
-    """Pause or resume a GPU."""
+    """Pause or resume a GPU. reason: what asked for it, where that was no command."""
 
     uuid: str
     paused: bool
+    reason: str | None = None
 
 
 @dataclass(frozen=True)

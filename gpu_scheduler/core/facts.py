@@ -135,7 +135,7 @@ class Wish:
     """What a front end asks for (DESIGN §2).
 
     target: a job id or a GPU's UUID, as text; "" for the scheduler itself. args, by verb: cancel {grace_s,
-    reason}, requeue {reason}, set {name, value, line: whether its line says so}, places
+    reason}, requeue and pause and resume {reason}, set {name, value, line: whether its line says so}, places
     {places: [[job id, place], …]}.
     """
 

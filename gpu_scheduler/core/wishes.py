@@ -63,7 +63,7 @@ def _carry_out(wish: Wish, facts: Facts) -> Answer:
     if wish.verb == "stop":
         return [EndScheduler()], "ending"
     if wish.verb in ("pause", "resume"):
-        return [SetPaused(wish.target, wish.verb == "pause")], f"{wish.verb}d"
+        return [SetPaused(wish.target, wish.verb == "pause", wish.args.get("reason"))], f"{wish.verb}d"
     if wish.verb == "places":
         return [SetPlaces(tuple((job, place) for job, place in wish.args["places"]))], "ordered"
     job = facts.jobs.get(int(wish.target))

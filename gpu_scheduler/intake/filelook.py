@@ -25,7 +25,7 @@ _Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class FileLook:
-    """What is there. content: of a file that is present; problem: why it cannot be read, with the remedy."""
+    """What is there. content: of a file that is present; problem: why it cannot be read, without its path."""
 
     state: Literal["present", "missing", "unreadable"]
     content: bytes = b""
@@ -80,9 +80,8 @@ class JobsFile:
 
     def _unseen(self, state: Literal["missing", "unreadable"], why: str) -> FileLook:
         self._seen = None
-        problem = f"{self.path}: {why}"
-        if self._look.problem != problem:
-            self._look = FileLook(state, problem=problem)
+        if self._look.problem != why:
+            self._look = FileLook(state, problem=why)
         return self._look
 
 

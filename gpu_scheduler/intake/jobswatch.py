@@ -157,7 +157,7 @@ class JobsWatch:
         if poll.missing and not self._reading:
             log.info("%s: there is no such file yet; it is waited for", self.path)
         else:
-            log.warning("%s; its jobs go on", poll.problem)
+            log.warning("%s: %s; its jobs go on", self.path, poll.problem)
 
 
 def _appended(old: Reading, new: Reading) -> bool:

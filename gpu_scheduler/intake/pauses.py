@@ -60,10 +60,9 @@ def take_in(store: Store, content: bytes) -> list[str]:
             if uuid is None:
                 said.append(f"GPU {index} in paused_gpus is not managed; ignored")
             elif wished[uuid] != paused:
-                store.wish("pause" if paused else "resume", uuid, "state file")
-                if not older:  # that is no edit, and what comes of the wish is told
-                    what = "paused" if paused else "resumed"
-                    said.append(f"GPU {index} {what} by an edit of the state file")
+                # What the older scheduler left is no edit.
+                reason = {} if older else {"reason": "by an edit of the state file"}
+                store.wish("pause" if paused else "resume", uuid, "state file", **reason)
         last = {"version": version, "state": _pauses(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
@@ -104,7 +103,7 @@ def resume_all(store: Store) -> None:
         store.db.set_meta("statefile_written", "0")
         for uuid, paused in wished_pauses(store).items():
             if paused:
-                store.wish("resume", uuid, "state file removed")
+                store.wish("resume", uuid, "state file removed", reason="because the state file was removed")
 
 
 def summary(store: Store) -> tuple[list[float], list[int], dict[str, object]]:

@@ -48,7 +48,7 @@ class StateWatch:
         if there:
             self.look(now)
         elif self._store.db.meta("statefile_written") == "1":
-            log.info("%s is gone: all GPUs resumed", self._path)
+            log.info("%s is gone; it is written anew, with no GPU paused", self._path)
             resume_all(self._store)
 
     def look(self, now: float) -> None:

@@ -71,6 +71,18 @@ def finished_before(store: Store, event: Event) -> int | None:
     return row["id"] if row is not None and row["state"] == "finished" else None
 
 
+def is_repeated(store: Store, event: Event, after: int) -> bool:
+    """Whether the job started, or finished, between the event with the id `after` and this one."""
+    row = store.db.row(
+        "SELECT 1 FROM history WHERE job_id = ? AND rowid > ? AND rowid < ?"
+        " AND state IN ('starting', 'finished') LIMIT 1",
+        event.job_id,
+        after,
+        event.id,
+    )
+    return row is not None
+
+
 def _event(store: Store, row: sqlite3.Row) -> Event:
     data = json.loads(row["data"])
     if row["state"] == "stray":

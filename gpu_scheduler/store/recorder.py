@@ -319,9 +319,13 @@ class Recorder:
         )
 
     def _set_paused(self, db: sqlite3.Connection, action: act.SetPaused, now: Now) -> None:
-        db.execute("UPDATE gpu SET paused = ? WHERE uuid = ?", (action.paused, action.uuid))
-        data = {"gpus": self._indices([action.uuid])}
-        _note(db, now, "paused" if action.paused else "resumed", 0, None, data)
+        cursor = db.execute(
+            "UPDATE gpu SET paused = ? WHERE uuid = ? AND paused <> ?",
+            (action.paused, action.uuid, action.paused),
+        )
+        if cursor.rowcount:
+            data = {"gpus": self._indices([action.uuid])}
+            _note(db, now, "paused" if action.paused else "resumed", 0, action.reason, data)
 
     def _wait(self, db: sqlite3.Connection, action: act.Wait, now: Now) -> None:
         db.execute(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -36,10 +37,16 @@ _DETAIL, _NEWS, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 def line(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> tuple[int, str]:
     """The level and the one line of an event; DEBUG where the main log says it otherwise, or not at all.
 
-    dispatched: (jobs of this run that wait no more, jobs of this run), where that is known.
+    dispatched: (jobs of this run that were started or are over, jobs of this run), where that is known.
     """
     level, text = _told(event, tolerance, dispatched)
     return level, visible(text)
+
+
+def dated(event: Event, tolerance: float = 0.10) -> str:
+    """The line of an event, with when it happened."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    return f"{at}  {line(event, tolerance)[1]}"
 
 
 def to_json(event: Event) -> str:
@@ -80,11 +87,11 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
     kind, data, job = event.kind, event.data, event.job_id
     attempt = f"attempt {data.get('attempt', '?')} of job {job}"
     if kind == "starting":
-        return _NEWS, _started(event, dispatched)
+        return _NEWS, _starts(event, dispatched)
     if "outcome" in data and "attempt" in data:
         return _ended(event, tolerance)
     if kind == "exceeded":
-        return _WARNING, f"WARN job {job} EXCEEDS declared VRAM on {_exceeded(event)}; neighbors may OOM"
+        return _WARNING, f"job {job} EXCEEDS declared VRAM on {_exceeded(event)}; neighbors may OOM"
     if kind == "stray":
         return _WARNING, stray_words(job, data["given"], data["gpu"], data["pid"])
     if kind == "relaunched":
@@ -96,7 +103,8 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
     if kind == "infeasible":
         return _WARNING, f"job {job} waits, {event.reason}"
     if kind in ("paused", "resumed"):
-        return _NEWS, f"GPU {', '.join(map(str, data['gpus']))} {kind}"
+        how = f" {event.reason}" if event.reason else ""
+        return _NEWS, f"GPU {', '.join(map(str, data['gpus']))} {kind}{how}"
     if kind == "stopping":
         return _NEWS, f"job {job} is being stopped"
     return _changed(event)
@@ -114,15 +122,15 @@ def _changed(event: Event) -> tuple[int, str]:
     return _DETAIL if state == "running" else _NEWS, f"job {event.job_id} {state}{why}"
 
 
-def _started(event: Event, dispatched: tuple[int, int] | None) -> str:
+def _starts(event: Event, dispatched: tuple[int, int] | None) -> str:
     data = event.data
     if not data:  # of an earlier version, which did not say where
-        return f"job {event.job_id} started — {event.command}"
+        return f"job {event.job_id} starts — {event.command}"
     words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
     words.append(_declared(data["share"], data["vram"], data["whole"], _kind(event)))
     if data["attempt"] > 1:
         words.append(f"attempt {data['attempt']}")
-    return f"job {event.job_id} started on gpu {data['gpus']} ({', '.join(words)}) — {event.command}"
+    return f"job {event.job_id} starts on gpu {data['gpus']} ({', '.join(words)}) — {event.command}"
 
 
 def _kind(event: Event) -> str:

@@ -44,7 +44,7 @@ def test_a_line_an_event(desk: Desk) -> None:
         "job 2 queued: echo second",
         "job 3 queued: echo third",
         "job 1 cancelled: line removed",
-        "job 2 started on gpu [0] (share 0.5) — echo second",
+        "job 2 starts on gpu [0] (share 0.5) — echo second",
         "job 2 running",
     ]
     assert told[6].startswith("job 2 was given GPU 0 and uses GPU 1 (process 77)")

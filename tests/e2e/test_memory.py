@@ -93,7 +93,7 @@ def test_the_tour_of_sixty_seconds(world: World) -> None:
     (world.folder / "jobs.txt").write_text(f"{line}\n")
     done = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "job 1 started on gpu [0] (1/1 dispatched, declared 8192 MiB/gpu) — " in done.stdout
+    assert "job 1 starts on gpu [0] (1/1 dispatched, declared 8192 MiB/gpu) — " in done.stdout
     assert re.search(r"job 1 gpu0 8000 MiB \(peak so far; declared 8192\)", done.stdout)
     assert re.search(
         r"job 1 finished \[OK\] in [\d.]+s — peak vram gpu0:8000 MiB \| declared 8192 MiB → within ±10%"
@@ -102,7 +102,7 @@ def test_the_tour_of_sixty_seconds(world: World) -> None:
     )
     again = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2")
     assert again.returncode == 0
-    assert "started on gpu" not in again.stdout
+    assert "starts on gpu" not in again.stdout
     fresh = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2", "--fresh")
     assert fresh.returncode == 0, fresh.stdout + fresh.stderr
     assert "job 2 finished [OK]" in fresh.stdout
@@ -131,7 +131,7 @@ def test_one_that_takes_more_than_it_declared_is_named_and_booked_at_its_peak(wo
     world.start("--simulate", "1", "--poll", "0.2")
     wait_for(lambda: "EXCEEDS" in world.said(), "the warning")
     assert re.search(
-        r"WARN job 1 EXCEEDS declared VRAM on gpu 0: 14000 MiB used, 8192 MiB declared \(\+71%\);"
+        r"WARNING job 1 EXCEEDS declared VRAM on gpu 0: 14000 MiB used, 8192 MiB declared \(\+71%\);"
         r" neighbors may OOM",
         world.said(),
     )
@@ -228,8 +228,8 @@ def test_needs_are_learned_from_what_was_seen(world: World) -> None:
     world.start("--simulate", "1", "--poll", "0.2", "--learn", "--drain")
     assert world.process is not None
     assert world.process.wait(60) == 0
-    started = re.findall(r"job \d started on gpu \[0\] \(\d/6 dispatched, (.*?)\)", world.said())
+    started = re.findall(r"job \d starts on gpu \[0\] \(\d/6 dispatched, (.*?)\)", world.said())
     assert started == ["alone", *["learned 5500 MiB/gpu"] * 5]
-    events = [kind for kind in re.findall(r"job \d (started|finished)", world.said())]
-    assert events[:2] == ["started", "finished"]
-    assert events[2:6] == ["started"] * 4  # 4 x 5500 + 512 MiB fit in 24 GiB
+    events = [kind for kind in re.findall(r"job \d (starts|finished)", world.said())]
+    assert events[:2] == ["starts", "finished"]
+    assert events[2:6] == ["starts"] * 4  # 4 x 5500 + 512 MiB fit in 24 GiB

@@ -268,3 +268,13 @@ def test_a_reading_is_whole_or_not_at_all(desk: Desk, monkeypatch: pytest.Monkey
     desk.restart()
     desk.wait(30)
     assert desk.states() == {1: "held", 2: "held", 3: "held"}
+
+
+def test_a_file_that_cannot_be_read_is_named_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.save("true\n")
+    desk.path.unlink()
+    with caplog.at_level("WARNING"):
+        desk.wait(0)
+    assert caplog.messages == [f"{desk.path}: there is no such file; its jobs go on"]
+    [file] = desk.rig.store.jobs_files()
+    assert (file["path"], file["problem"]) == (str(desk.path), "there is no such file")

@@ -127,12 +127,14 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     attempt = rig.store.attempts(job)[0]["id"]
     console.follow(attempt, rig.store)
     rig.ends(job)
-    console.finish(attempt)
+    console.finish(job, 1)
     logging.getLogger("gpu_scheduler").info("a line of ours, about %s\n  and more", "\x1b]0;evil\x07")
     wait_for(lambda: console._follower is None, "the end of the log")
     console.close()
     out = capsys.readouterr().out
-    assert "[job 1] one\n[job 1] two\x1b[0m\n" in out  # theirs, as it is
+    theirs = "[job 1] one\n[job 1] two\x1b[0m\n[job 1] --- failed: exit code 3"
+    assert theirs in out  # as it is
+    assert out.index(theirs) < out.index("a line of ours"), "its output comes before its end is told"
     assert "# job" not in out
     ours = "a line of ours, about \\x1b]0;evil\\x07\n  and more\n"
     assert ours in out

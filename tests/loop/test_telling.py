@@ -111,14 +111,14 @@ def test_each_start_says_how_many_jobs_wait_no_more(desk: Desk, said: Callable[[
     desk.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
     desk.telling.told(act.WishDone(1, ""))
     assert said() == [
-        "job 1 started on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
-        "job 2 started on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
+        "job 1 starts on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
+        "job 2 starts on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
     ]
     desk.turn()
     assert said() == []
 
 
-def test_a_job_that_waits_again_is_not_counted_twice(desk: Desk, said: Callable[[], list[str]]) -> None:
+def test_the_count_of_dispatched_jobs_never_goes_down(desk: Desk, said: Callable[[], list[str]]) -> None:
     job, other = desk.job("echo a"), desk.job("echo b")
     attempt = desk.start(job)
     desk.turn()
@@ -127,7 +127,49 @@ def test_a_job_that_waits_again_is_not_counted_twice(desk: Desk, said: Callable[
     desk.start(job)
     desk.turn()
     told = [line for line in said() if "dispatched" in line]
-    assert ["1/2" in told[0], "1/2" in told[1], "2/2" in told[2]] == [True, True, True]
+    assert ["1/2" in told[0], "2/2" in told[1], "2/2" in told[2]] == [True, True, True]
+
+
+def test_jobs_that_ran_when_the_scheduler_came_up_stay_dispatched(
+    desk: Desk, said: Callable[[], list[str]]
+) -> None:
+    running, other = desk.job("echo a"), desk.job("echo b")
+    attempt = desk.start(running)
+    desk.turn()
+    desk.new()
+    said()
+    _again(desk, running, attempt)
+    desk.start(other)
+    desk.start(running)
+    desk.turn()
+    assert ["(2/2 dispatched" in line for line in said() if "dispatched" in line] == [True, True]
+
+
+def test_a_launch_that_fails_is_not_called_started(desk: Desk, said: Callable[[], list[str]]) -> None:
+    job = desk.job("echo a")
+    attempt = desk.start(job)
+    desk.record(act.Close(job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason="no script"))
+    desk.turn()
+    assert [line.partition(" (")[0] for line in said()] == [
+        "job 1 starts on gpu [0]",
+        "job 1 not started, queued again — no script",
+    ]
+
+
+def test_the_end_of_an_attempt_is_announced_before_it_is_told(
+    desk: Desk, said: Callable[[], list[str]]
+) -> None:
+    ended: list[tuple[int, int, list[str]]] = []
+    desk.telling = Telling(
+        desk.store, desk.clock, Settings(), None,
+        ended=lambda job, number: ended.append((job, number, said())),
+    )  # fmt: skip
+    job = desk.job("echo a")
+    desk.end(job, desk.start(job))
+    desk.turn()
+    [(ended_job, number, told_before)] = ended
+    assert (ended_job, number, len(told_before)) == (job, 1, 1)
+    assert "finished [OK]" in said()[0]
 
 
 def _again(desk: Desk, job: int, attempt: int) -> None:
@@ -147,7 +189,7 @@ def _retried(desk: Desk, job: int, attempt: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "told"), [(_again, ["1/2", "1/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "1/2"])]
+    ("then", "told"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
 )
 def test_of_several_events_that_are_told_together_each_has_the_count_of_its_moment(
     desk: Desk, said: Callable[[], list[str]], then: Callable[[Desk, int, int], None], told: list[str]

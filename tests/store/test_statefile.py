@@ -19,9 +19,11 @@ from gpu_scheduler.intake.pauses import pause, take_in, wished_pauses
 from gpu_scheduler.intake.statewatch import StateWatch
 from gpu_scheduler.looking import look
 from gpu_scheduler.store import statefile
+from gpu_scheduler.store.events import events
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.events import line
 
 
 class Machine:
@@ -128,10 +130,34 @@ def test_a_pause_given_while_the_scheduler_is_down_counts_at_its_start(machine: 
 def test_no_version_is_examined_twice(machine: Machine) -> None:
     machine.edit(2)
     content = machine.path.read_bytes()
-    assert take_in(machine.store, content) == ["GPU 2 paused by an edit of the state file"]
+    assert take_in(machine.store, content) == []
+    assert wished_pauses(machine.store)["U2"]
     pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)
     assert take_in(machine.store, content) == []
     assert not wished_pauses(machine.store)["U2"]
+
+
+def test_an_edit_and_a_repeated_command_are_one_event_each(machine: Machine) -> None:
+    machine.edit(2)
+    machine.round()
+    for _ in range(2):
+        pause(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
+        machine.round()
+    told = [line(event)[1] for event in events(machine.store, 0, 10)]
+    assert told == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
+
+
+def test_gpus_resumed_by_the_removal_of_the_file_say_so_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.unlink()
+    with caplog.at_level("INFO"):
+        machine.begin()
+    assert caplog.messages == [f"{machine.path} is gone; it is written anew, with no GPU paused"]
+    told = [line(event)[1] for event in events(machine.store, 0, 10)]
+    assert told[1:] == ["GPU 1 resumed because the state file was removed"]
 
 
 def test_a_file_without_our_base_is_compared_with_the_record(machine: Machine) -> None:

@@ -43,14 +43,14 @@ def end(**values: Any) -> dict[str, Any]:
 )
 def test_a_start(data: dict[str, Any], told: str) -> None:
     event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
-    assert line(event, dispatched=(1, 3)) == (INFO, f"job 1 started on gpu {told}")
+    assert line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {told}")
 
 
 def test_a_start_where_it_is_not_known_how_many_there_are() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
-    assert line(event)[1] == "job 1 started on gpu [0] (share 0.5) — CMD"
+    assert line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
     old = Event(9, 0.0, "starting", 1, command="CMD")
-    assert line(old, dispatched=(1, 3))[1] == "job 1 started — CMD"
+    assert line(old, dispatched=(1, 3))[1] == "job 1 starts — CMD"
 
 
 HEAD = "job 1 finished [OK] in 1774s — "
@@ -139,7 +139,7 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
     [
         (
             Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 12034, "declared": 8192}),
-            (WARNING, "WARN job 3 EXCEEDS declared VRAM on gpu 0: 12034 MiB used, 8192 MiB declared (+47%);"
+            (WARNING, "job 3 EXCEEDS declared VRAM on gpu 0: 12034 MiB used, 8192 MiB declared (+47%);"
              " neighbors may OOM"),
         ),
         (
