@@ -21,7 +21,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     attempt = rig.store.attempts(job)[0]["id"]
     console.follow(attempt, rig.store)
     rig.ends(job)
-    console.finish(attempt)
+    console.finish(job, 1)
     wait_for(lambda: console._follower is None, "the end of the log")
     console.close()
     return capsys.readouterr().out
