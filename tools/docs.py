@@ -11,7 +11,8 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from gpu_scheduler.cli.parser import PROGRAM, program
+from gpu_scheduler.cli.parser import program
+from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.core.states import CHANGES, JobState, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]

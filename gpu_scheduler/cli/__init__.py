@@ -81,9 +81,9 @@ def _print_anything() -> None:
 
 
 def _complain(error: SchedulerError) -> None:
-    from gpu_scheduler.views.words import visible
+    from gpu_scheduler.cli.program import complain
 
     try:
-        print(f"gpu-scheduler: {visible(str(error), lines=True)}", file=sys.stderr)
+        complain(str(error))
     except OSError:
         pass

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from argparse import Namespace
 
+from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.started import started_with
-from gpu_scheduler.views.words import visible
 
 
 def add(options: Namespace) -> int:
@@ -26,7 +25,7 @@ def add(options: Namespace) -> int:
         append(options.output_file, line)
     print(line)
     for note in notes:
-        print(f"gpu-scheduler: {visible(note)}", file=sys.stderr)
+        complain(note)
     return 0
 
 

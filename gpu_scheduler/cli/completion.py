@@ -12,7 +12,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_scheduler.cli.parser import PROGRAM, program
+from gpu_scheduler.cli.parser import program
+from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.errors import SchedulerError
 
 #: The name of a clone's program, which is completed too where it is called by itself (./scheduler.py).

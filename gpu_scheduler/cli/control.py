@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.cli import offline
 from gpu_scheduler.cli.foresee import COMMANDS, foreseen, refusal
+from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered, wished_verbs
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.errors import UsageError
@@ -83,7 +83,7 @@ def wish(store: Store, verb: str, jobs: Iterable[int], **args: object) -> tuple[
                 made[store.wish(verb, str(job_id), "cli", **args)] = job_id
             else:
                 refused += 1
-                _complain(why)
+                complain(why)
     return made, refused
 
 
@@ -130,7 +130,7 @@ def _tell(
     for made, answer in answers.items():
         if answer is not None and _is_refusal(answer):
             refused += 1
-            _complain(answer)
+            complain(answer)
         else:
             told.setdefault(answer or running.get(wishes[made]) or waiting, []).append(wishes[made])
     for text, jobs in told.items():
@@ -145,7 +145,3 @@ def _tell(
 def _is_refusal(answer: str) -> bool:
     """Whether an answer of core.wishes says why not: those name the job, the others are a word or two."""
     return answer.startswith(("job ", "no job "))
-
-
-def _complain(text: str) -> None:
-    print(f"gpu-scheduler: {visible(text, lines=True)}", file=sys.stderr)

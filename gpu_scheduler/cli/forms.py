@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Sequence
 
 #: Options of the program itself that take a value, and those that do not.
 _VALUED = ("--state-file", "--data-dir")
 _PLAIN = ("-h", "--help", "--version")
+_JOBS, _SETS = "JOB…", ("--all", "--failed")
+#: What others call a command of ours.
+_NEIGHBORS = {
+    **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
+    **dict.fromkeys(("top", "watch"), "status --watch"),
+    **dict.fromkeys(("kill", "rm", "remove", "delete", "scancel"), f"cancel {_JOBS}"),
+    **dict.fromkeys(("rerun", "restart", "requeue"), f"retry {_JOBS}"),
+}
 
 
 def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
@@ -20,7 +29,7 @@ def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
         if word in _VALUED:
             next(rest, None)
         elif not word.startswith("-"):
-            return None if word in commands else _file(index, word, commands)
+            return None if word in commands else _file(index, words, commands)
         elif word in ("-", "--") or word.startswith(tuple(f"{name}=" for name in _VALUED)):
             continue
         elif word not in _PLAIN:
@@ -31,11 +40,23 @@ def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
     return None
 
 
-def _file(index: int, word: str, commands: Collection[str]) -> int:
+def _command(meant: str, behind: Sequence[str]) -> str:
+    """The command for a word of another program. behind: the words behind that one; those that name jobs are
+    taken over, other options are not ours."""
+    if not meant.endswith(_JOBS):
+        return meant
+    names = [name for name in behind if name in _SETS or not name.startswith("-")]
+    return meant.replace(_JOBS, shlex.join(names)) if names else meant
+
+
+def _file(index: int, words: Sequence[str], commands: Collection[str]) -> int:
+    word, behind = words[index], words[index + 1 :]
     if os.path.exists(word):
         return index
     from difflib import get_close_matches
 
     near = get_close_matches(word, commands, 1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
+    if word in _NEIGHBORS:
+        meant = f"; did you mean `{_command(_NEIGHBORS[word], behind)}`?"
     raise ValueError(f"{word!r} is neither a command nor a file that exists{meant}")

@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 
+from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.tail import Tail
 from gpu_scheduler.core.frames import Frames
@@ -17,6 +18,7 @@ from gpu_scheduler.core.states import WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.sight import sight
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import visible
 
 _LOOK_EVERY_S = 0.1
 #: Between two lines about one progress bar that is followed.
@@ -53,9 +55,19 @@ def attach(options: Namespace) -> int:
         raise SchedulerError("GNU Screen is not installed; install it (sudo apt-get install screen)")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SchedulerError(f"attach needs a terminal; `logs {job_id} -f` follows the output without one")
+    if os.environ.get("STY"):
+        _tell_keys(os.environ["STY"])
     sys.stdout.flush()
     where = sessions.environment(sessions.socket_folder(seen.session))
     os.execve(program, [program, "-x", seen.session], where)
+
+
+def _tell_keys(outer: str) -> None:
+    """Which key detaches which of two Screens. Waits for Enter, because the job's will fill the terminal."""
+    print(f"This terminal is in a Screen session already: {visible(outer)}")
+    print("With Screen's usual keys Ctrl-A a d leaves the job's, Ctrl-A d leaves yours with the job's in it.")
+    print("Enter opens the job's session. ", end="", flush=True)
+    sys.stdin.readline()
 
 
 def logs(options: Namespace) -> int:
@@ -122,7 +134,7 @@ def _follow(store: Store, attempt: sqlite3.Row, tail: Tail, *, only: bool) -> No
             return
         if pid_of(store) is None:
             what = "is queued again" if state in WAITING else "has ended"
-            print(f"gpu-scheduler: job {job_id} {what}; no scheduler is up", file=sys.stderr)
+            complain(f"job {job_id} {what}; no scheduler is up")
             return
         time.sleep(_LOOK_EVERY_S)
 

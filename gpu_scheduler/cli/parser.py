@@ -7,17 +7,15 @@ The packages that colour help are imported when help is printed, never before.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
 from gpu_scheduler.cli import options as of
 from gpu_scheduler.cli.forms import jobs_file_at
+from gpu_scheduler.cli.program import PROGRAM, called
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
-
-PROGRAM = "gpu-scheduler"
 
 #: Of each command: its name, what it does, an example, and what declares its options.
 _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
@@ -49,22 +47,20 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
 )  # fmt: skip
 
 
+#: Options that are named where none is like the one that was given.
+_OFFERED = 5
+
+
 def _titled(group: str) -> str:
     return group[:1].upper() + group[1:]
-
-
-def _called(path: str) -> str:
-    """The program as the user called it. path: sys.argv[0]."""
-    names = {"scheduler.py": "python scheduler.py", "__main__.py": "python -m gpu_scheduler"}
-    return names.get(path.rpartition("/")[2], PROGRAM)
 
 
 class _Parser(argparse.ArgumentParser):
     """Mistakes become UsageError; help is formatted late."""
 
     def error(self, message: str) -> NoReturn:
-        called = self.prog.replace(PROGRAM, _called(sys.argv[0]), 1)
-        raise UsageError(f"{message}\n`{called} --help` says what is accepted")
+        prog = self.prog.replace(PROGRAM, called(), 1)
+        raise UsageError(f"{message}\n`{prog} --help` says what is accepted")
 
     def format_help(self) -> str:
         from rich_argparse import RawDescriptionRichHelpFormatter
@@ -128,10 +124,16 @@ def _meant(command: str, word: str, file: str | None) -> str:
         return " (a name or value with a blank in it stands in quotes)"
     from difflib import get_close_matches
 
-    taken = _Parser()
+    taken = _Parser(add_help=False)
     next(declare for name, _, _, declare in _COMMANDS if name == command)(taken)
-    near = get_close_matches(word.partition("=")[0], taken._option_string_actions, 1)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    _where(taken, "", None)
+    given, options = word.partition("=")[0], list(taken._option_string_actions)
+    near = get_close_matches(given, options, 1)
+    if near:
+        return f"; did you mean `{near[0]}`?"
+    nearest = get_close_matches(given, [one for one in options if one.startswith("--")], _OFFERED, 0.0)
+    more = "" if len(nearest) < _OFFERED else ", and others"
+    return f"; `{command}` takes {', '.join(nearest)}{more}"
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

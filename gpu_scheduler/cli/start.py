@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import home_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -69,7 +69,7 @@ def _in_background(pid: int, main_log: Path) -> None:
     print(f"scheduler up in the background, pid {pid}; log {main_log}", flush=True)
     said = _logout()
     if said is not None:
-        print(f"gpu-scheduler: {said}", file=sys.stderr)
+        complain(said)
 
 
 def _log_logout() -> None:

@@ -16,8 +16,8 @@ from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, pars
 from gpu_scheduler.core.words import BLANK, split_words
 
 KNOWN = (
-    "vram gpus share allowed exclusive oom-retries fail-retries timeout name priority conda venv cwd env:KEY"
-    " cuda cuda-ids hold cancel"
+    "vram gpus share allowed exclusive oom-retries retries fail-retries timeout name priority conda venv cwd"
+    " env:KEY cuda cuda-ids hold cancel"
 )
 LATER = ("after", "after-any", "resume-flag", "preempt")
 FLAGS = ("hold", "cancel", "exclusive")
@@ -67,7 +67,11 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
         if field in values:
             also = "" if meant == key else f" (it means {meant})"
             raise ValueError(f"attribute {key} is given twice{also}; give it once")
-        values[field] = _read_item(text, meant, value if given else None, known_gpus)
+        try:
+            values[field] = _read_item(text, key, value if given else None, known_gpus)
+        except ValueError as error:
+            apart = _with_blanks(item)
+            raise ValueError(f"attributes are separated by blanks: [{apart}]" if apart else error) from None
     if env:
         values["env"] = tuple(sorted(env.items()))
     rest = text[end + 1 :]
@@ -93,6 +97,19 @@ def _words(text: str) -> tuple[str, ...] | None:
         return None
 
 
+def _with_blanks(item: str) -> str | None:
+    """Several attributes that were written as one, with commas between them, with blanks; None: it is one."""
+    first, *parts = re.split("[,;]", item)
+    apart = [first]
+    for part in parts:
+        key = part.partition("=")[0]
+        if not part or key in (*_READERS, *FLAGS, *LATER, "allowed") or key.startswith("env:"):
+            apart.append(part)
+        else:
+            apart[-1] += f",{part}"
+    return " ".join(part for part in apart if part) if len(apart) > 1 else None
+
+
 def _shell_test(text: str) -> str:
     """The remedy for a shell test, which looks like a block."""
     if text.startswith(("[[", "[ ", "[\t")):
@@ -111,6 +128,7 @@ def _read_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
 
 
 def _read_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
+    """key: as it is written, which may be a synonym."""
     if key in LATER:
         raise ValueError(f"attribute {key} is not carried out by this version; known: {KNOWN}")
     if key in FLAGS:
@@ -194,8 +212,7 @@ def _one_of(key: str, *choices: str) -> Callable[[str], str]:
 _READERS: dict[str, Callable[[str], Any]] = {
     "vram": _vram,
     "gpus": _gpus,
-    "oom-retries": _retries("oom-retries"),
-    "fail-retries": _retries("fail-retries"),
+    **{key: _retries(key) for key in ("oom-retries", "retries", "fail-retries")},
     "timeout": _timeout,
     "share": _share,
     "name": _name,

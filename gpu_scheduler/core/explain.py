@@ -36,6 +36,8 @@ _ORDINAL = re.compile(
     r"|listed an invalid (?:GPU|Device) id|device:GPU:\d+ unknown device",
     re.IGNORECASE,
 )
+#: What NCCL says, below its error, of two processes of a job on one GPU.
+_DUPLICATE = "Duplicate GPU detected"
 
 
 def signal_name(number: int) -> str:
@@ -65,6 +67,8 @@ def explain(result: ResultNote, evidence: Evidence | None = None) -> str:
         told += "; a process of it was killed by SIGKILL, probably out of memory"
     if evidence is not None and evidence.ids and _ORDINAL.search(tail):
         told += f"; {_ordinal_advice(evidence.ids)}"
+    if _DUPLICATE in tail and _DUPLICATE not in told:
+        told += f"; NCCL: {_DUPLICATE}"
     return _line(told, _LONGEST)
 
 

@@ -21,6 +21,11 @@ _REMEDIES = tuple(
             "the script takes no --cuda: put [cuda=off] before its line; its GPU is number 0 all the same",
         ),
         (
+            r"Duplicate GPU detected",
+            "two of its processes use one GPU: ask for as many GPUs as it starts processes, such as"
+            " [gpus=2], or start fewer",
+        ),
+        (
             r"CUDA out of memory|CUDA error: out of memory|(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED"
             r"|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation",
             "the GPU was full: ask for more (vram= or share=), let it run again with more (oom-retries=), or"
@@ -55,7 +60,11 @@ _REMEDIES = tuple(
             r"killed by SIG(?:SEGV|ILL|BUS|FPE|ABRT)",
             "a fault in native code, often of libraries that do not fit together",
         ),
-        (r"killed by SIGKILL", "somebody or something ended it by force: see the journal of the machine"),
+        (
+            r"killed by SIGKILL",
+            "somebody or something ended it by force: `journalctl -k | grep -i oom` tells whether the kernel"
+            " did, because the machine's memory had run out",
+        ),
         (r"killed by SIG(?:TERM|INT|HUP)", "somebody or something outside the scheduler ended it"),
     )
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,17 @@ from gpu_scheduler.cli import _MODULES
 from gpu_scheduler.cli.completion import script
 from tests.cli.desk import Desk
 
+ROOT = Path(__file__).parents[2]
+
+#: What the line binds, and what it completes.
+TRY = """
+complete -p scheduler.py
+complete -p gpu-scheduler
+compopt() { :; }
+COMP_WORDS=(./scheduler.py stat); COMP_CWORD=1
+_shtab_gpu_scheduler
+echo "$COMPREPLY"
+"""
 ASK = """\
 source ./script
 compopt() { :; }
@@ -50,6 +64,24 @@ def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Pat
     assert completed(tmp_path, "gpu-scheduler", "start", "--log-dir", "f") == ["folder_b"]
     assert completed(tmp_path, "gpu-scheduler", "--state-file", "x.json", "sto") == ["stop"]
     assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
+
+
+def test_the_line_of_the_readme_works_in_a_clone(tmp_path: Path) -> None:
+    (line,) = re.findall(r"`(source <\([^`]+\))`", (ROOT / "README.md").read_text())
+    shutil.copy2(ROOT / "scheduler.py", tmp_path)
+    (tmp_path / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
+    python = tmp_path / ".venv" / "bin" / "python"  # as `make install` leaves it, and nothing of it on PATH
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", line + TRY],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stderr == ""
+    bound = [text.split()[-1] for text in done.stdout.splitlines()]
+    assert bound == ["scheduler.py", "gpu-scheduler", "status"]
 
 
 def test_bash_completes_both_names_of_the_program(tmp_path: Path) -> None:

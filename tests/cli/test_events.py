@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,22 @@ def test_the_last_ones_as_json(desk: Desk) -> None:
     everything = [json.loads(line) for line in desk.run("events", "--jsonl", "-n", 10**6)[1].splitlines()]
     assert everything[3] == {**everything[3], "event": "finished", "job": 1, "outcome": "cancelled"}
     assert len(everything) == 9
+
+
+def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
+    three_jobs(desk)
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    table = text.partition("| event | keys |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| (`[^|]+) \| (.+) \|$", table, re.MULTILINE))
+    common = {"id", "at", "event", "job", "reason", "command"}
+    said = [json.loads(line) for line in desk.run("events", "--jsonl")[1].splitlines()]
+    for event, row in (
+        ("starting", "`starting`"),
+        ("finished", "`finished`, `queued` or `held` at an attempt's end"),
+    ):
+        (one,) = [one for one in said if one["event"] == event and "attempt" in one]
+        assert set(one) - common <= set(re.findall("`([a-z_]+)`", rows[row])), event
+        assert "learned" in one
 
 
 def test_each_end_tells_its_own_outcome(desk: Desk) -> None:

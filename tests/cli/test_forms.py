@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,6 +83,9 @@ def test_a_file_may_have_any_name_that_is_no_command() -> None:
         ("jobs.txt --jobs-file other.txt", ["two jobs files", "jobs.txt", "other.txt"]),
         ("jobs.txt status", ["unrecognized arguments: status", "the jobs file is jobs.txt"]),
         ("jobs.txt --json", ["--json", " start --help` says"]),
+        ("status --bogus", ["unrecognized arguments: --bogus; `status` takes --", "--json", "--all"]),
+        ("start --quux", ["unrecognized arguments: --quux; `start` takes --", ", and others\n"]),
+        ("hold 3 --bogus", ["--bogus; `hold` takes --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
         ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (`--jobs-file jobs.txt` names"]),
         ("status jobs.txt", ["jobs.txt (a name or value with a blank", " status --help` says"]),
@@ -96,6 +100,33 @@ def test_a_mistake_says_what_is_meant(words: str, parts: list[str]) -> None:
     text = str(caught.value)
     assert all(part in text for part in parts), text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        *((word, "status") for word in ("list", "ps", "ls", "queue", "ps aux")),
+        *((word, "status --watch") for word in ("top", "watch", "top -d 1")),
+        ("kill", "cancel JOB…"),
+        ("kill 3", "cancel 3"),
+        ("kill -9 3 bert", "cancel 3 bert"),
+        ("rm 5-9", "cancel 5-9"),
+        ("rm 'a b'", "cancel 'a b'"),
+        ("rerun --failed", "retry --failed"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_word_of_another_program_is_answered_with_the_command(words: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(shlex.split(words))
+    text = str(caught.value)
+    assert text.startswith(f"{words.split()[0]!r} is neither a command nor a file that exists; did you mean")
+    assert f"did you mean `{meant}`?\n" in text
+
+
+def test_a_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
+    (here / "queue").touch()
+    assert parse(["queue"]).jobs_file == "queue"
 
 
 @given(

@@ -23,7 +23,7 @@ from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENV = {name: value for name, value in os.environ.items() if name != "STY"} | {"PYTHONPATH": str(ROOT)}
 
 
 def start(*argv: object) -> subprocess.Popen[bytes]:
@@ -286,6 +286,32 @@ def test_attach_becomes_screen_on_the_full_name_of_the_session(
     os.close(held)
     assert process.returncode == 5
     assert said.decode().strip() == f"called: {fake_screen}/screen -x {session}"
+
+
+def test_attach_from_inside_another_screen_says_which_key_leaves_which(
+    desk: Desk, fake_screen: Path, session: str
+) -> None:
+    job, held = claim(desk, session)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
+        env={**ENV, "PATH": str(fake_screen), "STY": "77.work"},
+        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    while b"Enter opens" not in said:
+        said += os.read(ours, 4096)
+    assert b"called:" not in said
+    assert b"in a Screen session already: 77.work\r\n" in said
+    assert b"Ctrl-A a d leaves the job's, Ctrl-A d leaves yours" in said
+    os.write(ours, b"\n")
+    while b"called:" not in said:
+        said += os.read(ours, 4096)
+    assert process.communicate(timeout=30)[1] == b""
+    os.close(ours)
+    os.close(held)
+    assert f"-x {session}" in said.decode()
 
 
 def test_attach_says_so_when_screen_was_killed(desk: Desk, session: str) -> None:

@@ -52,6 +52,24 @@ def test_errors_become_exit_codes_and_one_line(
     assert desk.run("status") == (error.exit_code, "", f"gpu-scheduler: {error}\n")
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("scheduler.py", "scheduler.py"),
+        ("/opt/x/scheduler.py", "scheduler.py"),
+        ("/opt/gpu_scheduler/__main__.py", "gpu-scheduler"),
+        ("/usr/bin/gpu-scheduler", "gpu-scheduler"),
+    ],
+)
+def test_an_error_begins_with_the_name_that_was_called(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    assert desk.store
+    monkeypatch.setattr("sys.argv", [path])
+    for words in (("why", 9), ("cancel", 9), ("status", "--bogus")):
+        assert desk.run(*words)[2].startswith(f"{name}: "), words
+
+
 def test_ctrl_c_is_130(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt

@@ -42,9 +42,7 @@ def test_what_a_block_says(block: str, values: dict[str, Any]) -> None:
         ("[retries=1 retries=2]", "attribute retries is given twice (it means oom-retries)"),
         ("[vram=1G vram=2G]", "attribute vram is given twice"),
         ("[timeout=1s timeout=2s]", "attribute timeout is given twice"),
-        ("[retries=1001]", "oom-retries=1001 is not a whole number from 0 to 1000"),
-        ("[retries=-1]", "oom-retries=-1"),
-        ("[retries=two]", "oom-retries=two"),
+        ("[retries=1001]", "retries=1001 is not a whole number from 0 to 1000"),
         ("[fail-retries=1.0]", "fail-retries=1.0 is not a whole number"),
         ("[fail-retries=1001]", "fail-retries=1001"),
         ("[fail-retries=]", "attribute fail-retries has no value"),
@@ -65,6 +63,43 @@ def test_what_a_block_says(block: str, values: dict[str, Any]) -> None:
 def test_what_is_wrong_is_said_with_the_remedy(block: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         parse_block(f"{block} python t.py", None)
+
+
+@pytest.mark.parametrize("key", ["retries", "oom-retries", "fail-retries"])
+def test_an_error_names_the_attribute_as_it_is_written(key: str) -> None:
+    for value in ("-1", "two", "1001"):
+        with pytest.raises(ValueError, match=f"^{key}={value} is not a whole number from 0 to 1000"):
+            parse_block(f"[{key}={value}] python t.py", None)
+    with pytest.raises(ValueError, match=f"^attribute {key} has no value; write {key}=…"):
+        parse_block(f"[{key}=] python t.py", None)
+
+
+def test_the_list_of_known_attributes_has_the_synonym_retries() -> None:
+    assert {"retries", "oom-retries"} <= set(KNOWN.split())
+
+
+@pytest.mark.parametrize(
+    ("block", "mended"),
+    [
+        ("[vram=8G,retries=2]", "[vram=8G retries=2]"),
+        ("[vram=8G, retries=2]", "[vram=8G]"),
+        ("[vram=8G;retries=2]", "[vram=8G retries=2]"),
+        ("[allowed=0,1,hold]", "[allowed=0,1 hold]"),
+        ("[hold,vram=8G]", "[hold vram=8G]"),
+        ("[name=a,vram=8G,exclusive,env:A=1]", "[name=a vram=8G exclusive env:A=1]"),
+        ("[gpus=2,after=3]", "[gpus=2 after=3]"),
+    ],
+)
+def test_commas_between_attributes_are_answered_with_blanks(block: str, mended: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"attributes are separated by blanks: {mended}")):
+        parse_block(f"{block} python t.py", None)
+
+
+def test_commas_within_a_value_are_none_between_attributes() -> None:
+    values = parse_block("[allowed=0,2 env:A=1,hold cwd=/a,b] python t.py", None).values
+    assert values == {"allowed": (0, 2), "env": (("A", "1,hold"),), "cwd": "/a,b"}
+    with pytest.raises(ValueError, match="name 'a,b' is not"):
+        parse_block("[name=a,b] python t.py", None)
 
 
 @pytest.mark.parametrize(

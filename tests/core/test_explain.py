@@ -106,6 +106,28 @@ def test_the_advice_on_device_numbers(said: str) -> None:
     assert explain(result(1), Evidence(f"{said}\n", (2, 3))).endswith(ADVICE)
 
 
+#: PyTorch 2 under torchrun, two processes on one GPU: the error goes on behind its first line.
+NCCL = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/x/t.py", line 9, in <module>
+[rank1]:     dist.all_reduce(x)
+[rank1]: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970, invalid usage
+[rank1]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+[rank1]: Last error:
+[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000
+E1122 07:00:01.000 41 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) rank: 1
+"""
+
+
+def test_two_processes_on_one_gpu_are_told() -> None:
+    told = explain(result(1), Evidence(NCCL))
+    assert told == (
+        "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"
+        " invalid usage; NCCL: Duplicate GPU detected"
+    )
+    assert "ask for as many GPUs as it starts processes" in (remedy(told) or "")
+
+
 @pytest.mark.parametrize(
     ("how", "failed"),
     [
@@ -151,7 +173,8 @@ def test_it_is_always_one_line_that_can_be_printed(
         ("exit code 126 (found, but it cannot be executed)", "chmod +x"),
         ("exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'a'", "[cwd=DIR]"),
         ("exit code 1: OSError: [Errno 28] No space left on device", "free disk space"),
-        ("killed by SIGKILL", "by force"),
+        ("killed by SIGKILL", "by force: `journalctl -k | grep -i oom` tells whether the kernel did"),
+        ("exit code 1: DistBackendError: NCCL error in: a.cpp:9; NCCL: Duplicate GPU detected", "[gpus=2]"),
         ("exit code 3", None),
     ],
 )

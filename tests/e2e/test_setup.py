@@ -35,7 +35,8 @@ def clone(tmp_path: Path) -> Path:
     (clone / "gpu_scheduler" / "cli").mkdir(parents=True)
     (clone / "gpu_scheduler" / "__init__.py").touch()
     (clone / "gpu_scheduler" / "cli" / "__init__.py").write_text(CLI)
-    shutil.copy2(ROOT / "scheduler.py", clone)
+    for name in ("scheduler.py", "Makefile"):
+        shutil.copy2(ROOT / name, clone)
     venv_with(clone, f'exec {shlex.quote(sys.executable)} "$@"')
     return clone
 
@@ -82,7 +83,7 @@ def test_it_works_through_a_link_to_a_link(clone: Path, tmp_path: Path) -> None:
 def test_it_never_runs_itself_a_third_time(clone: Path) -> None:
     venv_with(clone, f'exec {shlex.quote(sys.executable)} -I -S "$@"')
     done = run(*BARE, clone / "scheduler.py", "status")
-    assert done.returncode == 1
+    assert done.returncode == 2
     again, told = done.stderr.splitlines()
     assert again == "again"
     assert "missing packages: GPUtil" in told
@@ -91,10 +92,39 @@ def test_it_never_runs_itself_a_third_time(clone: Path) -> None:
 def test_without_a_virtual_environment_it_says_what_to_run_in_one_line(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     done = run(*BARE, clone / "scheduler.py", "status")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "run `make install` in" in done.stderr
     assert "`pip install .`" in done.stderr
+
+
+@pytest.mark.parametrize("python", [BARE, [sys.executable, "-S"]])
+@pytest.mark.parametrize("empty_folder", [False, True])
+def test_the_file_alone_says_how_to_get_the_package(
+    tmp_path: Path, python: list[str], empty_folder: bool
+) -> None:
+    shutil.copy2(ROOT / "scheduler.py", tmp_path)
+    if empty_folder:
+        (tmp_path / "gpu_scheduler").mkdir()  # to Python a package, without anything in it
+    done = run(*python, tmp_path / "scheduler.py", "status", PYTHONPATH="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("scheduler.py: this file alone does nothing: the package gpu_scheduler is")
+    assert "git clone" in done.stderr
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *["gpu_scheduler"] * empty_folder, "scheduler.py"
+    ]  # fmt: skip
+
+
+def test_outside_a_clone_no_make_is_named(clone: Path) -> None:
+    shutil.rmtree(clone / ".venv")
+    (clone / "Makefile").unlink()
+    done = run(*BARE, clone / "scheduler.py", "status")
+    assert done.returncode == 2
+    assert done.stderr.startswith("scheduler.py: missing packages: GPUtil")
+    assert "pip install" in done.stderr
+    assert "make install" not in done.stderr
 
 
 def test_an_import_error_of_our_own_is_not_taken_for_a_missing_package(clone: Path) -> None:
