@@ -190,6 +190,12 @@ def show(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def why(parser: argparse.ArgumentParser) -> None:
+    """A job, and how much is told."""
+    show(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="all checks, also of a job that failed")
+
+
 def jobs(parser: argparse.ArgumentParser) -> None:
     """Jobs, one or more."""
     parser.add_argument("jobs", metavar="JOB", nargs="+", type=values.job_id, help="job numbers")

@@ -26,7 +26,7 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
     ("lint", "says what each line of a jobs file will do; nothing is queued", "lint jobs.txt", of.lint),
     ("status", "shows GPUs, jobs and malformed lines; works without a scheduler", "status --json", of.status),
     ("show", "tells everything about one job: its line, its attempts, its history", "show 3", of.show),
-    ("why", "tells why a job does not start, or why it failed, check by check", "why 3", of.show),
+    ("why", "tells why a job does not start, check by check, or why it failed", "why 3", of.why),
     ("pause", "keeps new jobs off GPUs; running jobs go on", "pause 0 2", of.gpus),
     ("resume", "lets GPUs take new jobs again", "resume 0 2", of.gpus),
     ("screens", "lists the Screen sessions of running jobs, and how to open each", "screens", of.screens),

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gpu_scheduler.cli.look import job_of
 from gpu_scheduler.cli.need import need_now
@@ -34,7 +34,15 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
 from gpu_scheduler.views.events import dated
 from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.words import ago, explanation, memory_words, outcome_words, shortened, visible
+from gpu_scheduler.views.words import (
+    ago,
+    explanation,
+    memory_words,
+    outcome_words,
+    shortened,
+    unrepeated,
+    visible,
+)
 
 #: Lines of a failed job's log, and events of a job, that are shown.
 LAST_LINES = 10
@@ -42,6 +50,8 @@ _ABOUT_IT = 3
 #: Jobs before it that are named, and lines around its own that count as near.
 _NAMED = 5
 _NEAR = 3
+#: Checks that say how a job ended, and those that may say what else was wrong.
+_ENDS, _BESIDE = ("end", "held"), ("scheduler", "seen", "log")
 _FAILED = frozenset({Outcome.FAILED.value, Outcome.TIMED_OUT.value, Outcome.NOT_STARTED.value})
 
 
@@ -73,7 +83,11 @@ def why(options: Namespace) -> int:
     with opened(options, foreign=True) as store:
         asked = _asked(store, options.job)
         answer = Answer(_headline(asked.shown), tuple(_findings(asked)), _last_lines(asked))
-    sys.stdout.write(_to_json(asked, answer) if options.json else _to_text(answer))
+    if options.json:
+        sys.stdout.write(_to_json(asked, answer))
+    else:
+        brief = _has_failed(asked) and not options.verbose
+        sys.stdout.write(_to_text(asked, answer, brief=brief))
     return 0
 
 
@@ -205,17 +219,32 @@ def _of_logs(asked: Asked) -> Iterator[Finding]:
         yield ok("events", dated(event, started_with(asked.store).tolerance))
 
 
+def _has_failed(asked: Asked) -> bool:
+    """Whether it ended badly, or is held because it was interrupted."""
+    return asked.shown.outcome in _FAILED or asked.row["held_by"] == Outcome.INTERRUPTED.value
+
+
 def _last_lines(asked: Asked) -> tuple[str, ...]:
     """Of a job that ended badly. No other's log is opened."""
-    if asked.shown.outcome not in _FAILED and asked.row["held_by"] != Outcome.INTERRUPTED.value:
+    if not _has_failed(asked):
         return ()
     return tuple(text_lines(tail_of(asked.shown.log))[-LAST_LINES:])
 
 
-def _to_text(answer: Answer) -> str:
-    lines = [visible(shortened(answer.headline)), "", *(finding_line(finding) for finding in answer.findings)]
+def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
+    """brief: of the checks only what to do now, and what went wrong beside the end itself."""
+    lines = [visible(shortened(unrepeated(answer.headline, answer.log))), ""]
+    told = [*answer.log, asked.shown.reason or ""]
+    findings = [replace(one, says=unrepeated(one.says, told)) for one in answer.findings]
+    if brief:
+        remedies = [one.remedy for one in findings if one.check in _ENDS and one.remedy]
+        lines += [f"What to do: {visible(remedy)}" for remedy in remedies]
+        findings = [one for one in findings if one.check in _BESIDE and one.grade != "ok"]
+    lines += [finding_line(finding) for finding in findings]
     if answer.log:
         lines += ["", "The end of its log:", *(f"  {visible(shortened(line))}" for line in answer.log)]
+    if brief:
+        lines += ["", f"`why {asked.shown.id} -v` shows every check."]
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.core.explain import signal_name
 from gpu_scheduler.core.states import Outcome
@@ -30,6 +30,22 @@ def visible(text: str, *, lines: bool = False) -> str:
 def shortened(text: str, most: int = LONGEST) -> str:
     """The text, cut where it is too long to be read, with how long it is."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def unrepeated(text: str, others: Iterable[str], most: int = 80) -> str:
+    """The text, where what it repeats of one of the others is cut after `most` characters."""
+    for other in others:
+        # An explanation has one blank where a log may have several.
+        same = " ".join(other.split())
+        at = text.find(same[:most])
+        if len(same) <= most or at < 0:
+            continue
+        end = at + most
+        while end < len(text) and text[end] == same[end - at : end - at + 1]:
+            end += 1
+        if end > at + most:
+            text = f"{text[: at + most].rstrip()}…{text[end:].removeprefix('…')}"
+    return text
 
 
 def _escaped(character: str) -> str:

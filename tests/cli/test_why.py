@@ -252,6 +252,73 @@ def test_the_events_shown_are_those_of_its_own_record(desk: Desk) -> None:
     assert "echo other" not in desk.run("why", job)[1]
 
 
+def ended(desk: Desk, script: str) -> int:
+    """A job that has run this to its end."""
+    job = desk.run_job(script)
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
+    desk.wait_until_gone()
+    return job
+
+
+def test_a_failure_is_told_by_reason_advice_and_end_of_the_log_and_with_v_by_every_check(desk: Desk) -> None:
+    job = ended(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
+    assert desk.run("why", job)[1].splitlines()[1:] == [
+        "",
+        "What to do: install it in the environment of the job, or name the right one (conda=NAME or"
+        f" venv=PATH); then `retry {job}` runs it again",
+        "",
+        "The end of its log:",
+        "  before",
+        "  ModuleNotFoundError: No module named 'torch'",
+        "",
+        f"`why {job} -v` shows every check.",
+    ]
+    out = desk.run("why", job, "-v")[1]
+    assert all(f"  {check}  " in out for check in ("scheduler", "end", "by hand", "events"))
+    assert out.endswith("  ModuleNotFoundError: No module named 'torch'\n")
+
+
+def test_an_error_of_several_hundred_characters_is_told_once(desk: Desk) -> None:
+    oom = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity"
+        " of 23.64 GiB of which 1.91 GiB is free.  Process 12 has 21.73 GiB memory in use. If reserved but"
+        " unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid"
+        " fragmentation.  See documentation for Memory Management"
+    )
+    job = ended(desk, f'echo "{oom}"; exit 1')
+    told = answer(desk, job)
+    row = desk.store.attempts(job)[0]
+    desk.record(
+        act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
+                  reason=told["reason"])
+    )  # fmt: skip
+    assert any(one["says"].count("total capacity") for one in told["checks"] if one["check"] == "end")
+    for words in (("why", job), ("why", job, "-v")):
+        out = desk.run(*words)[1]
+        assert (out.count("total capacity"), out.count(f"  {oom}\n")) == (1, 1), out
+        head = out.splitlines()[0]
+        assert "exit code 1" in head
+        assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 h…")
+    assert told["reason"] in {one["says"] for one in told["checks"]}
+    assert told["log_end"] == [oom]
+    # Without its log only the reason has it.
+    (desk.path / f"job_{job}.log").unlink()
+    assert "is not there any more" in desk.run("why", job)[1]
+
+
+def test_what_was_seen_of_a_job_that_failed_is_told_beside_its_end(desk: Desk) -> None:
+    job = desk.job(vram=8192)
+    row = desk.attempt(job)
+    desk.record(act.NoteExceeded(job, row["id"], "SIM-0", 12034, 8192))
+    end = act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
+    desk.record(end)
+    out = desk.run("why", job)[1]
+    assert out.startswith(f"job {job} failed, exit code 7\n")
+    assert "was seen to use" in out
+    assert "by hand" not in out
+
+
 def test_a_job_that_runs_and_one_that_completed(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert checks(desk, job)["runs"][1].startswith("on GPU 0")

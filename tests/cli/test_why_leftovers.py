@@ -64,6 +64,10 @@ def test_an_interrupted_job_shows_the_end_of_its_log_and_says_when_that_is_gone(
     )
     assert answer(desk, job)["log_end"][-2:] == ["step 1", "step 2"]
     assert checks(desk, job)["held"][2] == f"`retry {job}` queues it"
+    told = desk.run("why", job)[1]
+    assert f"\n\nWhat to do: `retry {job}` queues it\n" in told
+    assert "placing" not in told
+    assert "placing" in desk.run("why", job, "-v")[1]
     log.unlink()
     assert answer(desk, job)["log_end"] == []
     assert checks(desk, job)["log"] == ("warn", f"{log} is not there any more", "")

@@ -14,6 +14,7 @@ from gpu_scheduler.views.words import (
     plural,
     shortened,
     size,
+    unrepeated,
     visible,
 )
 
@@ -106,3 +107,22 @@ def test_a_text_too_long_to_be_read_is_cut() -> None:
 )
 def test_memory_beside_what_was_declared(peaks: dict[int, int], declared: int | None, shown: str) -> None:
     assert memory_words(peaks, declared) == shown
+
+
+LONG = "Error: " + " ".join(str(n) for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("text", "others", "shown"),
+    [
+        ("exit code 1: short", ["short", ""], "exit code 1: short"),
+        (f"exit code 1: {LONG}", ["other", LONG], f"exit code 1: {LONG[:20]}…"),
+        (f"1: {LONG}; retries used up", [LONG], f"1: {LONG[:20]}…; retries used up"),
+        (f"1: {LONG[:200]}…; retries used up", [LONG], f"1: {LONG[:20]}…; retries used up"),
+        (f"1: {LONG}", [LONG.replace(" ", "  ")], f"1: {LONG[:20]}…"),
+        (LONG[:20], [LONG], LONG[:20]),
+        (LONG, [LONG[:20]], LONG),
+    ],
+)
+def test_what_another_text_says_in_full_is_cut(text: str, others: list[str], shown: str) -> None:
+    assert unrepeated(text, others, 20) == shown
