@@ -99,7 +99,7 @@ class Launcher:
             [
                 f"# job {job_id}, attempt {number}: {row['text']}",
                 f"# command: {command.shown}",
-                f"# environment: {spec.conda or spec.venv or 'none named'}; folder: {spec.cwd}",
+                f"# environment: {command.runs_in}; folder: {spec.cwd}",
                 f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
                 "",
             ]

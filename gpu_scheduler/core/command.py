@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core import cuda
+from gpu_scheduler.core.activation import Environment, activation, environment_of
 from gpu_scheduler.core.environment import inherited
 from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 
@@ -19,35 +20,7 @@ __all__ = ["Command", "build", "conda_of", "shown"]
 
 _HEAD = """\
 # Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
-fail() {{ printf '%s\\n' "$1" >&2; {{ printf '!%s' "$1" >&3; }} 2>/dev/null; exit 1; }}
-"""
-
-_CONDA = """\
-unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_SHLVL
-[ -r {conda_sh} ] && . {conda_sh}
-type conda >/dev/null 2>&1 || fail {no_conda}
-conda activate {name}
-if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
-    names= known=
-    while read -r first rest; do
-        case $first in
-            '' | '#'*) continue ;;
-            {name}) known=yes ;;
-        esac
-        names="$names, $first"
-    done < <(conda env list 2>/dev/null)
-    [ -z "$known" ] || fail {broken}
-    fail {missing}"${{names#, }}"
-fi
-"""
-
-_VENV = """\
-[ -f {activate} ] || fail {missing}
-unset VIRTUAL_ENV
-VIRTUAL_ENV_DISABLE_PROMPT=1
-. {activate}
-unset VIRTUAL_ENV_DISABLE_PROMPT
-[ -d "$VIRTUAL_ENV" ] || fail {broken}
+fail() {{ printf '%s\\n' "$1" >&2; {{ printf '!%s' "$1" >&3; }} 2>/dev/null; builtin exit 1; }}
 """
 
 _PYTHON = """\
@@ -55,13 +28,18 @@ if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 """
 
+#: A python further down PATH is another environment's.
+_OWN_PYTHON = """\
+if [ -x {programs}/python ]; then python=python; else python=python3; fi
+[ -x {programs}/"$python" ] || fail {missing}
+"""
+
 #: torchrun starts python by its own interpreter and with -u. Its module is its program, one import away.
 _TORCHRUN = """\
-if type -P torchrun >/dev/null; then torchrun=(torchrun); else
-    if type -P python >/dev/null; then python=python; else python=python3; fi
+if {there}; then torchrun=(torchrun); else
     torchrun=("$python" -u -m torch.distributed.run)
     "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
-        fail 'torchrun is not on the PATH of the job, and its python has no torch'
+        fail {missing}
 fi
 """
 
@@ -72,11 +50,13 @@ _BEGIN = "{ printf . >&3; } 2>/dev/null; exec 3>&-\n"
 
 @dataclass(frozen=True)
 class Command:
-    """env: the whole environment; command_sh: the file's text; shown: the job's own command, for people."""
+    """env: the whole environment; command_sh: the file's text; shown: the job's own command, for people;
+    runs_in: the conda or virtual environment, for people."""
 
     env: dict[str, str]
     command_sh: str
     shown: str
+    runs_in: str
 
 
 def build(
@@ -95,7 +75,7 @@ def build(
     base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
     that defines `conda`, None where there is no conda.
     """
-    conda = conda_of(spec, conda_sh)
+    environment = environment_of(spec, conda_sh)
     own = {
         **dict(spec.env),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -106,59 +86,45 @@ def build(
         "GPU_SCHEDULER_JOB": str(job_id),
         "GPU_SCHEDULER_ATTEMPT": str(attempt),
     }
-    replaced = conda is not None or spec.venv is not None
-    env = {**inherited(base_env, replaced), **(extra or {}), **own, **marks}
+    replaced = environment.programs is not None
+    env = {**inherited(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
     ids = cuda.ids_text(gpus, spec.cuda_ids or cuda_ids_default)
-    shown, last = _work(spec, ids)
+    shown, last = _work(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
+    # What the line says of a variable counts, whatever an environment sets; PATH is what activation adds to.
+    exports = [f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _NAME.fullmatch(name)]
     parts = [
         _HEAD.format(job_id=job_id, attempt=attempt),
-        "".join(f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _NAME.fullmatch(name)),
         f"cd -- {shlex.quote(spec.cwd)} || fail {unreachable}\n",
-        _activation(spec, conda, conda_sh),
+        *(text for text in exports if text.startswith("export PATH=")),
+        activation(environment),
+        *(text for text in exports if not text.startswith("export PATH=")),
         last,
     ]
-    return Command(env, "".join(parts), shown)
+    return Command(env, "".join(parts), shown, _runs_in(environment, base_env))
 
 
 def shown(spec: JobSpec, ids: str) -> str:
     """The job's own command, for people. ids: what stands in it for the numbers of its GPUs."""
-    return _work(spec, ids)[0]
+    return _work(spec, ids, Environment(None, None, None))[0]
 
 
 def conda_of(spec: JobSpec, conda_sh: str | None) -> str | None:
-    """The conda environment to activate. An empty CSV field means base; a command without `conda=` none."""
-    if spec.conda:
-        return spec.conda
-    base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
-    return "base" if base else None
+    """The conda environment to activate, None = none."""
+    return environment_of(spec, conda_sh).conda
 
 
-def _activation(spec: JobSpec, conda: str | None, conda_sh: str | None) -> str:
-    if spec.venv is not None:
-        return _VENV.format(
-            activate=shlex.quote(f"{spec.venv}/bin/activate"),
-            missing=shlex.quote(f"virtual environment {spec.venv} does not exist (no bin/activate in it)"),
-            broken=shlex.quote(f"virtual environment {spec.venv} could not be activated; its log says more"),
-        )
-    if conda is None:
-        return ""
-    if conda_sh is None:
-        reason = f"conda environment {conda}: no conda was found; name its profile.d/conda.sh by --conda-sh"
-        return f"fail {shlex.quote(reason)}\n"
-    return _CONDA.format(
-        conda_sh=shlex.quote(conda_sh),
-        name=shlex.quote(conda),
-        no_conda=shlex.quote(f"conda cannot be set up from {conda_sh}"),
-        broken=shlex.quote(f"conda environment {conda} could not be activated; its log says more"),
-        missing=shlex.quote(f"conda environment {conda} does not exist; environments: "),
-    )
+def _runs_in(environment: Environment, base_env: Mapping[str, str]) -> str:
+    active = Environment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
+    if environment.programs is not None or active.programs is None:
+        return environment.short
+    return f"{environment.short}, so that of the scheduler: {active.short}"
 
 
-def _work(spec: JobSpec, ids: str) -> tuple[str, str]:
+def _work(spec: JobSpec, ids: str, environment: Environment) -> tuple[str, str]:
     """What is shown of the job's own command, and the text that checks it and hands over to it."""
     if spec.kind == "csv":
-        return _script(spec, spec.script or "", ids)
+        return _script(spec, spec.script or "", ids, environment)
     command = cuda.in_command(spec.command or "", ids, spec.cuda or "rewrite")
     if command is None:
         reason = (
@@ -168,13 +134,28 @@ def _work(spec: JobSpec, ids: str) -> tuple[str, str]:
     return command, f"{_BEGIN}exec bash -c {shlex.quote(command)}\n"
 
 
-def _script(spec: JobSpec, script: str, ids: str) -> tuple[str, str]:
+def _script(spec: JobSpec, script: str, ids: str, environment: Environment) -> tuple[str, str]:
     """The same of a CSV line. With torchrun no `--cuda` is added: each process has its GPU by LOCAL_RANK."""
     missing = shlex.quote(f"script {script} does not exist")
-    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n"
+    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python(environment)}"
     if spec.torchrun is None:
         said = shlex.join(["-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add")])
-        return f"python {said}", f'{check}{_PYTHON}{_BEGIN}exec "$python" {said}\n'
+        return f"python {said}", f'{check}{_BEGIN}exec "$python" {said}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
     said = shlex.join([*flags, script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
-    return f"torchrun {said}", f'{check}{_TORCHRUN}{_BEGIN}exec "${{torchrun[@]}}" {said}\n'
+    return f"torchrun {said}", f'{check}{_torchrun(environment)}{_BEGIN}exec "${{torchrun[@]}}" {said}\n'
+
+
+def _python(environment: Environment) -> str:
+    if environment.programs is None:
+        return _PYTHON
+    missing = shlex.quote(f"{environment.named} has no python (neither bin/python nor bin/python3)")
+    return _OWN_PYTHON.format(programs=environment.programs, missing=missing)
+
+
+def _torchrun(environment: Environment) -> str:
+    if environment.programs is None:
+        missing = "torchrun is not on the PATH of the job, and its python has no torch"
+        return _TORCHRUN.format(there="type -P torchrun >/dev/null", missing=shlex.quote(missing))
+    missing = f"{environment.named} has neither torchrun nor torch"
+    return _TORCHRUN.format(there=f"[ -x {environment.programs}/torchrun ]", missing=shlex.quote(missing))

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 #: Of the terminal, of another interpreter, of a batch system around the scheduler, and ours.
 _DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
 #: What an active environment sets. Settings of conda itself (CONDA_ENVS_PATH …) are the user's.
-_ACTIVE = re.compile(
-    r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)"
-    r"|CONDA_(DEFAULT_ENV|EXE|PREFIX(_\d+)?|PROMPT_MODIFIER|PYTHON_EXE|SHLVL|STACKED_\d+)"
+_ACTIVE = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
+#: What `conda deactivate` goes by.
+_STACK = re.compile(
+    r"CONDA_(DEFAULT_ENV|PREFIX(_\d+)?|PROMPT_MODIFIER|SHLVL|STACKED_\d+)|__CONDA_SHLVL_\d+_.*"
 )
 _ROOT = re.compile(r"VIRTUAL_ENV|CONDA_PREFIX(_\d+)?")
 
@@ -22,14 +23,19 @@ _CONDA_SH = "etc/profile.d/conda.sh"
 _INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda", "miniconda", "anaconda")
 
 
-def inherited(base: Mapping[str, str], replaced: bool) -> dict[str, str]:
-    """What a job gets of the scheduler's environment. replaced: the job brings its own conda or venv, so that
-    the variables of an active one go, and its bin on PATH."""
+def inherited(base: Mapping[str, str], replaced: bool, conda: bool) -> dict[str, str]:
+    """What a job gets of the scheduler's environment.
+
+    replaced: the job brings its own conda or venv, so that an active one goes, and its bin on PATH. conda: a
+    conda is there, by which command.sh deactivates; it needs the variables that tell conda what is active.
+    """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
     if not replaced:
         return env
     gone = {posixpath.join(value, "bin") for name, value in env.items() if _ROOT.fullmatch(name) and value}
     env = {name: value for name, value in env.items() if not _ACTIVE.fullmatch(name)}
+    if not conda:
+        env = {name: value for name, value in env.items() if not _STACK.fullmatch(name)}
     if "PATH" in env:
         env["PATH"] = ":".join(part for part in env["PATH"].split(":") if part.rstrip("/") not in gone)
     return env

@@ -20,6 +20,7 @@ from gpu_scheduler.core import cuda
 from gpu_scheduler.core.command import Command, build
 from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.jobspec import CudaMode, JobSpec
+from tests.fakes.conda import plant, plant_hook
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
@@ -207,10 +208,7 @@ def test_venv(tmp_path: Path) -> None:
 @pytest.fixture
 def conda(tmp_path: Path) -> dict[str, str]:
     """An environment in which conda.sh finds an installation with base, ml and other."""
-    root = tmp_path / "conda"
-    for name in ("ml", "other"):
-        (root / "envs" / name / "bin").mkdir(parents=True)
-    (root / "bin").mkdir()
+    root = plant(tmp_path / "conda", "ml", "other")
     return {"PATH": "/usr/bin:/bin", "FAKE_CONDA_ROOT": str(root), "SHELLOPTS": "errexit:nounset"}
 
 
@@ -257,9 +255,7 @@ def test_unknown_conda_environment_lists_those_that_exist(conda: dict[str, str])
 
 
 def test_environment_that_exists_and_cannot_be_activated(conda: dict[str, str]) -> None:
-    hook = Path(conda["FAKE_CONDA_ROOT"]) / "envs" / "ml" / "etc" / "conda" / "activate.d" / "x.sh"
-    hook.parent.mkdir(parents=True)
-    hook.write_text("unset CONDA_PREFIX\n")
+    plant_hook(Path(conda["FAKE_CONDA_ROOT"], "envs", "ml"), "activate", "x.sh", "unset CONDA_PREFIX")
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
     assert said == "!conda environment ml could not be activated; its log says more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,7 +16,8 @@ import pytest
 
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
-from tests.e2e.world import World
+from tests.e2e.world import CONDA, World, make_conda
+from tests.fakes.conda import plant_hook, plant_variables
 from tests.waiting import wait_for
 
 START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
@@ -62,6 +64,32 @@ def test_it_goes_on_without_its_terminal_and_is_stopped(daemons: World) -> None:
     told = (world.folder / "gpu_scheduler.log").read_text()
     assert "scheduler up" in told
     assert "scheduler ends (asked to)" in told
+
+
+def test_jobs_see_nothing_of_the_conda_environments_that_it_was_started_in(daemons: World) -> None:
+    world = daemons
+    make_conda(world.folder, "ml", "other")
+    root = world.folder / "conda"
+    plant_hook(root, "activate", "a.sh", "export HOOK=base")
+    plant_hook(root, "deactivate", "a.sh", "unset HOOK")
+    plant_variables(root / "envs" / "ml", {"STATE": "ml"})
+    (world.folder / "t.py").write_text("import json, os; json.dump(dict(os.environ), open('csv', 'w'))")
+    world.append("0,t.py,other,,", "[share=0.1] env > command")
+    command = f"{sys.executable} -m gpu_scheduler {' '.join(START)} --state-file {world.state}"
+    script = f". '{CONDA}'; conda activate base; conda activate ml; {command} --conda-sh '{CONDA}'"
+    started = subprocess.run(["bash", "-c", script], cwd=world.folder, env=world.env, capture_output=True,
+                             text=True, timeout=60, check=False)  # fmt: skip
+    assert started.returncode == 0, started.stderr
+    jobs = world.finished(1, 2)
+    assert {job["outcome"] for job in jobs.values()} == {"completed"}, jobs
+    seen = json.loads((world.folder / "csv").read_text())
+    assert (seen["CONDA_DEFAULT_ENV"], seen["CONDA_SHLVL"]) == ("other", "1")
+    assert not {"HOOK", "STATE", "CONDA_PREFIX_1"} & set(seen)
+    assert {"STATE=ml", "CONDA_SHLVL=2"} <= set((world.folder / "command").read_text().splitlines())
+    headers = {job: Path(jobs[job]["log"]).read_text().splitlines()[2] for job in jobs}
+    folder = f"; folder: {world.folder}"
+    assert headers[1] == f"# environment: conda other{folder}"
+    assert headers[2] == f"# environment: none named, so that of the scheduler: conda ml{folder}"
 
 
 def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World) -> None:

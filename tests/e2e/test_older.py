@@ -38,13 +38,14 @@ sys.exit(max(rank.wait() for rank in ranks))
 def older(world: World) -> None:
     """The folder, its scripts, and what they tell."""
     shutil.copytree(OLDER, world.folder, dirs_exist_ok=True)
-    for name in ("train.py", "eval/eval.py", "shared/infer.py", "bin/torchrun"):
+    make_conda(world.folder, "ml")
+    torchruns = ("conda/bin/torchrun", "conda/envs/ml/bin/torchrun")
+    for name in ("train.py", "eval/eval.py", "shared/infer.py", *torchruns):
         path = world.folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(TORCHRUN if name == "bin/torchrun" else SCRIPT)
+        path.write_text(TORCHRUN if name in torchruns else SCRIPT)
         path.chmod(0o755)
-    make_conda(world.folder, "ml")
-    world.env |= {"HOME": str(world.folder), "PATH": f"{world.folder}/bin:{world.env['PATH']}"}
+    world.env |= {"HOME": str(world.folder)}
 
 
 def told(world: World) -> dict[str, list[dict[str, Any]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from gpu_scheduler.cli import main
 from gpu_scheduler.runner.protocol import sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
+from tests.fakes.conda import plant
 from tests.torture.harness import environment
 from tests.waiting import wait_for
 
@@ -154,5 +154,4 @@ class World:
 
 def make_conda(folder: Path, *names: str) -> None:
     """Environments for the fake conda."""
-    for name in names:
-        os.makedirs(folder / "conda" / "envs" / name / "bin")
+    plant(folder / "conda", *names)

@@ -1,8 +1,8 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; exit 1; }
+fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
+cd -- /work || fail 'working folder /work cannot be entered'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
-cd -- /work || fail 'working folder /work cannot be entered'
 [ -e /data/t.py ] || fail 'script /data/t.py does not exist'
 if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'

@@ -1,9 +1,23 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; exit 1; }
-export CUDA_DEVICE_ORDER=PCI_BUS_ID
-export CUDA_VISIBLE_DEVICES=0,2
+fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
 cd -- /work || fail 'working folder /work cannot be entered'
-unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_SHLVL
+exit() {
+    set -- "${1-$?}"
+    [ "$BASH_SUBSHELL" -gt 0 ] || fail "conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"": ${BASH_SOURCE[1]} ended the shell (exit code $1)"
+    builtin exit "$1"
+}
+if [ -n "$CONDA_PREFIX" ]; then
+    [ -r '/opt/con da.sh' ] && . '/opt/con da.sh'
+    while [ "${CONDA_SHLVL:-0}" -gt 0 ] 2>/dev/null; do
+        set -- "$CONDA_SHLVL"
+        type conda >/dev/null 2>&1 && conda deactivate
+        [ "${CONDA_SHLVL:-0}" -lt "$1" ] && continue
+        printf '%s\n' "conda environment $CONDA_PREFIX cannot be deactivated; its variables may remain" >&2
+        break
+    done
+fi
+unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_PROMPT_MODIFIER CONDA_SHLVL
+unset "${!CONDA_PREFIX_@}" "${!CONDA_STACKED_@}" "${!__CONDA_SHLVL_@}"
 [ -r '/opt/con da.sh' ] && . '/opt/con da.sh'
 type conda >/dev/null 2>&1 || fail 'conda cannot be set up from /opt/con da.sh'
 conda activate base
@@ -19,8 +33,11 @@ if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
     [ -z "$known" ] || fail 'conda environment base could not be activated; its log says more'
     fail 'conda environment base does not exist; environments: '"${names#, }"
 fi
+unset -f exit
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+export CUDA_VISIBLE_DEVICES=0,2
 [ -e /data/t.py ] || fail 'script /data/t.py does not exist'
-if type -P python >/dev/null; then python=python; else python=python3; fi
-type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
+if [ -x "$CONDA_PREFIX"/bin/python ]; then python=python; else python=python3; fi
+[ -x "$CONDA_PREFIX"/bin/"$python" ] || fail 'conda environment base has no python (neither bin/python nor bin/python3)'
 { printf . >&3; } 2>/dev/null; exec 3>&-
 exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

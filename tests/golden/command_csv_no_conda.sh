@@ -1,11 +1,11 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; exit 1; }
-export CUDA_DEVICE_ORDER=PCI_BUS_ID
-export CUDA_VISIBLE_DEVICES=0,2
+fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
 cd -- /work || fail 'working folder /work cannot be entered'
 fail 'conda environment ml: no conda was found; name its profile.d/conda.sh by --conda-sh'
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+export CUDA_VISIBLE_DEVICES=0,2
 [ -e /data/t.py ] || fail 'script /data/t.py does not exist'
-if type -P python >/dev/null; then python=python; else python=python3; fi
-type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
+if [ -x "$CONDA_PREFIX"/bin/python ]; then python=python; else python=python3; fi
+[ -x "$CONDA_PREFIX"/bin/"$python" ] || fail 'conda environment ml has no python (neither bin/python nor bin/python3)'
 { printf . >&3; } 2>/dev/null; exec 3>&-
 exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

@@ -1,9 +1,23 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; exit 1; }
-export CUDA_DEVICE_ORDER=PCI_BUS_ID
-export CUDA_VISIBLE_DEVICES=0,2
+fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
 cd -- '/my work' || fail 'working folder /my work cannot be entered'
-unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_SHLVL
+exit() {
+    set -- "${1-$?}"
+    [ "$BASH_SUBSHELL" -gt 0 ] || fail "conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"": ${BASH_SOURCE[1]} ended the shell (exit code $1)"
+    builtin exit "$1"
+}
+if [ -n "$CONDA_PREFIX" ]; then
+    [ -r /opt/conda.sh ] && . /opt/conda.sh
+    while [ "${CONDA_SHLVL:-0}" -gt 0 ] 2>/dev/null; do
+        set -- "$CONDA_SHLVL"
+        type conda >/dev/null 2>&1 && conda deactivate
+        [ "${CONDA_SHLVL:-0}" -lt "$1" ] && continue
+        printf '%s\n' "conda environment $CONDA_PREFIX cannot be deactivated; its variables may remain" >&2
+        break
+    done
+fi
+unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_PROMPT_MODIFIER CONDA_SHLVL
+unset "${!CONDA_PREFIX_@}" "${!CONDA_STACKED_@}" "${!__CONDA_SHLVL_@}"
 [ -r /opt/conda.sh ] && . /opt/conda.sh
 type conda >/dev/null 2>&1 || fail 'conda cannot be set up from /opt/conda.sh'
 conda activate /envs/x
@@ -19,5 +33,8 @@ if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
     [ -z "$known" ] || fail 'conda environment /envs/x could not be activated; its log says more'
     fail 'conda environment /envs/x does not exist; environments: '"${names#, }"
 fi
+unset -f exit
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+export CUDA_VISIBLE_DEVICES=0,2
 { printf . >&3; } 2>/dev/null; exec 3>&-
 exec bash -c 'cd '"'"'a b'"'"' && python t.py --cuda 0,2 | tee $HOME/log'

@@ -18,6 +18,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.loop import due
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.protocol import tokens_alive
+from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
 
@@ -162,8 +163,7 @@ def test_a_launch_that_fails_is_tried_again_as_a_new_attempt(tmp_path: Path) -> 
 def test_an_unknown_conda_environment_fails_with_the_list_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("alpha", "beta"):
-        (tmp_path / "conda" / "envs" / name / "bin").mkdir(parents=True)
+    plant(tmp_path / "conda", "alpha", "beta")
     rig = Rig(tmp_path, gpus=1, conda_sh=CONDA)
     script = tmp_path / "s.py"
     script.write_text("import os; open('ran', 'a').write(os.environ.get('CONDA_DEFAULT_ENV', '?') + '\\n')")

@@ -1,0 +1,221 @@
+"""The environment that a job gets where the scheduler was started in an activated one: real bash, and a conda
+that follows the rules of the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.command import build
+from gpu_scheduler.core.jobspec import JobSpec
+from tests.core.test_command import CSV, TOKEN, program, run
+from tests.fakes.conda import plant, plant_hook, plant_variables
+
+FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
+ENV = JobSpec("command", "env", "/", command="env -0")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A conda, and the environment of a shell in which some of its environments were activated in turn."""
+
+    root: Path
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """A shell in which nothing is active."""
+        return {"PATH": "/usr/bin:/bin", "FAKE_CONDA_ROOT": str(self.root)}
+
+    def prefix(self, name: str) -> Path:
+        return self.root if name == "base" else self.root / "envs" / name
+
+    def shell(self, *activated: str, **variables: str) -> dict[str, str]:
+        """What `env` prints in such a shell."""
+        script = f". '{FAKE_CONDA}'\n" + "".join(f"conda activate {name}\n" for name in activated) + "env -0"
+        env = {**self.plain, **variables}
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+        return variables_of(done.stdout)
+
+    def job(self, spec: JobSpec, base: Mapping[str, str]) -> tuple[int, str, str, str]:
+        """Exit code, output, errors and what the launch said, of a job of a scheduler started in `base`."""
+        return run(build(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
+
+    def variables(self, spec: JobSpec | str, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables that a job sees, less those that the scheduler gives to every job. A name stands for
+        a command in that environment."""
+        code, out, errors, said = self.job(env_of(conda=spec) if isinstance(spec, str) else spec, base)
+        assert (code, errors, said) == (0, "", ".")
+        ours = ("GPU_SCHEDULER_", "CUDA_")
+        return {name: value for name, value in variables_of(out).items() if not name.startswith(ours)}
+
+
+def env_of(**values: Any) -> JobSpec:
+    return replace(ENV, **values)
+
+
+def plant_venv(folder: Path, text: str = "") -> Path:
+    """What `activate` of a virtual environment does to the variables of a shell."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "activate").write_text(
+        f"{text}export VIRTUAL_ENV='{folder}'; export PATH='{folder}/bin':$PATH"
+    )
+    return folder
+
+
+def variables_of(text: str) -> dict[str, str]:
+    pairs = (line.partition("=")[::2] for line in text.split("\0") if line)
+    return {name: value for name, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
+
+
+@pytest.fixture
+def conda(tmp_path: Path) -> Installation:
+    """Environments base, ml and other, of which base and ml set variables in every way there is."""
+    root = plant(tmp_path / "conda", "ml", "other")
+    for name, prefix in (("base", root), ("ml", root / "envs" / "ml")):
+        on = f"export HOOK_{name}=1 KEPT_{name}=$HF_HOME HF_HOME=/hub-{name}"
+        off = f'export HF_HOME="$KEPT_{name}"; unset HOOK_{name} KEPT_{name}'
+        plant_hook(prefix, "activate", "a.sh", on)
+        plant_hook(prefix, "deactivate", "a.sh", off)
+        plant_variables(prefix, {f"STATE_{name}": name, "LR": f"of {name}"})
+    return Installation(root)
+
+
+OUTSIDE = {"HF_HOME": "/hub", "LR": "0.1", "MINE": "x"}
+
+
+@pytest.mark.parametrize(
+    ("activated", "name"),
+    [
+        (("base",), "other"), (("base",), "base"), (("ml",), "base"), (("base", "ml"), "other"),
+        (("base", "ml"), "ml"), (("base", "ml", "other"), "base"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_job_sees_nothing_of_the_environments_that_the_scheduler_was_started_in(
+    conda: Installation, activated: tuple[str, ...], name: str
+) -> None:
+    clean = conda.variables(name, {**conda.plain, **OUTSIDE})
+    found = conda.variables(name, conda.shell(*activated, **OUTSIDE))
+    assert found == clean | {"PATH": found["PATH"]}
+    without = [part for part in found["PATH"].split(":") if part != f"{conda.root}/condabin"]
+    assert without == [f"{conda.prefix(name)}/bin", "/usr/bin", "/bin"]
+
+
+def test_a_venv_job_leaves_the_active_conda_environments(conda: Installation, tmp_path: Path) -> None:
+    venv = plant_venv(tmp_path / "v")
+    found = conda.variables(env_of(venv=str(venv)), conda.shell("base", "ml", **OUTSIDE))
+    path = f"{venv}/bin:{conda.root}/condabin:/usr/bin:/bin"
+    assert found == {**conda.plain, **OUTSIDE, "VIRTUAL_ENV": str(venv), "PATH": path}
+
+
+def test_a_conda_job_leaves_a_venv_on_top_of_a_conda_environment(conda: Installation, tmp_path: Path) -> None:
+    base = conda.shell("ml", **OUTSIDE)
+    base |= {"VIRTUAL_ENV": str(tmp_path / "v"), "VIRTUAL_ENV_PROMPT": "(v) "}
+    found = conda.variables("other", {**base, "PATH": f"{tmp_path}/v/bin:{base['PATH']}"})
+    clean = conda.variables("other", {**conda.plain, **OUTSIDE})
+    assert found == clean | {"PATH": found["PATH"]}
+    assert str(tmp_path / "v") not in found["PATH"]
+
+
+def test_a_command_without_an_environment_runs_in_that_of_the_scheduler(conda: Installation) -> None:
+    base = conda.shell("base", "ml", **OUTSIDE)
+    assert conda.variables(env_of(), base) == base
+
+
+def test_environments_that_are_gone_or_damaged_do_not_keep_a_job_from_its_own(conda: Installation) -> None:
+    plain = {**conda.plain, **OUTSIDE}
+    clean = conda.variables("other", plain)
+    gone = {"CONDA_PREFIX": "/gone/envs/x", "CONDA_SHLVL": "1", "CONDA_DEFAULT_ENV": "x"}
+    gone["PATH"] = f"/gone/envs/x/bin:{conda.root}/condabin:/usr/bin:/bin"
+    found = conda.variables("other", {**plain, **gone})
+    assert found == clean | {"PATH": found["PATH"]}
+    for damage in ({"CONDA_SHLVL": "2"}, {"CONDA_SHLVL": "?"}):
+        code, out, errors, said = conda.job(env_of(conda="other"), {**plain, **gone, **damage})
+        assert (code, said) == (0, ".")
+        found = variables_of(out)
+        assert (found["CONDA_PREFIX"], found["CONDA_SHLVL"]) == (str(conda.prefix("other")), "1")
+        assert "CONDA_PREFIX_1" not in found
+        told = "conda environment /gone/envs/x cannot be deactivated; its variables may remain\n"
+        assert errors.endswith(told if damage["CONDA_SHLVL"] == "2" else "")
+
+
+def test_what_the_line_and_the_scheduler_say_counts_over_the_environment(conda: Installation) -> None:
+    plant_variables(conda.prefix("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
+    spec = env_of(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
+    code, out, _, said = conda.job(spec, conda.shell("ml"))
+    assert (code, said) == (0, ".")
+    found = variables_of(out)
+    wanted = {"CUDA_VISIBLE_DEVICES": "0", "SEED": "1", "LR": "0.5", "DEPTH": "9"}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["PATH"].split(":")[0] == f"{conda.prefix('other')}/bin"
+    assert "/mine" in found["PATH"].split(":")
+
+
+def test_a_hook_that_ends_the_shell_is_named_with_its_environment(
+    conda: Installation, tmp_path: Path
+) -> None:
+    bad = plant_hook(conda.prefix("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
+    said = conda.job(env_of(conda="other"), conda.plain)[3]
+    assert said == f"!conda environment other: {bad} ended the shell (exit code 5)"
+    bad.write_text("( exit 4 )\nexport GOT=$(echo x; exit 3)\n")
+    assert conda.variables("other", conda.plain)["GOT"] == "x"
+    off = plant_hook(conda.prefix("ml"), "deactivate", "b.sh", "false\nexit")
+    base = conda.shell("base", "ml")
+    said = conda.job(env_of(conda="base"), base)[3]
+    assert said == f"!conda environment ml: {off} ended the shell (exit code 1)"
+    venv = plant_venv(tmp_path / "v", "exit 7\n")
+    said = conda.job(env_of(venv=str(venv)), conda.plain)[3]
+    assert said == f"!virtual environment {venv}: {venv}/bin/activate ended the shell (exit code 7)"
+
+
+@pytest.mark.parametrize("torchrun", [None, 2])
+def test_an_environment_without_python_fails_the_launch(
+    conda: Installation, tmp_path: Path, torchrun: int | None
+) -> None:
+    for name in ("python", "python3", "torchrun"):
+        program(tmp_path, name, f"echo a {name} of no environment")
+    base = {**conda.plain, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = tmp_path / "t.py"
+    script.write_text("import sys; print(sys.executable)")
+    plant(conda.root, "bare", python=False)
+    csv = JobSpec("csv", "x", "/", script=str(script), cuda="off", torchrun=torchrun)
+    code, out, _, said = conda.job(replace(csv, conda="bare"), base)
+    assert (code, out) == (1, "")
+    assert said == "!conda environment bare has no python (neither bin/python nor bin/python3)"
+    venv = plant_venv(tmp_path / "v")
+    said = conda.job(replace(csv, venv=str(venv)), base)[3]
+    assert said == f"!virtual environment {venv} has no python (neither bin/python nor bin/python3)"
+    if torchrun is None:
+        (conda.prefix("bare") / "bin" / "python3").symlink_to(sys.executable)
+        assert conda.job(replace(csv, conda="bare"), base)[3] == "."
+    else:
+        said = conda.job(replace(csv, conda="other"), {**base, "PYTHONPATH": ""})[3]
+        assert said in ("!conda environment other has neither torchrun nor torch", ".")
+        program(conda.prefix("other") / "bin", "torchrun", "echo its own")
+        assert conda.job(replace(csv, conda="other"), base)[1] == "its own\n"
+
+
+@pytest.mark.parametrize(
+    ("spec", "base", "conda_sh", "said"),
+    [
+        (CSV, {}, "/c.sh", "conda base"),
+        (CSV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "conda base"),
+        (replace(CSV, conda="ml"), {}, "/c.sh", "conda ml"),
+        (CSV, {}, None, "none named"),
+        (replace(CSV, venv="/v"), {"VIRTUAL_ENV": "/w"}, None, "venv /v"),
+        (ENV, {}, "/c.sh", "none named"),
+        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so that of the scheduler: conda ml"),
+        (ENV, {"CONDA_DEFAULT_ENV": "ml", "VIRTUAL_ENV": "/v"}, None,
+         "none named, so that of the scheduler: venv /v"),
+    ],
+)  # fmt: skip
+def test_what_a_job_runs_in_is_told(
+    spec: JobSpec, base: dict[str, str], conda_sh: str | None, said: str
+) -> None:
+    assert build(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").runs_in == said
