@@ -117,6 +117,6 @@ def _use(attempt: Attempt, own: list[Gpu]) -> Use:
         gpus=tuple(gpu.index for gpu in own),
         now=tuple(used_by(attempt, gpu) for gpu in own),
         peaks=tuple(attempt.peaks.get(gpu.uuid) for gpu in own),
-        declared=attempt.vram,
-        share=attempt.share,
+        declared=attempt.vram if attempt.budgets else None,
+        share=attempt.share if attempt.budgets else 0,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpu_scheduler.storage import FAILURES
 from gpu_scheduler.store import events
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.events import line
+from gpu_scheduler.views.words import share_words
 
 log = logging.getLogger(__name__)
 
@@ -129,16 +131,14 @@ class Telling:
         self._logged = newest
 
     def _tell_use(self, action: NoteUse) -> None:
-        row = self._store.db.row("SELECT vram FROM attempt WHERE id = ?", action.attempt_id)
+        row = self._store.db.row("SELECT vram, share, budgets FROM attempt WHERE id = ?", action.attempt_id)
         index = self._store.indices()
-        declared = "" if row is None or row["vram"] is None else f"; declared {row['vram']}"
         for uuid, mib, _ in action.seen:
             key = (action.attempt_id, uuid)
             if mib is not None and mib > self._peaks.get(key, 0):
                 self._peaks[key] = mib
-                log.info(
-                    "job %d gpu%d %d MiB (peak so far%s)", action.job_id, index.get(uuid, -1), mib, declared
-                )
+                gpu, declared = index.get(uuid, -1), _declared(row, uuid)
+                log.info("job %d gpu%d %d MiB (peak so far%s)", action.job_id, gpu, mib, declared)
 
     def _remember(self) -> None:
         told = [self._logged, self._journal.at]
@@ -165,6 +165,16 @@ class Telling:
             if problem != part.problem:
                 log.error("%s cannot be written: %s; jobs go on, it is tried again", name, problem)
             part.problem = problem
+
+
+def _declared(row: sqlite3.Row | None, uuid: str) -> str:
+    """What an attempt declared on a GPU, to follow what it uses there."""
+    budgets = {} if row is None else json.loads(row["budgets"])
+    if row is None or uuid not in budgets:
+        return ""
+    if row["vram"] is not None or budgets[uuid] is None:
+        return f"; declared {row['vram'] or share_words(row['share'], None)}"
+    return f"; declared {budgets[uuid]} by {share_words(row['share'], None)}"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.status import context_of
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.core.states import Outcome
 from gpu_scheduler.core.verdict import judge
 from gpu_scheduler.store.events import of_job
@@ -83,6 +84,7 @@ def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str
     folder = store.home.attempt(row["job_id"], row["number"], row["token"])
     # An end that is not recorded yet is that of the newest attempt, and told with the job.
     seen = row["outcome"] is None and not job.recorded and job.outcome is not None
+    share = jobs.share_declared(row)
     return AttemptShown(
         number=row["number"],
         gpus=jobs.indices_of(row, indices),
@@ -100,7 +102,8 @@ def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str
         survivors=tuple(json.loads(row["survivors"])),
         launches=row["launches"],
         warnings=jobs.warnings(row, indices),
-        vram_declared=row["vram"],
+        vram_declared=jobs.vram_declared(row),
+        share_declared=None if share is None else share / WHOLE,
         peaks=jobs.peaks_of(row, indices),
         load_percent=_load(row),
         verdict=_verdict(store, row),
@@ -118,11 +121,18 @@ def _verdict(store: Store, row: sqlite3.Row) -> str | None:
     """On what an attempt declared, once its end is recorded."""
     if row["outcome"] is None:
         return None
-    peaks = json.loads(row["peaks"])
+    peaks, budgets = json.loads(row["peaks"]), json.loads(row["budgets"])
     tolerance = started_with(store).tolerance
     completed = row["outcome"] == Outcome.COMPLETED.value
-    of_gpus = [peaks.get(uuid) for uuid in json.loads(row["gpus"])]
-    return verdict_words(judge(of_gpus, row["vram"], tolerance, completed=completed), tolerance)
+    uuids = json.loads(row["gpus"])
+    verdict = judge(
+        [peaks.get(uuid) for uuid in uuids],
+        [budgets.get(uuid) for uuid in uuids],
+        tolerance,
+        completed=completed,
+        by_share=row["vram"] is None,
+    )
+    return verdict_words(verdict, tolerance)
 
 
 def command_of(folder: Path) -> str | None:

@@ -14,8 +14,8 @@ class Start:
     """Open an attempt of a queued job on these GPUs and launch it.
 
     share (thousandths, 0 = none declared), vram (MiB): on each of them; whole: no other job of ours with it;
-    learned: vram is no declaration, but what its kind was seen to use;
-    baseline_mib: (UUID, MiB in use there that nobody accounts for).
+    learned: vram is no declaration, but what its kind was seen to use; assumed: share and vram are none
+    either, for nobody said them; baseline_mib: (UUID, MiB in use there that nobody accounts for).
     """
 
     job_id: int
@@ -25,6 +25,7 @@ class Start:
     vram: int | None = None
     whole: bool = False
     learned: bool = False
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,17 @@ class NoteUse:
 
 @dataclass(frozen=True)
 class NoteExceeded:
-    """An attempt uses more memory on a GPU (UUID) than it declared; said once per attempt and GPU. MiB."""
+    """An attempt uses more memory on a GPU (UUID) than it declared; said once per attempt and GPU. MiB.
+
+    share: thousandths, where it declared that part of the GPU, which is declared_mib; None: it declared vram.
+    """
 
     job_id: int
     attempt_id: int
     uuid: str
     seen_mib: int
     declared_mib: int
+    share: int | None = None
 
 
 @dataclass(frozen=True)

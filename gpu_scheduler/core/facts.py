@@ -75,9 +75,10 @@ class Attempt:
     which processes of it were seen and told.
 
     share (thousandths, 0 = none) and vram (MiB): declared, of each of its GPUs; whole: no other job of ours
-    is to be there. peaks: UUID -> MiB that its processes were seen to use there, measured_at: in samples
-    until then; exceeded: the GPUs on which it was told to use more than declared. ask: what its job asks for
-    now. oom_used, fail_used: retries that its job has used.
+    is to be there. budgets: UUID -> MiB that what was declared (or learned) comes to there, None = not known;
+    empty: nothing was declared. peaks: UUID -> MiB that its processes were seen to use there, measured_at: in
+    samples until then; exceeded: the GPUs on which it was told to use more than declared. ask: what its job
+    asks for now. oom_used, fail_used: retries that its job has used.
     """
 
     attempt_id: int
@@ -89,6 +90,7 @@ class Attempt:
     share: int = 0
     vram: int | None = None
     whole: bool = False
+    budgets: Mapping[str, int | None] = field(default_factory=dict)
     peaks: Mapping[str, int] = field(default_factory=dict)
     measured_at: float | None = None
     exceeded: tuple[str, ...] = ()

@@ -33,6 +33,18 @@ class Booking:
         return cls(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
 
 
+def declared_mib(booking: Booking, total_mib: int | None) -> int | None:
+    """MiB of a GPU that a declared vram or share comes to; None: the size of the GPU is not known.
+
+    A share with the GPU to itself has all of its memory.
+    """
+    if booking.vram is not None:
+        return booking.vram
+    if not total_mib:
+        return None
+    return total_mib if booking.whole else max(1, booking.share * total_mib // WHOLE)
+
+
 def buffered(peak_mib: int, spike: float) -> int:
     """An observed peak with its buffer, MiB. spike: the fraction of `--spike-buffer`."""
     # A fraction such as 0.1 is not exact: 10000 MiB with it are 11000, never 11001.
@@ -46,7 +58,7 @@ def memory_of(booking: Booking, total_mib: int, spike: float) -> int:
     peak = booking.peak or 0
     if booking.vram is not None:
         return booking.vram if peak <= booking.vram else buffered(peak, spike)
-    return max(booking.share * total_mib // WHOLE, buffered(peak, spike))
+    return max(declared_mib(booking, total_mib) or 0, buffered(peak, spike))
 
 
 def share_of(booking: Booking, total_mib: int | None, spike: float) -> int:

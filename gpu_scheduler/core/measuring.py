@@ -56,11 +56,13 @@ def _of_attempt(attempt: Attempt, gpus: dict[str, Gpu], settings: Settings) -> l
         (gpu.uuid, used_by(attempt, gpu), gpu.sample.load_percent if gpu.sample else None) for gpu in own
     )
     notes: list[Action] = [NoteUse(attempt.job_id, attempt.attempt_id, max(times), seen)]
+    share = attempt.share if attempt.vram is None else None
     for uuid, mib, _ in seen:
-        if attempt.vram is None or mib is None or uuid in attempt.exceeded:
+        budget = attempt.budgets.get(uuid)
+        if budget is None or mib is None or uuid in attempt.exceeded:
             continue
-        if mib > attempt.vram * (1 + settings.tolerance):
-            notes.append(NoteExceeded(attempt.job_id, attempt.attempt_id, uuid, mib, attempt.vram))
+        if mib > budget * (1 + settings.tolerance):
+            notes.append(NoteExceeded(attempt.job_id, attempt.attempt_id, uuid, mib, budget, share))
     return notes
 
 

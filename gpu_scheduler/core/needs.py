@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +77,9 @@ def family_of(spec: JobSpec) -> str:
 class Need:
     """What a job takes of each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
-    share 0 and vram None: not declared. exclusive: no other job of ours is on them; alone: nor anybody else,
-    and nothing is declared; learned: nothing is declared, and vram is what jobs of its kind were seen to use.
+    share 0 and vram None: not declared. exclusive: no other job of ours is on them; alone: nor anybody else.
+    learned: vram is what jobs of its kind were seen to use; assumed: neither its line nor the entry of its
+    model says share or vram, so that it is the default, or a GPU alone: no declaration, and never judged.
     """
 
     count: int
@@ -87,6 +88,7 @@ class Need:
     vram: int | None = None
     exclusive: bool = False
     learned: bool = False
+    assumed: bool = False
 
     @property
     def whole(self) -> bool:
@@ -201,14 +203,15 @@ def _said(ask: Ask, config: LlmConfig, learned: Mapping[str, int]) -> Need:
         if vram is not None:
             return Need(1, vram=vram, exclusive=ask.exclusive, learned=True)
         if ask.command and ask.llm is None:
-            return Need(1, WHOLE, alone=True)
+            return Need(1, WHOLE, alone=True, assumed=True)
     requirement = config.of(ask.llm)
-    return _need(requirement.share, requirement.gpus, requirement.vram, ask.exclusive)
+    need = _need(requirement.share, requirement.gpus, requirement.vram, ask.exclusive)
+    return need if ask.llm in config.models else replace(need, assumed=True)
 
 
 def _need(share: int | None, gpus: int | None, vram: int | None, exclusive: bool) -> Need:
     if share is None and vram is None:
-        return Need(gpus or 1, WHOLE, alone=True)
+        return Need(gpus or 1, WHOLE, alone=True, assumed=True)
     if share is not None and share > WHOLE:
         return Need(math.ceil(share / WHOLE), WHOLE, exclusive=exclusive)
     return Need(gpus or 1, share or 0, vram=vram, exclusive=exclusive)

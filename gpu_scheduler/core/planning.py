@@ -108,14 +108,25 @@ def _place(facts: Facts) -> list[Action]:
             continue
         starts += [PassedOver(passed) for passed in waiting]
         waiting.clear()
-        baseline = _baseline(answer, facts)
-        start = Start(job.job_id, answer, need.share, baseline, need.vram, need.whole, need.learned)
-        starts.append(start)
+        starts.append(_start(job.job_id, answer, need, facts))
         for uuid in answer:
             views[uuid] = _booked(views[uuid], need, facts.settings.limits)
         if line.more and job is line.jobs[-1]:
             break  # its next job, not known in this round, may come before all others
     return starts + _reasons(facts.lines, reasons)
+
+
+def _start(job_id: int, uuids: tuple[str, ...], need: Need, facts: Facts) -> Start:
+    return Start(
+        job_id,
+        uuids,
+        need.share,
+        _baseline(uuids, facts),
+        need.vram,
+        need.whole,
+        need.learned,
+        need.assumed,
+    )
 
 
 def _memory(attempt: Attempt, facts: Facts) -> list[tuple[float | None, int | None]]:

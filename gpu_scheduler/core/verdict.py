@@ -9,28 +9,41 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Verdict:
-    """percent: how far the largest peak is from what was declared, relative to that; below it: negative."""
+    """percent: how far the peak is from what was declared, relative to that; below it: negative. mib: what
+    was declared on the GPU that is judged, the one with the largest peak for what was declared there."""
 
     kind: Literal["within", "over", "under"]
     percent: int
+    mib: int
 
 
 def judge(
-    peaks: Sequence[int | None], declared: int | None, tolerance: float, *, completed: bool
+    peaks: Sequence[int | None],
+    budgets: Sequence[int | None],
+    tolerance: float,
+    *,
+    completed: bool,
+    by_share: bool = False,
 ) -> Verdict | None:
-    """The verdict on `declared` MiB per GPU, from the peak of each GPU (MiB; None = not known).
+    """The verdict on what was declared, from the peak and the declared MiB of each GPU (None = not known).
+
+    by_share: a share was declared, which may mean compute; only its overuse is judged.
 
     None: nothing was declared, or too little is known. An attempt that did not complete may have ended before
     its peak, perhaps for want of memory, and a GPU whose peak is not known may have had a larger one: neither
     shows that the declaration was right, or that less would do.
     """
-    known = [peak for peak in peaks if peak is not None]
-    if declared is None or not known:
+    known = [
+        (peak, budget)
+        for peak, budget in zip(peaks, budgets, strict=False)
+        if peak is not None and budget is not None
+    ]
+    if not known:
         return None
-    largest = max(known)
-    percent = round(100 * (largest - declared) / declared)
-    if largest > declared * (1 + tolerance):
-        return Verdict("under", percent)
-    if not completed or len(known) < len(peaks):
+    peak, budget = max(known, key=lambda one: one[0] / one[1])
+    percent = round(100 * (peak - budget) / budget)
+    if peak > budget * (1 + tolerance):
+        return Verdict("under", percent, budget)
+    if by_share or not completed or len(known) < len(peaks):
         return None
-    return Verdict("within" if largest >= declared * (1 - tolerance) else "over", percent)
+    return Verdict("within" if peak >= budget * (1 - tolerance) else "over", percent, budget)

@@ -41,6 +41,7 @@ def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = N
         share=row["share"],
         vram=row["vram"],
         whole=bool(row["whole"]),
+        budgets=json.loads(row["budgets"]),
         peaks=json.loads(row["peaks"]),
         measured_at=row["measured_boot"],
         exceeded=tuple(json.loads(row["exceeded"])),

@@ -73,7 +73,8 @@ def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
         return
     spec = JobSpec.from_json(row["spec"])
     # What was learned, or raised after an OOM, is no declaration that could be judged.
-    declared = spec.vram if row["learned"] or row["raised_mib"] is not None else row["vram"]
+    judged = not row["learned"] and row["raised_mib"] is None
+    declared = spec.vram if not judged else row["vram"] if json.loads(row["budgets"]) else None
     # A clock that was set back in between has no say.
     seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
     family = family_of(spec)

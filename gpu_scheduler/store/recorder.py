@@ -12,6 +12,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.ledger import Booking, declared_mib
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import NORMAL
@@ -127,21 +128,30 @@ class Recorder:
         ).fetchone()
         cursor = db.execute(
             "INSERT INTO attempt (job_id, number, token, boot_id, gpus, share, baseline, deadline_boot,"
-            " created_at, vram, whole, learned) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " created_at, vram, whole, learned, budgets) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (action.job_id, row["n"], secrets.token_hex(16), now.boot_id, json.dumps(action.gpus),
              action.share, json.dumps(dict(action.baseline_mib)),
              now.boot + self._settings.launch_deadline_s, now.wall, action.vram, action.whole,
-             action.learned),
+             action.learned, json.dumps(self._budgets(action))),
         )  # fmt: skip
         data = {
             "attempt": row["n"], "gpus": self._indices(action.gpus),
             "share": action.share, "vram": action.vram, "whole": action.whole, "learned": action.learned,
+            "assumed": action.assumed,
         }  # fmt: skip
         self._move(
             db, action.job_id, JobState.STARTING, now, None, data, not_before_boot=None, passed_at=None
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
+
+    def _budgets(self, action: act.Start) -> dict[str, int | None]:
+        """UUID -> MiB that what the attempt declares comes to; empty: it declares nothing."""
+        booking = Booking(action.share, action.vram, action.whole)
+        if action.assumed or not (action.share or action.vram):
+            return {}
+        totals = {row["uuid"]: row["total_mib"] for row in self._store.gpus()}
+        return {uuid: declared_mib(booking, totals.get(uuid)) for uuid in action.gpus}
 
     def _relaunch(self, db: sqlite3.Connection, action: act.Relaunch, now: Now) -> None:
         deadline = now.boot + self._settings.launch_deadline_s
@@ -205,7 +215,8 @@ class Recorder:
             (action.uuid, action.attempt_id),
         )
         data = {
-            "gpu": self._indices([action.uuid])[0], "seen": action.seen_mib, "declared": action.declared_mib
+            "gpu": self._indices([action.uuid])[0], "seen": action.seen_mib,
+            "declared": action.declared_mib, "share": action.share,
         }  # fmt: skip
         _note_attempt(db, now, "exceeded", action.attempt_id, data)
 
@@ -250,7 +261,9 @@ class Recorder:
 
     def _ended(self, row: sqlite3.Row, action: act.Close) -> dict[str, Any]:
         """What the event of an attempt's end tells. gpus: indices, in the order of the other lists."""
-        uuids, peaks, loads = (json.loads(row[name]) for name in ("gpus", "peaks", "loads"))
+        uuids, peaks, loads, budgets = (
+            json.loads(row[name]) for name in ("gpus", "peaks", "loads", "budgets")
+        )
         sums = [loads[uuid] for uuid in uuids if uuid in loads]
         samples = sum(count for _, count in sums)
         started, ended = row["started_at"], row["ended_at"]
@@ -259,7 +272,8 @@ class Recorder:
             "exit_code": action.exit_code, "signal": action.signal,
             "seconds": None if started is None else max(0.0, ended - started),
             "gpus": self._indices(uuids), "peaks": [peaks.get(uuid) for uuid in uuids],
-            "declared": row["vram"], "learned": bool(row["learned"]), "share": row["share"],
+            "declared": row["vram"] if budgets else None, "learned": bool(row["learned"]),
+            "budgets": [budgets.get(uuid) for uuid in uuids] if budgets else None, "share": row["share"],
             "load": sum(total for total, _ in sums) / samples if samples else None,
             "log": row["log"], "survivors": list(action.survivors), "raised": action.raised_mib,
         }  # fmt: skip

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.share import WHOLE, format_share
+from gpu_scheduler.core.share import format_share
 from gpu_scheduler.views.events import MARKS, took
 from gpu_scheduler.views.report import GpuShown, JobShown
 from gpu_scheduler.views.words import shortened, visible
@@ -107,7 +107,7 @@ def _running(board: Board, job: JobShown) -> str:
         return words
     each = zip(use.gpus, use.now, use.peaks, strict=True)
     seen = ", ".join(f"gpu{gpu}:{_used(now, peak)}" for gpu, now, peak in each)
-    declared = [f"share {format_share(use.share)}"] if 0 < use.share < WHOLE else []
+    declared = [f"share {format_share(use.share)}"] if use.share else []
     declared += [f"declared {use.declared}"] if use.declared is not None else []
     return f"{words}  {seen} MiB now/peak, {', '.join(declared) or 'no declaration'}"
 

@@ -15,7 +15,7 @@ from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.share import WHOLE, format_share
 from gpu_scheduler.core.strays import stray_words
 from gpu_scheduler.core.verdict import judge
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.words import share_words, visible
 
 #: Of an outcome: the mark in the line of a job that has finished.
 MARKS = {
@@ -91,7 +91,7 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
     if "outcome" in data and "attempt" in data:
         return _ended(event, tolerance)
     if kind == "exceeded":
-        return _WARNING, f"job {job} EXCEEDS declared VRAM on {_exceeded(event)}; neighbors may OOM"
+        return _WARNING, f"{_exceeds(event)}; neighbors may OOM"
     if kind == "stray":
         return _WARNING, stray_words(job, data["given"], data["gpu"], data["pid"])
     if kind == "relaunched":
@@ -135,6 +135,8 @@ def _starts(event: Event, dispatched: tuple[int, int] | None) -> str:
 
 def _kind(event: Event) -> str:
     """Where the memory that an attempt booked comes from."""
+    if event.data.get("assumed"):
+        return "default"
     return "learned" if event.data.get("learned") else "declared"
 
 
@@ -146,10 +148,26 @@ def _declared(share: int, vram: int | None, whole: bool, kind: str) -> str:
     return ", ".join(words)
 
 
+def _exceeds(event: Event) -> str:
+    """The warning without its consequence. A share is named with the memory that it comes to."""
+    data = event.data
+    head = f"job {event.job_id} EXCEEDS declared"
+    if data.get("share") is None:
+        return f"{head} VRAM on {_exceeded(event)}"
+    share = share_words(data["share"], data["declared"])
+    return f"{head} {share} on gpu {data['gpu']}: {data['seen']} MiB used ({_above(event)})"
+
+
 def _exceeded(event: Event) -> str:
+    data = event.data
+    share = data.get("share")
+    declared = f"{data['declared']} MiB" if share is None else share_words(share, data["declared"])
+    return f"gpu {data['gpu']}: {data['seen']} MiB used, {declared} declared ({_above(event)})"
+
+
+def _above(event: Event) -> str:
     seen, declared = event.data["seen"], event.data["declared"]
-    percent = round(100 * (seen - declared) / declared)
-    return f"gpu {event.data['gpu']}: {seen} MiB used, {declared} MiB declared (+{percent}%)"
+    return f"+{round(100 * (seen - declared) / declared)}%"
 
 
 def _ended(event: Event, tolerance: float) -> tuple[int, str]:
@@ -176,31 +194,45 @@ def _ended(event: Event, tolerance: float) -> tuple[int, str]:
 def _use(event: Event, tolerance: float) -> Iterator[str]:
     """What the attempt used, and how good its declaration was."""
     data = event.data
-    peaks, declared, load = data["peaks"], data["declared"], data["load"]
+    peaks, load = data["peaks"], data["load"]
     if any(peak is not None for peak in peaks):
         each = zip(data["gpus"], peaks, strict=True)
         known = ", ".join(f"gpu{gpu}:{'n/a' if mib is None else f'{mib} MiB'}" for gpu, mib in each)
         yield f"peak vram {known}"
     else:
         yield "peak vram n/a"
-    if declared is not None:
-        yield f"{_kind(event)} {declared} MiB{_verdict(event, tolerance)}"
-    elif 0 < data["share"] < WHOLE:
-        yield f"declared share {format_share(data['share'])}"
-    else:
-        yield "no declaration"
+    yield _judged(event, tolerance)
     if load is not None:
         yield f"avg gpu util {load:.0f}%"
 
 
-def _verdict(event: Event, tolerance: float) -> str:
+def _judged(event: Event, tolerance: float) -> str:
+    """What was declared, and the verdict on it."""
     data = event.data
-    completed = data["outcome"] == "completed"
-    verdict = judge(data["peaks"], data["declared"], tolerance, completed=completed)
+    budgets = _budgets(event)
+    if budgets is None:
+        return "no declaration"
+    by_share, completed = data["declared"] is None, data["outcome"] == "completed"
+    verdict = judge(data["peaks"], budgets, tolerance, completed=completed, by_share=by_share)
+    if not by_share:
+        declared = f"{_kind(event)} {data['declared']} MiB"
+    else:
+        declared = f"declared {share_words(data['share'], verdict.mib if verdict else None)}"
     if verdict is None:
-        return ""
+        return declared
     if verdict.kind == "within":
-        return f" → within ±{100 * tolerance:g}%"
+        return f"{declared} → within ±{100 * tolerance:g}%"
     if verdict.kind == "under":
-        return f" → under-declared ({verdict.percent:+d}%)"
-    return f" → over-declared ({verdict.percent:+d}%); lowering it frees packing headroom"
+        return f"{declared} → under-declared ({verdict.percent:+d}%)"
+    return f"{declared} → over-declared ({verdict.percent:+d}%); lowering it frees packing headroom"
+
+
+def _budgets(event: Event) -> list[int | None] | None:
+    """MiB that was declared on each GPU; None: nothing was."""
+    data = event.data
+    if "budgets" in data:
+        found: list[int | None] | None = data["budgets"]
+        return found
+    # Of an earlier version, which told a declaration by its numbers.
+    is_declared = data["declared"] is not None or 0 < data["share"] < WHOLE
+    return [data["declared"]] * len(data["gpus"]) if is_declared else None

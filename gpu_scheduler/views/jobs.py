@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.words import share_words
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
@@ -72,7 +73,7 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         log=attempt["log"],
         started_at=attempt["started_at"],
         warnings=warnings(attempt, context.indices),
-        vram_declared=attempt["vram"],
+        vram_declared=vram_declared(attempt),
         peaks=peaks_of(attempt, context.indices),
     )
     fact = context.open.get(attempt["id"])
@@ -93,13 +94,25 @@ def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
-    peak, declared = json.loads(attempt["peaks"]).get(uuid), attempt["vram"]
+    peak, mib = json.loads(attempt["peaks"]).get(uuid), json.loads(attempt["budgets"]).get(uuid)
+    declared = f"{mib} MiB" if attempt["vram"] is not None else share_words(attempt["share"], mib)
     where = f"GPU {indices.get(uuid, -1)}"
     runs = attempt["outcome"] is None
     return (
-        f"job {attempt['job_id']} declared {declared} MiB and was seen to use {peak} MiB on {where}"
+        f"job {attempt['job_id']} declared {declared} and was seen to use {peak} MiB on {where}"
         f"{': its neighbors may run out of memory' if runs else ''}"
     )
+
+
+def vram_declared(attempt: Row) -> int | None:
+    """MiB on each of its GPUs; None where it declared a share, or nothing."""
+    mib: int | None = attempt["vram"] if json.loads(attempt["budgets"]) else None
+    return mib
+
+
+def share_declared(attempt: Row) -> int | None:
+    """Thousandths of each of its GPUs; None where it declared only memory, or nothing."""
+    return (attempt["share"] or None) if json.loads(attempt["budgets"]) else None
 
 
 def peaks_of(attempt: Row, indices: Mapping[str, int]) -> dict[int, int]:

@@ -19,8 +19,8 @@ _WIDTH = 14
 class AttemptShown:
     """One attempt. Times in wall seconds; command: as its command.sh runs it, None where there is none.
 
-    vram_declared: MiB on each GPU; peaks: GPU index -> MiB; load_percent: of its GPUs, mean over all samples;
-    verdict: on what was declared, in words.
+    vram_declared: MiB on each GPU; share_declared: of each GPU, 1 = all of it; peaks: GPU index -> MiB;
+    load_percent: of its GPUs, mean over all samples; verdict: on what was declared, in words.
     """
 
     number: int
@@ -40,6 +40,7 @@ class AttemptShown:
     launches: int
     warnings: tuple[str, ...]
     vram_declared: int | None
+    share_declared: float | None
     peaks: Mapping[int, int]
     load_percent: float | None
     verdict: str | None
@@ -168,6 +169,8 @@ def _memory(attempt: AttemptShown) -> Iterator[str]:
     """What an attempt declared and was seen to use."""
     if attempt.vram_declared is not None:
         yield _row("  Declared", f"{attempt.vram_declared} MiB per GPU")
+    elif attempt.share_declared is not None:
+        yield _row("  Declared", f"share {attempt.share_declared:g} of each GPU")
     if attempt.peaks:
         peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(attempt.peaks.items()))
         yield _row("  Peak", f"{peaks}; {attempt.verdict}" if attempt.verdict else peaks)

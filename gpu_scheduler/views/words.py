@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.core.explain import signal_name
+from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import Outcome
 
 #: Control characters, those that turn the direction of text, line separators and lone surrogates.
@@ -94,6 +95,11 @@ def memory_words(peaks: Mapping[int, int], declared: int | None) -> str:
     told = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
     peak = ", ".join(told) if len(told) > 1 else str(max(peaks.values(), default="?"))
     return f"{peak} MiB" if declared is None else f"{peak} of {declared} MiB"
+
+
+def share_words(share: int, mib: int | None) -> str:
+    """A declared share (thousandths) with the memory that it comes to: "share 0.25 (6144 MiB)"."""
+    return f"share {format_share(share)}" + ("" if mib is None else f" ({mib} MiB)")
 
 
 def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> str:

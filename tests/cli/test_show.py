@@ -111,6 +111,43 @@ def test_memory_declared_seen_and_judged_and_the_retry(desk: Desk) -> None:
     assert "other failures" not in out
 
 
+def test_an_overused_share_is_named_in_the_verdict_and_the_warnings(desk: Desk) -> None:
+    job = desk.job(share=250)
+    this = desk.record(act.Start(job, ("SIM-0",), 250))[job]
+    desk.record(
+        act.Move(job, this, JobState.RUNNING),
+        act.NoteUse(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
+        act.NoteExceeded(job, this, "SIM-0", 16_000, 6144, 250),
+        act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+    )
+    [attempt] = told(desk, job)["attempts"]
+    assert (attempt["vram_declared"], attempt["share_declared"]) == (None, 0.25)
+    warning = f"job {job} declared share 0.25 (6144 MiB) and was seen to use 16000 MiB on GPU 0"
+    assert (attempt["verdict"], attempt["warnings"]) == ("under-declared (+160%)", [warning])
+    assert told(desk, job)["job"]["warnings"] == [warning]
+    out = desk.run("show", job)[1]
+    assert "  Declared    share 0.25 of each GPU\n" in out
+    assert "  Peak        GPU 0: 16000 MiB; under-declared (+160%)\n" in out
+    assert "gpu 0: 16000 MiB used, share 0.25 (6144 MiB) declared (+160%)" in out
+    told_at_end = "declared share 0.25 (6144 MiB) → under-declared (+160%)"
+    assert told_at_end in desk.run("events")[1]
+
+
+@pytest.mark.parametrize("values", [{"share": 500}, {"share": 0, "vram": 4096}])
+def test_a_default_is_no_declaration(desk: Desk, values: dict[str, Any]) -> None:
+    job = desk.job()
+    this = desk.record(act.Start(job, ("SIM-0",), assumed=True, **values))[job]
+    desk.record(
+        act.Move(job, this, JobState.RUNNING),
+        act.NoteUse(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
+        act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+    )
+    [attempt] = told(desk, job)["attempts"]
+    assert (attempt["vram_declared"], attempt["share_declared"], attempt["verdict"]) == (None, None, None)
+    assert "Declared" not in desk.run("show", job)[1]
+    assert "peak vram gpu0:16000 MiB | no declaration" in desk.run("events")[1]
+
+
 @pytest.mark.parametrize(
     ("peak", "outcome", "verdict"),
     [

@@ -204,7 +204,9 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     this = desk.store.attempts(job)[0]["id"]
     with desk.store.db.transaction() as db:
-        db.execute("""UPDATE attempt SET share = 0, vram = 18432, gpus = '["SIM-1"]'""")
+        db.execute(
+            """UPDATE attempt SET share = 0, vram = 18432, gpus = '["SIM-1"]', budgets = '{"SIM-1": 18432}'"""
+        )
     shown = jobs(desk)[job]
     assert (shown["vram_declared"], shown["peaks"], shown["warnings"]) == (18432, {}, [])
     desk.record(act.NoteUse(job, this, 5.0, (("SIM-1", 17910, 96.0),)))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line, QueuedJob, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.ledger import declared_mib
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.sighting import Sighting
@@ -27,7 +28,10 @@ def gpu(
 
 
 def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
-    """An attempt that runs on these GPUs (U0 unless said), of which the newest sample is on the record."""
+    """An attempt that runs on these GPUs (U0 unless said), of which the newest sample is on the record.
+
+    Its share or vram is declared, unless `budgets` are given.
+    """
     base = Attempt(
         attempt_id,
         10 * attempt_id,
@@ -38,7 +42,12 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
         sighting=Sighting(claim="live", pid=5),
         measured_at=999.0,
     )
-    return replace(base, **values)  # type: ignore[arg-type]
+    attempt = replace(base, **values)  # type: ignore[arg-type]
+    if "budgets" in values or not (attempt.share or attempt.vram):
+        return attempt
+    return replace(
+        attempt, budgets={uuid: declared_mib(attempt.booking(uuid), TOTAL) for uuid in attempt.gpus}
+    )
 
 
 def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:

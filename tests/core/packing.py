@@ -14,6 +14,7 @@ from fractions import Fraction
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line, QueuedJob, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.ledger import Booking, declared_mib
 from gpu_scheduler.core.needs import Ask, LlmConfig, Need
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.planning import need_of, plan
@@ -222,16 +223,33 @@ class Machine:
             action.share,
             action.vram,
             action.whole,
+            self.declared(action),
             sighting=Sighting(claim="live", pid=5),
             baseline_mib=dict(action.baseline_mib),
             launch_deadline=self.now.boot + self.settings.launch_deadline_s,
         )
         self.running[self.starts] = Running(job, attempt, self.tick)
 
+    def declared(self, action: act.Start) -> dict[str, int | None]:
+        booking = Booking(action.share, action.vram, action.whole)
+        is_declared = not action.assumed and bool(action.share or action.vram)
+        return {
+            uuid: declared_mib(booking, self.scene.totals[int(uuid[1:])])
+            for uuid in action.gpus
+            if is_declared
+        }
+
     def need(self, job: JobPlan) -> Need:
         return need_of(job.ask, Facts(self.now, self.settings, LlmConfig()))
 
     # What must hold.
+
+    def declared_on(self, attempt: Attempt, index: int) -> int | None:
+        """MiB that its job declared: its vram, else its share, of which it has all alone; None: nothing."""
+        ask = self.running[attempt.attempt_id].job.ask
+        if ask.vram is not None or ask.share is None:
+            return ask.vram
+        return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
 
     def budget(self, attempt: Attempt | act.Start, index: int) -> int:
         """MiB that a booking counts on a GPU, by the table of DESIGN §6 and by what the samples showed."""
@@ -313,5 +331,6 @@ class Machine:
             for uuid in attempt.gpus if attempt.outcome is None else ():
                 seen = self.peaks.get((attempt.attempt_id, int(uuid[1:])), 0)
                 assert attempt.peaks.get(uuid, 0) == seen
-                over = attempt.vram is not None and seen > attempt.vram * (1 + TOLERANCE)
+                declared = self.declared_on(attempt, int(uuid[1:]))
+                over = declared is not None and seen > declared * (1 + TOLERANCE)
                 assert self.told[attempt.attempt_id, uuid] == over

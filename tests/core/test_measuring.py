@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.actions import Action, Close, NoteExceeded, NoteHeld, NoteUse, Start
+from gpu_scheduler.core.actions import Action, Close, NoteExceeded, NoteHeld, NoteUse, Start, Wait
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.measuring import measure, used_by
@@ -104,14 +105,61 @@ def test_nothing_is_measured_without_a_sample() -> None:
 def test_more_than_was_declared_and_tolerated_is_told(
     declared: int | None, tolerance: float, told: bool
 ) -> None:
-    attempt = replace(NEW, vram=declared, share=0 if declared else 200)
+    attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
     notes = measure(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
     assert notes[1:] == ([NoteExceeded(90, 9, "U0", 5300, declared)] if told and declared else [])
 
 
+@pytest.mark.parametrize(
+    ("used", "share", "values", "told"),
+    [
+        # A quarter of 24 GiB is 6144 MiB, and 6758.4 are tolerated.
+        (6759, 250, {}, 6144),
+        (6758, 250, {}, None),
+        (16_000, 500, {}, 12_288),
+        (24_576, 1000, {}, None),
+        # With the GPU to itself it has all of its memory.
+        (16_000, 250, {"whole": True}, None),
+        # Where both are declared, memory is judged.
+        (16_000, 250, {"vram": 18_000}, None),
+        (16_000, 750, {"vram": 8192}, 8192),
+        # Neither a default nor a GPU of unknown size is a declaration that could be exceeded.
+        (16_000, 250, {"budgets": {}}, None),
+        (16_000, 0, {"vram": 8192, "budgets": {}}, None),
+        (16_000, 250, {"budgets": {"U0": None}}, None),
+        (16_000, 250, {"exceeded": ("U0",)}, None),
+    ],
+)
+def test_a_share_is_exceeded_by_more_than_its_part_of_the_memory(
+    used: int, share: int, values: dict[str, Any], told: int | None
+) -> None:
+    one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
+    notes = measure(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
+    of_share = None if "vram" in values else share
+    assert notes[1:] == ([] if told is None else [NoteExceeded(90, 9, "U0", used, told, of_share)])
+
+
+def test_the_same_share_of_two_gpus_is_judged_by_the_size_of_each() -> None:
+    small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
+    both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
+    notes = measure(facts(small, large, attempts=(both,)))
+    assert notes[1:] == [NoteExceeded(90, 9, "U0", 9000, 6144, 250)]
+
+
+def test_an_overused_share_is_booked_at_its_buffered_peak() -> None:
+    """A quarter that takes 16,000 MiB: 17,600 are booked, and 12 GiB more are not there."""
+    over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
+    first = running(share=250, measured_at=None)
+    world = facts(over, attempts=(first,), lines=(line(Ask(vram=12_288), 1),))
+    assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
+    [wait] = plan(applied(world, plan(world)))
+    assert isinstance(wait, Wait)
+    assert wait.reason == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
+
+
 def test_it_is_told_once_per_gpu_and_only_of_a_new_sample() -> None:
     other = replace(OURS, uuid="U1", index=1)
-    small = replace(NEW, gpus=("U0", "U1"), vram=100)
+    small = running(9, "U0", "U1", vram=100, measured_at=None)
     told = [n.uuid for n in measure(facts(OURS, other, attempts=(small,))) if isinstance(n, NoteExceeded)]
     assert told == ["U0", "U1"]
     once = replace(small, exceeded=("U1",))

@@ -52,14 +52,14 @@ def test_thirds_are_rounded_up_so_that_three_never_overfill_a_gpu() -> None:
     ("ask", "need"),
     [
         (Ask(llm="small"), Need(1, 500)),
-        (Ask(llm="unknown"), Need(1, 1000)),
-        (Ask(), Need(1, 1000)),
+        (Ask(llm="unknown"), Need(1, 1000, assumed=True)),
+        (Ask(), Need(1, 1000, assumed=True)),
         (Ask(llm="big"), Need(3, 1000)),
         (Ask(llm="pair"), Need(2, 500)),
-        (Ask(llm="two"), Need(2, 1000, alone=True)),
-        (Ask(command=True), Need(1, 1000, alone=True)),
+        (Ask(llm="two"), Need(2, 1000, alone=True, assumed=True)),
+        (Ask(command=True), Need(1, 1000, alone=True, assumed=True)),
         (Ask(command=True, llm="small"), Need(1, 500)),
-        (Ask(command=True, gpus=2), Need(2, 1000, alone=True)),
+        (Ask(command=True, gpus=2), Need(2, 1000, alone=True, assumed=True)),
         (Ask(gpus=2, share=250, llm="small"), Need(2, 250)),
         (Ask(share=2000, llm="small"), Need(2, 1000)),
         (Ask(share=300), Need(1, 300)),
@@ -69,11 +69,11 @@ def test_thirds_are_rounded_up_so_that_three_never_overfill_a_gpu() -> None:
         (Ask(llm="mib", exclusive=True), Need(1, vram=9000, exclusive=True)),
         (Ask(llm="mib", vram=5000), Need(1, vram=5000)),
         (Ask(llm="mib", share=500), Need(1, 500)),
-        (Ask(llm="mib", gpus=2), Need(2, 1000, alone=True)),
+        (Ask(llm="mib", gpus=2), Need(2, 1000, alone=True, assumed=True)),
         (Ask(vram=5000, gpus=3), Need(3, vram=5000)),
         (Ask(vram=5000, share=200, gpus=2, exclusive=True), Need(2, 200, vram=5000, exclusive=True)),
-        (Ask(command=True, exclusive=True), Need(1, 1000, alone=True)),
-        (Ask(exclusive=True), Need(1, 1000, exclusive=True)),
+        (Ask(command=True, exclusive=True), Need(1, 1000, alone=True, assumed=True)),
+        (Ask(exclusive=True), Need(1, 1000, exclusive=True, assumed=True)),
         (Ask(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
     ],
 )
@@ -95,10 +95,10 @@ FAMILY = '["train.py", null]'
         (Ask(family=FAMILY, llm="small"), Need(1, 500)),
         (Ask(family=FAMILY, vram=50), Need(1, vram=50)),
         (Ask(family=FAMILY, share=50), Need(1, 50)),
-        (Ask(family=FAMILY, gpus=2), Need(2, 1000, alone=True)),
-        (Ask(family="another", command=True), Need(1, 1000, alone=True)),
-        (Ask(family="another"), Need(1, 1000)),
-        (Ask(command=True), Need(1, 1000, alone=True)),
+        (Ask(family=FAMILY, gpus=2), Need(2, 1000, alone=True, assumed=True)),
+        (Ask(family="another", command=True), Need(1, 1000, alone=True, assumed=True)),
+        (Ask(family="another"), Need(1, 1000, assumed=True)),
+        (Ask(command=True), Need(1, 1000, alone=True, assumed=True)),
     ],
 )
 def test_what_was_learned_counts_after_the_model_and_before_the_default(ask: Ask, need: Need) -> None:
@@ -164,8 +164,8 @@ def test_torchrun_with_memory_takes_as_much_of_each_gpu() -> None:
     [
         (Need(1, 1000), "1 free GPU"),
         (Need(3, 1000), "3 free GPUs"),
-        (Need(1, 1000, alone=True), "1 idle GPU"),
-        (Need(2, 1000, alone=True), "2 idle GPUs"),
+        (Need(1, 1000, alone=True, assumed=True), "1 idle GPU"),
+        (Need(2, 1000, alone=True, assumed=True), "2 idle GPUs"),
         (Need(1, 500), "0.5 of a GPU"),
         (Need(2, 500), "0.5 of each of 2 GPUs"),
         (Need(1, 500, exclusive=True), "0.5 of a GPU, alone"),
@@ -228,9 +228,9 @@ def test_memory_is_mib_or_a_text_and_comes_with_a_share_or_a_count() -> None:
     assert CONFIG.of("text") == Requirement(None, 2, 9216)
     assert CONFIG.of("both") == Requirement(250, None, 9216)
     default = parse_llm_config('{"default_requirement": {"vram": "2G"}}')
-    assert resolve(Ask(), default) == Need(1, vram=2048)
-    assert resolve(Ask(command=True), default) == Need(1, 1000, alone=True)
-    assert resolve(Ask(command=True, llm="unknown"), default) == Need(1, vram=2048)
+    assert resolve(Ask(), default) == Need(1, vram=2048, assumed=True)
+    assert resolve(Ask(command=True), default) == Need(1, 1000, alone=True, assumed=True)
+    assert resolve(Ask(command=True, llm="unknown"), default) == Need(1, vram=2048, assumed=True)
 
 
 def test_an_empty_configuration_is_one_gpu_each() -> None:

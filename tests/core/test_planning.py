@@ -21,7 +21,7 @@ from gpu_scheduler.core.facts import (
 )
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.gpuview import foreign_memory, view
-from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.needs import Ask, LlmConfig, Requirement
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import order
 from gpu_scheduler.core.placement import Limits
@@ -395,14 +395,26 @@ def test_an_infeasible_need_is_said_with_its_numbers_and_taken_back_when_the_gpu
 
 
 def test_a_start_books_what_was_declared() -> None:
-    asks = (Ask(vram=5000, share=250, exclusive=True), Ask(vram=6000), Ask(share=2000), Ask(command=True))
-    world = facts(5, *(line(ask, (n, 0)) for n, ask in enumerate(asks, 1)))
+    asks = (
+        Ask(vram=5000, share=250, exclusive=True),
+        Ask(vram=6000),
+        Ask(share=2000),
+        Ask(command=True),
+        Ask(),
+        Ask(llm="qwen"),
+    )
+    world = facts(7, *(line(ask, (n, 0)) for n, ask in enumerate(asks, 1)))
+    world = replace(world, config=LlmConfig(models={"qwen": Requirement(1000)}))
     found = [
-        (a.job_id, len(a.gpus), a.share, a.vram, a.whole) for a in plan(world) if isinstance(a, act.Start)
+        (a.job_id, len(a.gpus), a.share, a.vram, a.whole, a.assumed)
+        for a in plan(world)
+        if isinstance(a, act.Start)
     ]
     assert found == [
-        (1, 1, 250, 5000, True),
-        (2, 1, 0, 6000, False),
-        (3, 2, 1000, None, False),
-        (4, 1, 1000, None, True),
+        (1, 1, 250, 5000, True, False),
+        (2, 1, 0, 6000, False, False),
+        (3, 2, 1000, None, False, False),
+        (4, 1, 1000, None, True, True),
+        (5, 1, 1000, None, False, True),
+        (6, 1, 1000, None, False, False),
     ]

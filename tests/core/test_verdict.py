@@ -12,32 +12,57 @@ from gpu_scheduler.core.verdict import Verdict, judge
 @pytest.mark.parametrize(
     ("peaks", "declared", "completed", "verdict"),
     [
-        ([17910], 18432, True, Verdict("within", -3)),
-        ([5038], 12288, True, Verdict("over", -59)),
-        ([12034], 8192, True, Verdict("under", 47)),
-        ([1100], 1000, True, Verdict("within", 10)),
-        ([1101], 1000, True, Verdict("under", 10)),
-        ([900], 1000, True, Verdict("within", -10)),
-        ([899], 1000, True, Verdict("over", -10)),
+        ([17910], 18432, True, ("within", -3)),
+        ([5038], 12288, True, ("over", -59)),
+        ([12034], 8192, True, ("under", 47)),
+        ([1100], 1000, True, ("within", 10)),
+        ([1101], 1000, True, ("under", 10)),
+        ([900], 1000, True, ("within", -10)),
+        ([899], 1000, True, ("over", -10)),
         # The largest of them counts: each GPU was declared the same.
-        ([100, 980], 1000, True, Verdict("within", -2)),
+        ([100, 980], 1000, True, ("within", -2)),
         # One that failed may have done so before its peak.
         ([100], 1000, False, None),
-        ([1300], 1000, False, Verdict("under", 30)),
+        ([1300], 1000, False, ("under", 30)),
         ([1000], 1000, False, None),
         # A GPU of which nothing is known may have had more.
         ([100, None], 1000, True, None),
         ([1000, None], 1000, True, None),
-        ([1300, None], 1000, True, Verdict("under", 30)),
+        ([1300, None], 1000, True, ("under", 30)),
         ([None], 1000, True, None),
         ([], 1000, True, None),
         ([500], None, True, None),
     ],
 )
 def test_verdicts(
-    peaks: list[int | None], declared: int | None, completed: bool, verdict: Verdict | None
+    peaks: list[int | None], declared: int | None, completed: bool, verdict: tuple[str, int] | None
 ) -> None:
-    assert judge(peaks, declared, 0.10, completed=completed) == verdict
+    found = judge(peaks, [declared] * len(peaks), 0.10, completed=completed)
+    assert (found and (found.kind, found.percent, found.mib)) == (verdict and (*verdict, declared))
+
+
+@pytest.mark.parametrize(
+    ("peaks", "budgets", "verdict"),
+    [
+        ([16_000], [6144], Verdict("under", 160, 6144)),
+        ([6758], [6144], None),
+        ([6759], [6144], Verdict("under", 10, 6144)),
+        # A share may mean compute: less than its memory is no fault, nor is just as much a merit.
+        ([100], [6144], None),
+        ([6144], [6144], None),
+        # The same share of GPUs of two sizes: the one on which it took most for what it had there.
+        ([9000, 9000], [6144, 20_480], Verdict("under", 46, 6144)),
+        ([6000, 30_000], [6144, 20_480], Verdict("under", 46, 20_480)),
+        # The size of a GPU may not be known.
+        ([9000], [None], None),
+        ([9000, 9000], [None, 6144], Verdict("under", 46, 6144)),
+    ],
+)
+@pytest.mark.parametrize("completed", [True, False])
+def test_a_share_is_judged_for_overuse_only(
+    peaks: list[int | None], budgets: list[int | None], completed: bool, verdict: Verdict | None
+) -> None:
+    assert judge(peaks, budgets, 0.10, completed=completed, by_share=True) == verdict
 
 
 @given(
@@ -46,7 +71,7 @@ def test_verdicts(
     some.floats(0, 1),
 )
 def test_exactly_one_verdict_and_its_sign(peaks: list[int], declared: int, tolerance: float) -> None:
-    verdict = judge(peaks, declared, tolerance, completed=True)
+    verdict = judge(peaks, [declared] * len(peaks), tolerance, completed=True)
     assert verdict is not None
     above = max(peaks) > declared * (1 + tolerance)
     below = max(peaks) < declared * (1 - tolerance)

@@ -56,7 +56,7 @@ class Desk:
         return self.recorder.record(actions, self.clock.now())
 
     def start(self, job: int, **values: Any) -> int:
-        return self.record(act.Start(job, ("U0",), 500, **values))[job]
+        return self.record(act.Start(job, ("U0",), **{"share": 500, **values}))[job]
 
     def end(self, job: int, attempt: int, **values: Any) -> None:
         values = {"state": JobState.FINISHED, "job_outcome": Outcome.COMPLETED, **values}
@@ -284,6 +284,11 @@ def test_what_is_told_only_where_it_is_asked_for(desk: Desk, said: Callable[[], 
         "job 1 gpu0 3000 MiB (peak so far; declared 9000)",
         "job 1 gpu0 3001 MiB (peak so far; declared 9000)",
     ]
+    share = desk.job()
+    use = act.NoteUse(share, desk.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
+    desk.record(use)
+    desk.telling.told(use)
+    assert said()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
     # Nor is it told again by the next one.
     desk.new(verbose=True).told(use)
     desk.new().told(act.NoteUse(job, attempt, 9.0, (("U0", 9000, 50.0),)))
@@ -579,13 +584,37 @@ def test_the_board_follows_events_and_samples(desk: Desk) -> None:
     sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
     desk.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
     fact = Attempt(
-        attempt, job, "token", "boot", JobState.RUNNING, gpus=("U0",), vram=9000, peaks={"U0": 8000}
-    )
+        attempt, job, "token", "boot", JobState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
+        peaks={"U0": 8000},
+    )  # fmt: skip
     desk.clock.boot += 7
     desk.telling.turn(desk.facts(fact))
     text = desk.board.read_text()
     assert "▶ job 1  gpu [0]  7.0s  gpu0:7000/8000 MiB now/peak, declared 9000 — python train.py\n" in text
     assert "booked 0.5, 9000 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "vram", "is_declared", "told"),
+    [
+        (250, None, True, "share 0.25"),
+        (1000, None, True, "share 1"),
+        (250, 9000, True, "share 0.25, declared 9000"),
+        (1000, None, False, "no declaration"),
+        (250, None, False, "no declaration"),
+        (0, 9000, False, "no declaration"),
+    ],
+)
+def test_the_board_tells_what_a_job_declared(
+    desk: Desk, share: int, vram: int | None, is_declared: bool, told: str
+) -> None:
+    job = desk.job("python train.py")
+    attempt = desk.start(job, share=share, vram=vram)
+    desk.record(act.Move(job, attempt, JobState.RUNNING))
+    budgets = {"U0": 6144} if is_declared else {}
+    fact = Attempt(attempt, job, "token", "boot", JobState.RUNNING, ("U0",), share, vram, budgets=budgets)
+    desk.telling.turn(desk.facts(fact))
+    assert f"n/a MiB now/peak, {told} — python train.py\n" in desk.board.read_text()
 
 
 def test_the_board_is_written_twice_a_second_at_most(desk: Desk) -> None:

@@ -46,7 +46,7 @@ def add(store: Store, text: str = "python train.py", **values: object) -> int:
 
 
 def start(store: Store, job: int, gpus: tuple[str, ...] = ("U0",), **values: Any) -> int:
-    return record(store, act.Start(job, gpus, 0, **values))[job]
+    return record(store, act.Start(job, gpus, **{"share": 0, **values}))[job]
 
 
 def use(store: Store, job: int, attempt: int, at: float, *samples: Sample) -> None:
@@ -61,7 +61,13 @@ def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLET
 def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
     """A job that used this much, on a GPU each, and has ended."""
     job = add(store, text)
-    attempt = start(store, job, BOTH[: len(peaks)], vram=values.pop("vram", None))
+    attempt = start(
+        store,
+        job,
+        BOTH[: len(peaks)],
+        vram=values.pop("vram", None),
+        assumed=values.pop("assumed", False),
+    )
     use(store, job, attempt, 1.0, *((uuid, mib, 50.0) for uuid, mib in zip(BOTH, peaks, strict=False)))
     end(store, job, attempt, outcome, **values)
 
@@ -98,6 +104,41 @@ def test_each_gpu_on_which_a_job_takes_too_much_is_kept(store: Store) -> None:
     for uuid in BOTH:
         record(store, act.NoteExceeded(job, attempt, uuid, 12000, 9000))
     assert json.loads(row_of(store, attempt)["exceeded"]) == list(BOTH)
+
+
+@pytest.mark.parametrize(
+    ("values", "budgets"),
+    [
+        ({"vram": 9000}, {"U0": 9000, "U1": 9000}),
+        ({"share": 250}, {"U0": 6144, "U1": 6144}),
+        ({"share": 250, "vram": 9000}, {"U0": 9000, "U1": 9000}),
+        ({"share": 1000}, {"U0": 24_576, "U1": 24_576}),
+        ({"share": 250, "whole": True}, {"U0": 24_576, "U1": 24_576}),
+        ({"vram": 9000, "learned": True}, {"U0": 9000, "U1": 9000}),
+        ({"vram": 9000, "assumed": True}, {}),
+        ({"share": 500, "assumed": True}, {}),
+        ({"share": 1000, "whole": True, "assumed": True}, {}),
+    ],
+)
+def test_what_an_attempt_declared_on_each_gpu_is_kept_over_a_restart(
+    store: Store, values: dict[str, Any], budgets: dict[str, int]
+) -> None:
+    job = add(store)
+    attempt = start(store, job, BOTH, **values)
+    [row] = [row for row in store.unsettled() if row["id"] == attempt]
+    assert attempt_fact(row, Sighting()).budgets == budgets
+    end(store, job, attempt)
+    assert last(store, job)["budgets"] == (list(budgets.values()) or None)
+    assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
+
+
+def test_the_memory_of_a_gpu_of_unknown_size_is_not_declared_by_a_share(store: Store) -> None:
+    with store.db.transaction() as db:
+        db.execute("UPDATE gpu SET total_mib = NULL WHERE uuid = 'U1'")
+    job = add(store)
+    attempt = start(store, job, BOTH, share=250)
+    end(store, job, attempt)
+    assert last(store, job)["budgets"] == [6144, None]
 
 
 def test_an_attempt_with_its_gpus_to_itself_is_one_on_the_record(store: Store) -> None:
@@ -151,10 +192,12 @@ def test_what_is_kept_of_an_attempt_that_was_measured(store: Store) -> None:
     ran(store, "python big.py", 4000, 3000, vram=5000, started_at=100.0, ended_at=160.0)
     ran(store, "python never-seen.py")
     ran(store, "python bad.py", 100, outcome=Outcome.FAILED)
+    ran(store, "python default.py", 200, vram=300, assumed=True)
     rows = store.db.rows("SELECT gpus, peak_mib, declared_mib, seconds, outcome FROM measured ORDER BY id")
     assert [tuple(row) for row in rows] == [
         (2, 4000, 5000, 60.0, "completed"),
         (1, 100, None, None, "failed"),
+        (1, 200, None, None, "completed"),
     ]
 
 

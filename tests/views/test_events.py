@@ -27,6 +27,10 @@ def end(**values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dict[str, Any]:
+    return end(**{"declared": None, "share": share, "budgets": budgets, "load": None, **values})
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
@@ -38,6 +42,8 @@ def end(**values: Any) -> dict[str, Any]:
         (start(share=0, whole=True), "[0] (1/3 dispatched, alone) — CMD"),
         (start(share=1000), "[0] (1/3 dispatched, share 1) — CMD"),
         (start(vram=9000, whole=True), "[0] (1/3 dispatched, declared 9000 MiB/gpu, alone) — CMD"),
+        (start(vram=9000, learned=True), "[0] (1/3 dispatched, learned 9000 MiB/gpu) — CMD"),
+        (start(vram=9000, assumed=True), "[0] (1/3 dispatched, default 9000 MiB/gpu) — CMD"),
         (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
     ],
 )
@@ -78,12 +84,44 @@ HEAD = "job 1 finished [OK] in 1774s — "
             end(peaks=[900], declared=None, load=0.0),
             "peak vram gpu0:900 MiB | no declaration | avg gpu util 0%",
         ),
+        # Of an earlier version, which told a declaration by its numbers.
         (end(declared=None, share=1000, load=None), "peak vram gpu0:17910 MiB | no declaration"),
         (end(declared=None, share=500, load=None), "peak vram gpu0:17910 MiB | declared share 0.5"),
     ],
 )
 def test_the_end_of_a_job_that_completed(data: dict[str, Any], told: str) -> None:
     assert line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + told)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        # A share is a declaration wherever it was said, and none where it is the default.
+        (of_share(500, [20_480]), "declared share 0.5"),
+        (of_share(1000, [24_576]), "declared share 1"),
+        (of_share(500, [None]), "declared share 0.5"),
+        (of_share(500, None), "no declaration"),
+        (of_share(1000, None), "no declaration"),
+        (of_share(0, None), "no declaration"),
+        # It is judged for overuse only, also of a job that failed.
+        (of_share(250, [6144]), "declared share 0.25 (6144 MiB) → under-declared (+192%)"),
+        (of_share(250, [6144], peaks=[6144]), "declared share 0.25"),
+        (of_share(250, [6144], peaks=[100]), "declared share 0.25"),
+        (
+            of_share(250, [6144, 20_480], gpus=[1, 3], peaks=[6000, 26_624], outcome="failed"),
+            "declared share 0.25 (20480 MiB) → under-declared (+30%)",
+        ),
+        # Of both, the memory is judged.
+        (end(share=250, budgets=[18432]), "declared 18432 MiB → within ±10%"),
+        (
+            end(declared=8000, budgets=[8000], learned=True),
+            "learned 8000 MiB → under-declared (+124%)",
+        ),
+    ],
+)
+def test_what_a_job_declared_and_how_good_that_was(data: dict[str, Any], told: str) -> None:
+    _, text = line(Event(9, 0.0, "finished", 1, data=data))
+    assert text.partition(" (log: ")[0].split(" | ")[1] == told
 
 
 USE = "peak vram n/a | no declaration"
@@ -140,6 +178,11 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
         (
             Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 12034, "declared": 8192}),
             (WARNING, "job 3 EXCEEDS declared VRAM on gpu 0: 12034 MiB used, 8192 MiB declared (+47%);"
+             " neighbors may OOM"),
+        ),
+        (
+            Event(9, 0.0, "exceeded", 3, None, {"gpu": 0, "seen": 16_000, "declared": 6144, "share": 250}),
+            (WARNING, "job 3 EXCEEDS declared share 0.25 (6144 MiB) on gpu 0: 16000 MiB used (+160%);"
              " neighbors may OOM"),
         ),
         (
@@ -235,6 +278,10 @@ def test_json() -> None:
         (
             Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 200, "declared": 100}),
             "gpu 0: 200 MiB used, 100 MiB declared (+100%)",
+        ),
+        (
+            Event(1, 0.0, "exceeded", 3, None, {"gpu": 0, "seen": 16_000, "declared": 6144, "share": 250}),
+            "gpu 0: 16000 MiB used, share 0.25 (6144 MiB) declared (+160%)",
         ),
     ],
 )

@@ -31,7 +31,8 @@ def attempt(**values: Any) -> dict[str, Any]:
         "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "gpus": '["B", "A"]',
         "launches": 1, "deadline_boot": 600.0, "launch_error": None, "released_boot": None, "settled": 0,
         "outcome": None, "strays": "[]", "log": "/logs/3.log", "session": "gpujob_0_echo_3",
-        "started_at": 950.0, "vram": None, "whole": 0, "peaks": "{}", "exceeded": "[]", **values,
+        "started_at": 950.0, "vram": None, "share": 0, "whole": 0, "budgets": "{}",
+        "peaks": "{}", "exceeded": "[]", **values,
     }  # fmt: skip
 
 
@@ -136,17 +137,34 @@ def test_a_process_on_a_gpu_that_was_not_given_is_told() -> None:
 
 
 def test_what_it_uses_and_what_it_declared() -> None:
-    seen = shown(job(state="running"), attempt(vram=900, peaks='{"A": 700, "B": 800}'), context())
+    row = attempt(vram=900, budgets='{"A": 900, "B": 900}', peaks='{"A": 700, "B": 800}')
+    seen = shown(job(state="running"), row, context())
     assert (seen.vram_declared, seen.peaks, seen.warnings) == (900, {0: 700, 1: 800}, ())
+    # Of a job that declares nothing, default_requirement says 900 MiB.
+    seen = shown(job(state="running"), {**row, "budgets": "{}"}, context())
+    assert seen.vram_declared is None
     seen = shown(job(), None, context())
     assert (seen.vram_declared, seen.peaks) == (None, {})
 
 
 def test_more_memory_than_it_declared_is_told() -> None:
-    row = attempt(vram=500, peaks='{"A": 400, "B": 800}', exceeded='["B"]', strays='[["C", 71]]')
+    row = attempt(
+        vram=500, budgets='{"A": 500, "B": 500}', peaks='{"A": 400, "B": 800}', exceeded='["B"]',
+        strays='[["C", 71]]',
+    )  # fmt: skip
     seen = shown(job(state="running"), row, context())
     first, second = seen.warnings
     assert first.startswith("job 3 declared 500 MiB and was seen to use 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
     over = shown(job(state="finished"), attempt(**{**row, "strays": "[]", "outcome": "completed"}), context())
     assert over.warnings == ("job 3 declared 500 MiB and was seen to use 800 MiB on GPU 1",)
+
+
+def test_more_memory_than_its_share_comes_to_is_told() -> None:
+    row = attempt(share=250, budgets='{"A": 6144, "B": 20480}', peaks='{"A": 16000}', exceeded='["A"]')
+    told = "job 3 declared share 0.25 (6144 MiB) and was seen to use 16000 MiB on GPU 0"
+    seen = shown(job(state="running"), row, context())
+    assert seen.warnings == (f"{told}: its neighbors may run out of memory",)
+    assert seen.vram_declared is None
+    over = shown(job(state="finished"), {**row, "outcome": "completed"}, context())
+    assert over.warnings == (told,)
