@@ -86,9 +86,8 @@ class Daemon:
             reached,
             logs,
         )
-        self._outcomes = Outcomes(
-            self._store, os.path.abspath(options.jobs_file) if options.jobs_file else ""
-        )
+        jobs_file = os.path.abspath(options.jobs_file) if options.jobs_file else ""
+        self._outcomes = Outcomes(self._store, jobs_file, self._clock)
         self._console = console
         self._signal: int | None = None
         self._woken: set[str] = set()
@@ -163,7 +162,7 @@ class Daemon:
         late = [wish for wish in self._store.open_wishes() if wish["verb"] == "stop"]
         recorder.record([WishDone(wish["id"], "it had ended already") for wish in late], self._clock.now())
         recorder.forget_waits()
-        self._loop.hold_back(frozenset())
+        self._loop.hold_back({})
         self._watch_files()
         self._state.begin(self._clock.now().boot)
         self._woken = {"config", "jobs"}
@@ -248,7 +247,7 @@ class Daemon:
     def _look_at_jobs(self, now: float) -> None:
         if self._jobs is not None:
             self._jobs.look(now)
-            self._loop.hold_back(self._jobs.gone)
+            self._loop.hold_back(self._jobs.waits)
             self._loop.placing = not self._jobs.loading
 
     def _due_at(self, facts: Facts) -> float:

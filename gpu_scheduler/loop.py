@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Facts, Settings
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.planning import plan
 from gpu_scheduler.executors import LaunchError
@@ -72,7 +73,7 @@ class Loop:
         self.sample_wanted = False
         self._learned = Learned(store, settings.limits.spike)
         self._said: set[str] = set()
-        self._gone: frozenset[int] | None = None
+        self._line_waits: Mapping[int, LineWait] | None = None
         self._launcher = launcher
         self._reached = reached
 
@@ -119,11 +120,11 @@ class Loop:
                 actions = plan(facts)
         return facts, actions
 
-    def hold_back(self, gone: frozenset[int]) -> None:
-        """Start none of these waiting jobs: their lines are not in the jobs file as it stands."""
-        if gone != self._gone:
-            self.recorder.set_gone(gone)
-            self._gone = gone
+    def hold_back(self, waits: Mapping[int, LineWait]) -> None:
+        """Start none of these jobs, because of how their lines stand in the jobs file; no others wait so."""
+        if waits != self._line_waits:
+            self.recorder.set_line_waits(waits)
+            self._line_waits = waits
 
     def _report_strange(self, facts: Facts) -> None:
         for attempt in facts.attempts:

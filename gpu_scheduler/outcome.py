@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 
+from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.actions import Action, Close, Finish
 from gpu_scheduler.core.draining import Ending, exit_code
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.jobs import Context, shown
+from gpu_scheduler.views.left import left_words
+from gpu_scheduler.views.report import JobShown, MalformedShown
 
 log = logging.getLogger(__name__)
 
@@ -15,9 +20,10 @@ log = logging.getLogger(__name__)
 class Outcomes:
     """The jobs that this run finished; at the end also those of the lines in the file and all that wait."""
 
-    def __init__(self, store: Store, jobs_file: str) -> None:
+    def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:
         self._store = store
         self._jobs_file = jobs_file
+        self._clock = clock
         self._finished: set[int] = set()
 
     def told(self, action: Action) -> None:
@@ -26,43 +32,49 @@ class Outcomes:
             self._finished.add(action.job_id)
 
     def finish(self) -> int:
-        """List what is held or cannot run, and return the exit code."""
+        """Name what is left, and return the exit code."""
+        jobs = self._jobs()
+        malformed = [
+            MalformedShown(row["path"], row["number"], row["text"], row["problem"], row["accepted"])
+            for row in self._store.malformed()
+            if row["path"] == self._jobs_file
+        ]
+        left = left_words(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])
+        if left:
+            log.warning("left: %s", left)
+        code = exit_code(map(_ending, jobs), bool(malformed))
+        done = sum(job.outcome == Outcome.COMPLETED.value for job in jobs)
+        if not self._finished and code:
+            log.info("nothing was run: `retry JOB` runs a job once more, `start --fresh` all of them")
+        bad = len(malformed)
+        log.info(
+            "drained: %d of %d jobs completed%s; exit code %d",
+            done, len(jobs), f", {bad} malformed line{'s' * (bad != 1)}" if bad else "", code,
+        )  # fmt: skip
+        return code
+
+    def _jobs(self) -> list[JobShown]:
+        """The jobs that count, by id."""
         rows = self._store.db.rows(
-            "SELECT id, state, outcome, exit_code, signal, reason, ask, text FROM job"
-            " WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?) ORDER BY id",
+            "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)",
             self._jobs_file,
         )
-        known = {row["id"]: row for row in rows}
+        known: dict[int, sqlite3.Row] = {row["id"]: row for row in rows}
         for job_id in self._finished - known.keys():
             row = self._store.job(job_id)
             if row is not None:
                 known[job_id] = row
-        reasons = self._store.waiting()
-        for row in known.values():
-            if row["state"] != "finished":
-                why = row["reason"] or reasons.get(row["ask"], "")
-                log.warning("job %d is left %s: %s: %s", row["id"], row["state"], why, row["text"])
-        malformed = self._store.db.row(
-            "SELECT count(*) AS n FROM line WHERE problem IS NOT NULL AND path = ?", self._jobs_file
+        context = Context(
+            self._clock.now(), reasons=self._store.waiting(), infeasible=self._store.infeasible()
         )
-        bad = malformed["n"] if malformed else 0
-        code = exit_code(
-            [
-                Ending(
-                    JobState(row["state"]),
-                    Outcome(row["outcome"]) if row["outcome"] else None,
-                    row["exit_code"],
-                    row["signal"],
-                )
-                for row in known.values()
-            ],
-            bad > 0,
-        )
-        done = sum(row["outcome"] == "completed" for row in known.values())
-        if not self._finished and code:
-            log.info("nothing was run: `retry JOB` runs a job once more, `start --fresh` all of them")
-        log.info(
-            "drained: %d of %d jobs completed%s; exit code %d",
-            done, len(known), f", {bad} malformed line{'s' * (bad != 1)}" if bad else "", code,
-        )  # fmt: skip
-        return code
+        return [shown(row, None, context) for _, row in sorted(known.items())]
+
+
+def _ending(job: JobShown) -> Ending:
+    return Ending(
+        JobState(job.state),
+        Outcome(job.outcome) if job.outcome else None,
+        job.exit_code,
+        job.signal,
+        malformed=job.line_wait is not None and job.line_wait.kind == "malformed",
+    )

@@ -98,6 +98,7 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
         open=_looks(store, [row for row in unsettled if row["outcome"] is None]),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,
+        is_up=is_up,
     )
 
 

@@ -19,6 +19,7 @@ from gpu_scheduler.core.command import conda_of
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lasterror import text_lines
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.remedies import remedy
 from gpu_scheduler.core.states import WAITING, JobState, Outcome
@@ -176,7 +177,8 @@ def _of_line(asked: Asked) -> Iterator[Finding]:
     number = None if where is None else where["number"]
     near = [one for one in bad_lines if number is not None and abs(one[0] - number) <= _NEAR]
     place = None if where is None else (where["path"], where["number"])
-    yield from checks.line(row["source"], place, bool(row["gone"]), near, len(bad_lines))
+    wait = LineWait.from_json(row["line_wait"]) if row["line_wait"] else None
+    yield from checks.line(row["source"], place, wait, near, len(bad_lines))
 
 
 def _of_running(asked: Asked) -> Iterator[Finding]:

@@ -14,19 +14,22 @@ from gpu_scheduler.core.states import JobState, Outcome
 
 @dataclass(frozen=True)
 class Ending:
-    """How one job stands at the end: its state, and for a finished one what became of it."""
+    """How one job stands at the end: its state, and for a finished one what became of it. malformed: it waits
+    for somebody to mend its line."""
 
     state: JobState
     outcome: Outcome | None = None
     exit_code: int | None = None
     signal: int | None = None
+    malformed: bool = False
 
 
 def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
     """Whether no job is live and none can become runnable without the user.
 
-    asks: of all queued jobs; retries: a queued job waits for its next try. A paused GPU needs the user to
-    come back; one that is lost, or busy with somebody else's work, does not.
+    asks: of all queued jobs but those that wait for their lines; retries: a queued job waits for its next
+    try. A paused GPU needs the user to come back; one that is lost, or busy with somebody else's work, does
+    not.
     """
     asks = list(asks)
     if retries or facts.wishes or facts.attempts or (asks and not facts.complete):
@@ -48,13 +51,13 @@ def _needs_the_user(ask: Ask, facts: Facts) -> bool:
 
 def exit_code(endings: Iterable[Ending], malformed: bool) -> int:
     """0 if every job completed, else the largest code: the job's own, 128 + its signal, 124 timed out, 3 held
-    or infeasible, 1 anything else, a malformed line included."""
+    or infeasible, 1 anything else, a malformed line and the job that waits for it included."""
     return max([*(_code(ending) for ending in endings), int(malformed)], default=0)
 
 
 def _code(ending: Ending) -> int:
     if ending.state is not JobState.FINISHED:
-        return 3
+        return 1 if ending.malformed and ending.state is JobState.QUEUED else 3
     if ending.outcome is Outcome.COMPLETED:
         return 0
     if ending.outcome is Outcome.TIMED_OUT:

@@ -42,7 +42,7 @@ class Line:
     raw         the whole line as it stands there, its line ending included where it has one.
     identity    of what it runs; None = malformed, and `problem` and `accepted` say why.
     attributes  those that the line gives.
-    fresh       a malformed line that came while others were gone: as long as it stands they are not removed.
+    fresh       a malformed line that is a typo of a line which the reading keeps until it is mended.
     job_id      in an accepted reading. Of equal CSV lines the first one alone has the job.
     spec        of a line that was parsed just now; a reading does not keep it. notes: what to say about it.
     """

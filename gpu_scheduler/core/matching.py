@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+from gpu_scheduler.core.attributes import end_of_block
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line
 from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.core.words import BLANK, comment_at
 
 #: For each line as it stands, the index of its line in the last reading; None = it is new.
 Pairs = tuple["int | None", ...]
@@ -92,6 +95,59 @@ def _grouped(
     for index in indices:
         groups[same(lines[index])].append(index)
     return groups
+
+
+def typos(old: Sequence[Line], new: Sequence[Line], pairs: Pairs) -> dict[int, int]:
+    """For each new malformed line, by index, the lost line of the last reading that it is a typo of: one with
+    the same text behind its attribute block, else the nearest. No two are typos of one line; one for which no
+    lost line is left is a typo of none."""
+    fresh = [
+        i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].fresh)
+    ]
+    kept = set(pairs)
+    lost = [at for at, line in enumerate(old) if at not in kept and not line.malformed] if fresh else []
+    if not lost:
+        return {}
+    places = _places(pairs)
+    texts: dict[str, list[int]] = defaultdict(list)
+    for at in lost:
+        texts[_without_block(old[at].raw)].append(at)
+    found: dict[int, int] = {}
+    for i in fresh:
+        same = texts.get(_without_block(new[i].raw))
+        if same:
+            found[i] = _take_nearest(same, places[i])
+    taken = set(found.values())
+    rest = [at for at in lost if at not in taken]
+    for i in fresh:
+        if i not in found and rest:
+            found[i] = _take_nearest(rest, places[i])
+    return found
+
+
+def _places(pairs: Pairs) -> list[int]:
+    """Where each line would have stood in the last reading: its index there, or behind the line before it."""
+    places: list[int] = []
+    for at in pairs:
+        places.append(at if at is not None else (places[-1] if places else -1) + 1)
+    return places
+
+
+def _take_nearest(ascending: list[int], place: int) -> int:
+    at = bisect_left(ascending, place)
+    if at == len(ascending) or (at and place - ascending[at - 1] <= ascending[at] - place):
+        at -= 1
+    return ascending.pop(at)
+
+
+def _without_block(raw: str) -> str:
+    """A line without its attribute block and its comment, also where the block is malformed."""
+    text = raw.strip("\ufeff\r\n" + BLANK)
+    if text.startswith("["):
+        end = end_of_block(text)
+        text = text[(text.find("]") if end is None else end) + 1 :].strip(BLANK)
+    comment = comment_at(text)
+    return text if comment is None else text[:comment].strip(BLANK)
 
 
 def _loses(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:

@@ -6,14 +6,15 @@ times are those of DESIGN §5. All it goes by is the last reading, the lines now
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpu_scheduler.core import grown
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading
-from gpu_scheduler.core.matching import Pairs, match
+from gpu_scheduler.core.linewait import LineWait
+from gpu_scheduler.core.matching import Pairs, match, typos
 from gpu_scheduler.core.reading import Accepted
 from gpu_scheduler.core.states import ACTIVE, WAITING
 
@@ -39,49 +40,56 @@ class Content:
 
 @dataclass(frozen=True)
 class Decision:
-    """accepted: the lines that count now, None = nothing changes. gone: jobs that must not be started because
-    their line is not there, or is there with attributes that do not count yet. next_look: when something may
-    count without another change of the file (monotonic seconds), None = never. whole: no line of the last
-    reading is missing."""
+    """accepted: the lines that count now, None = nothing changes. waits: the jobs that must not be started
+    because their line is not there, or is there with attributes that do not count yet. next_look: when
+    something may count without another change of the file (monotonic seconds), None = never. whole: no line
+    of the last reading is missing."""
 
     accepted: Accepted | None
-    gone: frozenset[int]
+    waits: Mapping[int, LineWait]
     next_look: float | None
     whole: bool
 
 
 def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
-    """What counts now. jobs: how the jobs of the previous reading stand."""
+    """What counts now. jobs: how the jobs of the previous reading stand.
+
+    A line that became malformed stays in the reading, with its job, until it is mended; every other line that
+    is missing counts as removed in its time.
+    """
     if content.appended:
         return _appended(content, now)
     lines = _without_grown(previous, content.lines)
     counted, last_due = _without_unfinished(previous, lines, content, now)
     pairs = match(previous, counted, jobs)
+    malformed = typos(previous, counted, pairs)
     lost = _lost(previous, pairs)
-    gone = _gone(previous, counted, lost, jobs)
+    removed = [old for old in lost if old not in set(malformed.values())]
     due: float | None = None
-    if not lost and not _reordered(previous, pairs):
-        appended = _is_appended(previous, counted, pairs)
-        accepted = Accepted(tuple(_settled(line, False) for line in counted), pairs)
-        due = None if appended else content.since + CHANGED_S
-    elif content.written or now < content.since + FEWER_S or _new_malformed(previous, counted, pairs):
-        accepted = _merged(previous, counted, pairs)
+    removed_at: float | None = None
+    if not removed and not _reordered(previous, pairs):
+        accepted = _as_it_stands(previous, counted, pairs, malformed)
+        due = None if _is_appended(previous, counted, pairs) else content.since + CHANGED_S
+    elif content.written or now < content.since + FEWER_S:
+        accepted = _merged(previous, counted, pairs, malformed)
         due = content.since + CHANGED_S
-        last_due = _sooner(last_due, _fewer_due(previous, counted, pairs, content, now))
+        removed_at = None if now >= content.since + FEWER_S else content.since + FEWER_S
+        last_due = _sooner(last_due, now + WRITER_S if removed_at is None else removed_at)
     else:
-        accepted = Accepted(tuple(_settled(line, False) for line in counted), pairs)
-        gone = frozenset()  # what `reading` says of them takes their place
+        accepted = _as_it_stands(previous, counted, pairs, malformed)
+        removed = []  # what `reading` says of them takes their place
+    waits = _waits(previous, counted, removed, removed_at, malformed, jobs)
     if due is not None and now < due:
-        gone |= _unheard(previous, accepted, jobs)
-        return Decision(None, gone, due if _changes(previous, accepted) else last_due, not lost)
-    return Decision(accepted if _changes(previous, accepted) else None, gone, last_due, not lost)
+        waits = {**_unheard(previous, accepted, jobs, due), **waits}
+        return Decision(None, waits, due if _changes(previous, accepted) else last_due, not lost)
+    return Decision(accepted if _changes(previous, accepted) else None, waits, last_due, not lost)
 
 
 def _appended(content: Content, now: float) -> Decision:
     """The same for lines that were appended: they count at once, but for an unfinished last one."""
     lines, due = _without_unfinished((), content.lines, content, now)
     accepted = Accepted(lines, (None,) * len(lines), appended=True) if lines else None
-    return Decision(accepted, frozenset(), due, True)
+    return Decision(accepted, {}, due, True)
 
 
 def _without_grown(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
@@ -120,9 +128,9 @@ def _without_unfinished(
     return (lines[:-1], now + WRITER_S) if content.written else (lines, None)
 
 
-def _lost(previous: Reading, pairs: Pairs) -> list[Line]:
-    kept = {old for old in pairs if old is not None}
-    return [line for i, line in enumerate(previous) if i not in kept and not line.malformed]
+def _lost(previous: Reading, pairs: Pairs) -> list[int]:
+    kept = set(pairs)
+    return [i for i, line in enumerate(previous) if i not in kept and not line.malformed]
 
 
 def _reordered(previous: Reading, pairs: Pairs) -> bool:
@@ -136,38 +144,41 @@ def _is_appended(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> bo
     )
 
 
-def _new_malformed(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> bool:
-    return any(
-        line.malformed and (old is None or previous[old].fresh)
-        for line, old in zip(counted, pairs, strict=True)
-    )
-
-
 def _settled(line: Line, fresh: bool) -> Line:
     return line if line.fresh == fresh else replace(line, fresh=fresh)
 
 
-def _fewer_due(
-    previous: Reading, counted: Sequence[Line], pairs: Pairs, content: Content, now: float
-) -> float | None:
-    if _new_malformed(previous, counted, pairs):
-        return None
-    due = content.since + FEWER_S
-    return due if now < due else now + WRITER_S
+def _as_it_stands(
+    previous: Reading, counted: Sequence[Line], pairs: Pairs, malformed: Mapping[int, int]
+) -> Accepted:
+    """The lines as they stand, before each that became malformed the line that it was."""
+    lines: list[Line] = []
+    olds: list[int | None] = []
+    for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
+        if i in malformed:
+            lines.append(previous[malformed[i]])
+            olds.append(malformed[i])
+        lines.append(_settled(line, i in malformed))
+        olds.append(old)
+    return Accepted(tuple(lines), tuple(olds))
 
 
-def _merged(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> Accepted:
+def _merged(
+    previous: Reading, counted: Sequence[Line], pairs: Pairs, malformed: Mapping[int, int]
+) -> Accepted:
     """The lines of the last reading in their order, as they are written now or, where they are gone, as they
-    were; every new line behind the one that it follows in the file."""
+    were; behind each the malformed line that it became; every new line behind the one that it follows in the
+    file."""
     written: dict[int, Line] = {}
     behind: dict[int, list[Line]] = {}
     at = -1
-    for line, old in zip(counted, pairs, strict=True):
+    for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
         if old is not None:
             at = old
-            written[old] = _settled(line, line.malformed and previous[old].fresh)
+            written[old] = _settled(line, i in malformed)
         else:
-            behind.setdefault(at, []).append(_settled(line, line.malformed))
+            at = malformed.get(i, at)
+            behind.setdefault(at, []).append(_settled(line, i in malformed))
     lines: list[Line] = []
     olds: list[int | None] = []
     for i in range(-1, len(previous)):
@@ -179,22 +190,41 @@ def _merged(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> Accepte
     return Accepted(tuple(lines), tuple(olds))
 
 
-def _gone(
-    previous: Reading, counted: Sequence[Line], lost: list[Line], jobs: Mapping[int, JobFact]
-) -> frozenset[int]:
-    """The waiting jobs of the lost lines, less CSV jobs whose identity another line still has."""
+def _waits(
+    previous: Reading,
+    counted: Sequence[Line],
+    removed: Collection[int],
+    removed_at: float | None,
+    malformed: Mapping[int, int],
+    jobs: Mapping[int, JobFact],
+) -> dict[int, LineWait]:
+    """The jobs of the removed lines that wait; and those of the lines that became malformed, whatever their
+    state: a retry may queue them before the line is mended. Without CSV jobs that have an equal line."""
+    lost = {old: LineWait("gone", due=removed_at) for old in removed}
+    lost |= {old: LineWait("malformed", counted[i].number) for i, old in malformed.items()}
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
-    ids = [line.job_id for line in lost if line.job_id is not None and line.identity not in here]
-    return frozenset(job for job in ids if job in jobs and jobs[job].state in WAITING)
+    waits: dict[int, LineWait] = {}
+    for old, wait in lost.items():
+        job = jobs.get(previous[old].job_id or 0)
+        if job is None or previous[old].identity in here:
+            continue
+        if wait.kind == "malformed" or job.state in WAITING:
+            waits[job.job_id] = wait
+    return waits
 
 
-def _unheard(previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact]) -> frozenset[int]:
+def _unheard(
+    previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact], due: float
+) -> dict[int, LineWait]:
     """The jobs without an open attempt whose lines have other attributes now; also finished ones, which a
     `retry` may reach before those count."""
-    pairs = zip(accepted.lines, accepted.pairs, strict=True)
-    changed = (previous[old] for line, old in pairs if old is not None and not line.same_as(previous[old]))
-    ids = [line.job_id for line in changed if line.job_id is not None]
-    return frozenset(job for job in ids if job in jobs and jobs[job].state not in ACTIVE)
+    waits: dict[int, LineWait] = {}
+    for line, old in zip(accepted.lines, accepted.pairs, strict=True):
+        if old is not None and not line.same_as(previous[old]):
+            job = jobs.get(previous[old].job_id or 0)
+            if job is not None and job.state not in ACTIVE:
+                waits[job.job_id] = LineWait("changed", line.number, due)
+    return waits
 
 
 def _changes(previous: Reading, accepted: Accepted) -> bool:

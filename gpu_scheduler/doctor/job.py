@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.placement import GpuView, Limits, Reason, obstacle, place
 from gpu_scheduler.core.remedies import gpu_remedy
@@ -184,14 +185,23 @@ def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]
 
 
 def line(
-    source: str, where: tuple[str, int] | None, gone: bool, near: Sequence[tuple[int, str]], malformed: int
+    source: str,
+    where: tuple[str, int] | None,
+    wait: LineWait | None,
+    near: Sequence[tuple[int, str]],
+    malformed: int,
 ) -> Iterator[Finding]:
-    """Its line of the jobs file. near: malformed lines around it; malformed: how many the file has."""
+    """Its line of the jobs file, and what it waits for there. near: malformed lines around it; malformed: how
+    many the file has."""
     kind, _, path = source.partition(":")
     if kind != "file":
         yield ok("line", f"none: it came from `{kind}`")
         return
-    if where is None or gone:
+    if wait is not None and wait.kind == "malformed":
+        yield bad(
+            "line", f"{path}:{wait.number} is malformed now; the job waits until it is mended", "mend it"
+        )
+    elif where is None or (wait is not None and wait.kind == "gone"):
         yield warn("line", f"it is not in {path} any more", "write it there again, or `cancel` the job")
     else:
         yield ok("line", f"{where[0]}:{where[1]}")

@@ -14,6 +14,7 @@ from gpu_scheduler.core import saves
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lines import Line, Reading
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.reading import Accepted
 from gpu_scheduler.intake.filelook import FileLook, JobsFile, being_written
 from gpu_scheduler.intake.filetext import FileText, TextParser
@@ -40,7 +41,7 @@ class Poll:
     """What one look at the file comes to.
 
     accepted   the lines that count now, to be given to `reading.diff`; None = nothing changes.
-    gone       waiting jobs that must not be started because their line is not in the file as it stands.
+    waits      jobs that must not be started because of how their line stands in the file, and why.
     next_look  monotonic seconds at which something may count without a further change; None = nothing waits.
     malformed  the mistakes in the reading as it is now.
     problem    why the file cannot be read, None = it can; `missing` tells an absent file from the rest.
@@ -48,7 +49,7 @@ class Poll:
     """
 
     accepted: Accepted | None
-    gone: frozenset[int]
+    waits: Mapping[int, LineWait]
     next_look: float | None
     malformed: tuple[MalformedLine, ...]
     problem: str | None = None
@@ -89,14 +90,14 @@ class JobsFileReader:
             self._look, self._since = look, now_s
         if look.state != "present":
             mistakes = self._mistakes(previous)
-            return Poll(None, frozenset(), None, mistakes, look.problem, look.state == "missing")
+            return Poll(None, {}, None, mistakes, look.problem, look.state == "missing")
         if previous is not self._level:
             self._level = previous if _equal(previous, self._text.lines) else None
         if self._level is None:
             return self._compared(look.content, previous, jobs, now_s)
         self._text = replace(self._text, lines=previous)  # with what was only needed to make jobs of them
         if look.content == self._text.content:
-            return Poll(None, frozenset(), None, self._mistakes(self._text.mistakes))
+            return Poll(None, {}, None, self._mistakes(self._text.mistakes))
         if self._text.is_closed and look.content.startswith(self._text.content):
             return self._appended(look.content, previous, now_s)
         return self._compared(look.content, previous, jobs, now_s)
@@ -115,7 +116,7 @@ class JobsFileReader:
         if decision.accepted is None and decision.next_look is None and decision.whole:
             wrong = tuple(line for line in previous if line.malformed)
             self._text, self._level = replace(self._text, lines=previous, mistakes=wrong), previous
-        return Poll(decision.accepted, decision.gone, decision.next_look, mistakes)
+        return Poll(decision.accepted, decision.waits, decision.next_look, mistakes)
 
     def _appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
         """The next lines behind those of the last reading, with which the text so far is level."""
@@ -134,9 +135,7 @@ class JobsFileReader:
             self._level = None
         more = len(text.content) < len(content)
         mistakes = self._mistakes((*before.mistakes, *counted))
-        return Poll(
-            decision.accepted, frozenset(), now_s if more else decision.next_look, mistakes, more=more
-        )
+        return Poll(decision.accepted, {}, now_s if more else decision.next_look, mistakes, more=more)
 
     def _decide(
         self, previous: Reading, content: saves.Content, jobs: Mapping[int, JobFact], now_s: float

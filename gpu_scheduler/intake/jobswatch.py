@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.core import reading as said
 from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
 from gpu_scheduler.core.lines import Line, Reading
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
 from gpu_scheduler.store import readings
 from gpu_scheduler.store.store import Store
@@ -30,7 +31,7 @@ class JobsWatch:
     pending    something in the file waits to count.
     loading    the next lines are only waiting for their turn, and may say something about the order of those
                before them: no job should be started until they are in.
-    gone       waiting jobs whose line is not in the file as it stands; they must not be started.
+    waits      jobs that must not be started because of how their line stands in the file, and why.
     """
 
     def __init__(self, store: Store, path: str, known_gpus: frozenset[int] | None) -> None:
@@ -38,7 +39,7 @@ class JobsWatch:
         self.again_at: float | None = None
         self.pending = False
         self.loading = False
-        self.gone: frozenset[int] = frozenset()
+        self.waits: Mapping[int, LineWait] = {}
         self._store = store
         self._key = str(self.path)
         here = os.getcwd()
@@ -62,7 +63,7 @@ class JobsWatch:
                 break
             jobs = readings.JobFacts(self._store, self._reading)
         self._tell(poll)
-        self.gone = poll.gone
+        self.waits = poll.waits
         self.again_at = poll.next_look
         self.pending = poll.next_look is not None
         self.loading = poll.more

@@ -13,6 +13,7 @@ from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.ledger import Booking, declared_mib
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import NORMAL
@@ -95,11 +96,14 @@ class Recorder:
                 " (SELECT 1 FROM job WHERE state = 'queued' AND job.ask = waiting.ask)"
             )
 
-    def set_gone(self, gone: Iterable[int]) -> None:
-        """The waiting jobs whose lines are not in their file as it stands now; no other job's are."""
+    def set_line_waits(self, waits: Mapping[int, LineWait]) -> None:
+        """The jobs that must not be started because of their lines, and why; no other job waits so."""
         with self._store.db.transaction() as db:
-            db.execute("UPDATE job SET gone = 0 WHERE gone")
-            db.executemany("UPDATE job SET gone = 1 WHERE id = ?", [(job_id,) for job_id in gone])
+            db.execute("UPDATE job SET gone = 0, line_wait = NULL WHERE gone")
+            db.executemany(
+                "UPDATE job SET gone = 1, line_wait = ? WHERE id = ?",
+                [(wait.to_json(), job_id) for job_id, wait in waits.items()],
+            )
 
     def _move(
         self,

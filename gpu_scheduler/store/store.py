@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: The columns of a job in a list of jobs: those that are shown, or decide how.
 _LISTED = (
     "id, source, name, text, ask, priority, place, state, outcome, exit_code, signal, reason,"
-    " not_before_boot, boot_id, gone, created_at, finished_at"
+    " not_before_boot, boot_id, line_wait, created_at, finished_at"
 )
 
 
@@ -158,13 +158,13 @@ class Store:
         return self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")
 
     def asks(self) -> dict[str, str | None]:
-        """The distinct asks of the queued jobs, and why the jobs of each wait, where that is known (a skip
-        scan: its cost does not grow with the queue)."""
+        """The distinct asks of the queued jobs that do not wait for their lines, and why the jobs of each
+        wait, where that is known (a skip scan: its cost does not grow with the queue)."""
         rows = self.db.rows(
             "WITH RECURSIVE asks (ask) AS (SELECT min(ask) FROM job WHERE state = 'queued' UNION ALL"
             " SELECT (SELECT min(ask) FROM job WHERE state = 'queued' AND job.ask > asks.ask) FROM asks"
             " WHERE asks.ask IS NOT NULL) SELECT ask, reason FROM asks LEFT JOIN waiting USING (ask)"
-            " WHERE ask IS NOT NULL"
+            " WHERE EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND job.ask = asks.ask AND gone = 0)"
         )
         return {row["ask"]: row["reason"] for row in rows}
 

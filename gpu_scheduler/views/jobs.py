@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.words import share_words
@@ -31,7 +33,8 @@ class Context:
 
     reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; infeasible: asks that can never
     fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for; open: attempt id -> what
-    the record and the folder of an open attempt say; *_retries: of jobs whose line says nothing.
+    the record and the folder of an open attempt say; *_retries: of jobs whose line says nothing; is_up: a
+    scheduler watches the jobs file.
     """
 
     now: Now
@@ -43,6 +46,7 @@ class Context:
     open: Mapping[int, Attempt] = field(default_factory=dict)
     oom_retries: int = 0
     fail_retries: int = 0
+    is_up: bool = True
 
 
 def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
@@ -62,6 +66,7 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         finished_at=job["finished_at"],
         priority=job["priority"],
         source=job["source"],
+        line_wait=_line_wait(job) if state is JobState.QUEUED else None,
     )
     if attempt is None:
         return values
@@ -141,12 +146,29 @@ def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
         return str(job["reason"]) if job["reason"] else None
     if state is JobState.HELD:
         return "held"
-    if job["gone"]:
-        file = posixpath.basename(job["source"].partition(":")[2]) or "its jobs file"
-        return f"line gone from {file}, or changed a moment ago"
+    wait = _line_wait(job)
+    if wait is not None:
+        return line_wait_words(wait, job["source"], context.now.boot if context.is_up else None)
     if attempt is not None and attempt["outcome"] is not None and not _released(attempt):
         return RELEASING
     return context.reasons.get(job["ask"], context.otherwise)
+
+
+def _line_wait(job: Row) -> LineWait | None:
+    return LineWait.from_json(job["line_wait"]) if job["line_wait"] else None
+
+
+def line_wait_words(wait: LineWait, source: str, now: float | None) -> str:
+    """Why a job waits for its line. source: of the job; now: boot seconds, None = no scheduler is up."""
+    file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
+    left = None if now is None or wait.due is None or now >= wait.due else math.ceil(wait.due - now)
+    if wait.kind == "malformed":
+        return f"line {wait.number} of {file} is malformed; waiting until it is mended"
+    if wait.kind == "gone":
+        when = "cancelled" if left is None else f"cancelled in {left} s"
+        return f"line gone from {file}; {when} unless it comes back"
+    when = "and is not read yet" if left is None else f"and counts in {left} s"
+    return f"line {wait.number} of {file} was changed {when}"
 
 
 def _released(attempt: Row) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.trouble import Trouble
 
 #: The states of a GPU, the first that applies.
@@ -36,6 +37,7 @@ class JobShown:
     """A job and its newest attempt. Times in wall seconds.
 
     recorded: False where state and outcome come from the attempt's folder and are not on the record yet.
+    line_wait: of a queued job that waits for its line of the jobs file.
     vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> the most MiB that it was seen to
     use there.
     """
@@ -62,6 +64,7 @@ class JobShown:
     warnings: tuple[str, ...] = ()
     vram_declared: int | None = None
     peaks: Mapping[int, int] = field(default_factory=dict)
+    line_wait: LineWait | None = None
 
 
 @dataclass(frozen=True)

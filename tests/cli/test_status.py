@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.runner.protocol import observe
@@ -72,13 +73,13 @@ def test_every_waiting_job_says_why(desk: Desk) -> None:
     held, gone = desk.job("echo held", hold=True), desk.job("echo gone", share=100)
     big_ask = Ask(gpus=9, command=True).key()
     desk.record(act.Wait(big_ask, "infeasible: needs 9 idle GPUs, 2 managed", True))
-    desk.recorder.set_gone([gone])
+    desk.recorder.set_line_waits({gone: LineWait("gone", due=0.0)})
     seen = jobs(desk)
     assert seen[plain]["reason"] == "no scheduler is running"
     assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, 2 managed"
     assert [job["infeasible"] for job in (seen[plain], seen[big])] == [False, True]
     assert (seen[held]["state"], seen[held]["reason"]) == ("held", "held by its line")
-    assert seen[gone]["reason"].startswith("line gone from")
+    assert seen[gone]["reason"] == "line gone from its jobs file; cancelled unless it comes back"
     desk.run("cancel", plain)
     assert jobs(desk)[plain]["reason"] == "cancel is asked for; waits for the scheduler"
     text = desk.run("status")[1]

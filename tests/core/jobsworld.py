@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.jobline import parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lines import Reading, parsed_line
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.reading import (
     Accepted,
     AttributeChanged,
@@ -46,12 +48,17 @@ class World:
         self.raws: list[str] = []
         self.reading: Reading = ()
         self.jobs: dict[int, Job] = {}
-        self.gone: frozenset[int] = frozenset()
+        self.waits: Mapping[int, LineWait] = {}
         self.said: list[str] = []
         self.actions: list[ReadingAction] = []
         self.next_look: float | None = None
         self.written = False
         self.present = True
+
+    @property
+    def gone(self) -> set[int]:
+        """The jobs that must not be started because of their lines."""
+        return set(self.waits)
 
     def save(self, text: str, wait: float = 0.0) -> None:
         """The file now holds this text; then look at it, and again whenever something falls due."""
@@ -84,7 +91,7 @@ class World:
         )
         content = saves.Content(lines, self.since, self.written)
         decision = saves.decide(self.reading, content, self.facts(), self.now)
-        self.gone, self.next_look = decision.gone, decision.next_look
+        self.waits, self.next_look = decision.waits, decision.next_look
         if decision.accepted is not None:
             self.take(decision.accepted)
 

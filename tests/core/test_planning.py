@@ -239,6 +239,8 @@ def test_a_drain_ends_when_only_the_user_can_make_a_job_run() -> None:
         (Ending(JobState.FINISHED, Outcome.FAILED), 1),
         (Ending(JobState.HELD), 3),
         (Ending(JobState.QUEUED), 3),
+        (Ending(JobState.QUEUED, malformed=True), 1),
+        (Ending(JobState.HELD, malformed=True), 3),
     ],
 )
 def test_exit_codes(ending: Ending, code: int) -> None:

@@ -159,7 +159,7 @@ def test_a_line_that_does_not_touch_its_equal_is_the_one_that_went() -> None:
 def test_removing_one_of_two_equal_csv_lines_takes_nothing_away() -> None:
     w = world("0,a.py\nb\n0,a.py\n")
     w.save("b\n0,a.py\n")
-    assert w.gone == frozenset()
+    assert w.gone == set()
     w.wait(11)
     assert w.states() == {1: "queued", 2: "queued"}
     assert [line.job_id for line in w.reading] == [2, 1]

@@ -26,16 +26,24 @@ class Meant:
     hold: bool = False
     hidden: bool = False
     noise: str = ""
+    spoilt: bool = False
+    saved: bool = False
 
     def text(self) -> str:
         """The line as it is written in the file."""
+        text = self.meant()
+        if self.spoilt:
+            # The typo is in the block, which a line without attributes gets for it.
+            text = text.replace("[", "[vram=20H ", 1) if text.startswith("[") else f"[vram=20H] {text}"
+        return ("# " if self.hidden else "") + text + self.noise
+
+    def meant(self) -> str:
+        """The line as it would be without a typo."""
         if self.csv:
             priority = "" if self.priority is None else str(self.priority)
-            line = ("[hold] " if self.hold else "") + f"{priority},job{self.uid}.py,,--x {self.uid} y"
-        else:
-            items = [f"priority={self.priority}"] * (self.priority is not None) + ["hold"] * self.hold
-            line = (f"[{' '.join(items)}] " if items else "") + f"python job{self.uid}.py 'a b'"
-        return ("# " if self.hidden else "") + line + self.noise
+            return ("[hold] " if self.hold else "") + f"{priority},job{self.uid}.py,,--x {self.uid} y"
+        items = [f"priority={self.priority}"] * (self.priority is not None) + ["hold"] * self.hold
+        return (f"[{' '.join(items)}] " if items else "") + f"python job{self.uid}.py 'a b'"
 
     @property
     def key(self) -> str:
@@ -56,6 +64,15 @@ class User:
         self.expected[self.serial] = "queued"
         return Meant(self.serial, csv)
 
+    def heard(self, line: Meant) -> None:
+        """The job of a line that stands there without a typo hears whether it is held."""
+        if not line.hidden and not line.spoilt and self.expected[line.uid] in ("queued", "held"):
+            self.expected[line.uid] = "held" if line.hold else "queued"
+
+    def waiting(self) -> set[int]:
+        """The lines that are typos now; their jobs must not start."""
+        return {line.uid for line in self.lines if line.spoilt and not line.hidden}
+
     def taken_away(self, line: Meant) -> None:
         if self.expected[line.uid] in ("queued", "held"):
             self.expected[line.uid] = "cancelled"
@@ -65,6 +82,9 @@ class User:
             self.expected[line.uid] = "held" if line.hold else "queued"
 
     def file(self) -> str:
+        """What is saved now."""
+        for line in self.lines:
+            line.saved = not line.hidden
         return "".join(line.text() + "\n" for line in self.lines)
 
     def queue(self) -> list[str]:
@@ -73,7 +93,8 @@ class User:
 
 
 def edit(user: User, kind: str, a: int, b: int) -> None:
-    """One edit. Only CSV lines are commented in again: a command that comes back is another job."""
+    """One edit. Only CSV lines are commented in again: a command that comes back is another job. Only lines
+    that were saved become typos: a new one would keep a line that is deleted in the same save."""
     if kind in ("append", "insert") or not user.lines:
         line = user.new(csv=bool(b % 2))
         user.lines.insert(a % (len(user.lines) + 1) if kind == "insert" else len(user.lines), line)
@@ -94,20 +115,27 @@ def edit(user: User, kind: str, a: int, b: int) -> None:
     elif kind == "comment" and not line.hidden:
         line.hidden = True
         user.taken_away(line)
-    elif kind == "uncomment" and line.hidden and line.csv:
+    elif kind == "uncomment" and line.hidden and line.csv and not line.spoilt:
         line.hidden = False
         user.brought_back(line)
-    elif kind == "priority":
+    elif kind == "priority" and not (line.csv and line.spoilt):  # a CSV line is known by its text
         line.priority = b % 4 or None
     elif kind == "hold":
         line.hold = not line.hold
-        if not line.hidden and user.expected[line.uid] in ("queued", "held"):
-            user.expected[line.uid] = "held" if line.hold else "queued"
+        user.heard(line)
+    elif kind == "spoil" and line.saved and not line.hidden:
+        line.spoilt = True
+    elif kind == "mend":
+        line.spoilt = False
+        user.heard(line)
     elif kind == "noise":
         line.noise = (" # note, with commas", "\r", "", "   ", " #")[b % 5]
 
 
-EDITS = ("append", "insert", "delete", "retype", "move", "comment", "uncomment", "priority", "hold", "noise")
+EDITS = (
+    "append", "insert", "delete", "retype", "move", "comment", "uncomment", "priority", "hold", "noise",
+    "spoil", "mend",
+)  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from([*EDITS, "start", "finish", "fail"]), st.integers(0, 50), st.integers(0, 50)),
     min_size=1,
@@ -119,17 +147,23 @@ def by_uid(world: World) -> dict[int, Any]:
     """The jobs by the number that is in their text; each number has one job at most."""
     found: dict[int, Any] = {}
     for job in world.jobs.values():
-        uid = int(job.spec.text.split("job")[1].split(".")[0])
+        uid = uid_of(job)
         assert uid not in found, f"two jobs for line {uid}"
         found[uid] = job
     return found
+
+
+def uid_of(job: Any) -> int:
+    """The number in a job's text."""
+    return int(job.spec.text.split("job")[1].split(".")[0])
 
 
 def live(world: World, user: User, kind: str, a: int) -> None:
     """A job starts or ends, without the user."""
     jobs = by_uid(world)
     wanted = JobState.QUEUED if kind == "start" else JobState.RUNNING
-    having = sorted(uid for uid, job in jobs.items() if job.state is wanted)
+    waiting = user.waiting() if kind == "start" else set()
+    having = sorted(uid for uid, job in jobs.items() if job.state is wanted and uid not in waiting)
     if not having:
         return
     uid = having[a % len(having)]
@@ -164,10 +198,11 @@ def test_one_save_after_another(steps: list[tuple[str, int, int]], edits_per_sav
     expected = {uid: state for uid, state in expected.items() if uid in jobs or state != "cancelled"}
     assert states == expected
     assert [text.split(",")[1] if "," in text else text.split()[1] for text in world.queue()] == user.queue()
-    assert not world.gone
-    assert not any(line.malformed for line in world.reading)
+    assert {uid_of(world.jobs[job_id]) for job_id in world.gone} == user.waiting()
+    assert world.next_look is None
+    assert sum(line.malformed for line in world.reading) == len(user.waiting())
     for line in user.lines:
-        if not line.hidden and states[line.uid] in ("queued", "held"):
+        if not line.hidden and not line.spoilt and states[line.uid] in ("queued", "held"):
             assert jobs[line.uid].spec.priority == line.priority
 
 

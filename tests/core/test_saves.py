@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gpu_scheduler.core.grown import REASON, begins_a_line
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import Outcome
 from tests.core.jobsworld import World
 
@@ -12,6 +15,16 @@ from tests.core.jobsworld import World
 def world(text: str) -> World:
     made = World()
     made.save(text)
+    return made
+
+
+def restarted(before: World) -> World:
+    """Another scheduler, which knows the file and the record."""
+    made = World()
+    made.raws, made.reading, made.jobs, made.now = before.raws, before.reading, before.jobs, before.now
+    made.since = made.now
+    made.poll()
+    assert made.gone == before.gone
     return made
 
 
@@ -36,7 +49,7 @@ def test_a_last_line_without_a_newline_that_is_known_is_not_gone() -> None:
     w = world("a\nb")
     w.wait(6)
     w.save("n\na\nb")
-    assert w.gone == frozenset()
+    assert w.gone == set()
     w.wait(2)
     assert w.queue() == ["n", "a", "b"]
 
@@ -66,7 +79,7 @@ def test_every_change_begins_the_wait_anew() -> None:
     assert w.gone == {1, 2, 3}
     w.save("a\nb\nc\n", wait=20)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
-    assert w.gone == frozenset()
+    assert w.gone == set()
 
 
 def test_a_generator_that_takes_its_time_loses_nothing() -> None:
@@ -80,7 +93,7 @@ def test_a_generator_that_takes_its_time_loses_nothing() -> None:
     w.written = False
     w.wait(20)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
-    assert w.gone == frozenset()
+    assert w.gone == set()
 
 
 def test_fewer_lines_do_not_count_while_a_new_line_is_malformed() -> None:
@@ -93,6 +106,111 @@ def test_fewer_lines_do_not_count_while_a_new_line_is_malformed() -> None:
     assert w.states()[2] == "queued"
     w.wait(0.2)
     assert w.states()[2] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "waiting", "cancelled"),
+    [
+        # The same text behind the block tells which line the typo was, wherever it stands …
+        ("a\nb\nc\n", "[vram=20H] c\na\n", {3}, {2}),
+        ("a\n[vram=2G] b # x\nc\n", "a\nc\n[vram=2G b\n[vram=2H] b  # y\n", {2}, set()),
+        ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
+        ("0,a.py\n0,b.py\n", "[vrm=2] 0,b.py\n", {2}, {1}),
+        # … else the nearest of the lost lines is it.
+        ("a\nb\nc\nd\n", "a\nhigh,b.py,x\n", {2}, {3, 4}),
+        ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
+        ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),
+        ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
+        # Two that say the same cannot both be that line.
+        ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
+        # One that there was no line for keeps none.
+        ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
+    ],
+)
+def test_a_new_malformed_line_keeps_one_line_and_the_others_are_removed(
+    before: str, after: str, waiting: set[int], cancelled: set[int]
+) -> None:
+    w = world(before)
+    jobs = set(w.jobs)
+    w.save(after, wait=9.9)
+    assert not any(w.states()[job] == "cancelled" for job in jobs)
+    w.wait(0.2)
+    assert {job for job in jobs if w.states()[job] == "cancelled"} == cancelled
+    assert w.gone == waiting
+    assert w.next_look is None, "a drain has nothing to wait for"
+    again = restarted(w)
+    again.wait(60)
+    assert (again.gone, again.states()) == (w.gone, w.states())
+    again.save(before, wait=60)
+    assert all(again.states()[job] == "queued" for job in jobs - cancelled)
+    assert not again.gone
+
+
+def test_a_later_save_removes_a_line_beside_a_typo() -> None:
+    w = world("a\nb\nc\nd\n")
+    w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
+    w.save("a\nhigh,b.py,x\nd\n", wait=11)
+    assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
+    w.save("d\na\nlow,b.py,x\n", wait=11)  # another typo, and another order
+    assert (w.gone, w.queue()) == ({2}, ["d", "a", "b"])
+    w.save("d\na\n", wait=11)
+    assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
+
+
+def test_a_typo_that_is_mended_to_another_text_is_a_changed_line() -> None:
+    w = world("a\nb\n")
+    w.save("a\n[vram=20H] b\n", wait=60)
+    w.save("a\n[vram=20G] B\n", wait=60)
+    assert w.states() == {1: "queued", 2: "cancelled", 3: "queued"}
+
+
+def test_a_typo_that_is_mended_with_other_attributes_speaks_to_its_job() -> None:
+    w = world("a\n[vram=2G] b\n")
+    w.save("a\n[vram=4H] b\n", wait=60)
+    w.save("a\n[vram=4G] b\n", wait=60)
+    assert w.states() == {1: "queued", 2: "queued"}
+    assert w.jobs[2].spec.vram == 4096
+
+
+def test_a_job_that_ends_while_its_line_is_a_typo_is_not_run_again() -> None:
+    w = world("a\nb\nc\n")
+    w.start(1)
+    w.end(2)
+    w.save("[x] a\n[x] b\nc\n", wait=60)
+    assert w.gone == {1, 2}, "a retry may queue them"
+    w.end(1, Outcome.FAILED)
+    w.save("a\nb\nc\n", wait=60)
+    assert w.states() == {1: "failed", 2: "completed", 3: "queued"}
+
+
+def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
+    w = world("0,a.py\n5,a.py\n")
+    w.save("[x] 0,a.py\n5,a.py\n", wait=60)
+    assert (w.gone, w.states()) == (set(), {1: "queued"})
+
+
+def test_what_a_job_waits_for() -> None:
+    w = world("a\nb\nc\nd\n")
+    w.save("[hold] a\n[x] b\n\nd\n")
+    assert w.waits == {
+        1: LineWait("changed", 1, w.now + 2),
+        2: LineWait("malformed", 2),
+        3: LineWait("gone", due=w.now + 10),
+    }
+    w.written = True
+    w.wait(11)
+    assert w.waits == {2: LineWait("malformed", 2), 3: LineWait("gone")}
+
+
+def test_every_line_malformed_at_once_costs_no_more_than_the_lines() -> None:
+    """A file of 4,000 lines saved in UTF-16 by mistake."""
+    count = 4000
+    w = world("".join(f"echo {n}\n" for n in range(count)))
+    begun = time.process_time()
+    w.save("".join(f"high,{n},x\n" for n in range(count)))
+    assert len(w.gone) == count
+    assert [w.waits[job].number for job in sorted(w.gone)] == list(range(1, count + 1))
+    assert time.process_time() - begun < 5
 
 
 def test_a_mended_line_is_the_same_line() -> None:
@@ -135,7 +253,7 @@ def test_a_file_cut_in_the_middle_of_a_line_starts_no_half_line() -> None:
         w.now += 0.05
     w.save(text, wait=30)
     assert w.states() == before
-    assert w.gone == frozenset()
+    assert w.gone == set()
 
 
 def test_a_restart_while_lines_are_gone_waits_again() -> None:
@@ -154,7 +272,7 @@ def test_what_has_ended_is_not_gone() -> None:
     w.end(1)
     w.start(2)
     w.save("")
-    assert w.gone == frozenset()
+    assert w.gone == set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -42,8 +43,12 @@ def test_a_drain_counts_the_lines_now_in_its_own_file(world: World) -> None:
 def test_the_code_of_a_drain(world: World, line: str, code: int) -> None:
     world.append("[share=1] true", line)
     assert drained(world) == code
-    if code == 3:
-        assert "job 2 is left" in world.said()
+    left = {
+        "[gpus=9] true": "left: job 2 waits: infeasible: needs 9 idle GPUs, 4 managed",
+        "[hold] true": "left: job 2 is held by its line",
+        "bad &": "left: line 2 of jobs.txt is malformed: it ends in `&`: ",
+    }
+    assert left.get(line, "drained: ") in world.said()
 
 
 def test_a_drain_ends_when_a_paused_gpu_is_all_that_is_left(world: World) -> None:
@@ -53,6 +58,36 @@ def test_a_drain_ends_when_a_paused_gpu_is_all_that_is_left(world: World) -> Non
     world.append("[share=1 allowed=1] true")
     assert drained(world) == 3
     assert "GPU 1 paused" in world.said()
+
+
+def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) -> None:
+    world.append(
+        "[share=1 allowed=0] while [ ! -e go ]; do sleep 0.02; done",
+        "[vram=20G allowed=0] echo second >> ran",
+        "[share=1 allowed=0] echo third >> ran",
+        "[hold] true",
+    )
+    world.start("--drain")
+    world.until(lambda jobs: 4 in jobs and jobs[1]["state"] == "running", "job 1 running")
+    lines = world.jobs_file.read_text().splitlines(keepends=True)
+    saved = world.folder / "saved"
+    saved.write_text(lines[0] + lines[1].replace("20G", "20H") + lines[3])
+    saved.replace(world.jobs_file)
+    world.until(lambda jobs: "is malformed" in (jobs[2]["reason"] or ""), "the typo seen")
+    jobs = world.jobs()
+    assert jobs[2]["reason"] == "line 2 of jobs.txt is malformed; waiting until it is mended"
+    assert re.fullmatch(
+        r"line gone from jobs.txt; cancelled in \d+ s unless it comes back", jobs[3]["reason"]
+    )
+    (world.folder / "go").touch()
+    assert world.process is not None
+    assert world.process.wait(60) == 3  # of the held job; without it 1
+    jobs = world.jobs()
+    assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
+    assert jobs[3]["reason"] == "line removed"
+    assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not MiB" in world.said()
+    assert "17.5GiB; job 2 waits for line 2; job 4 is held by its line\n" in world.said()
+    assert not (world.folder / "ran").exists()
 
 
 def test_a_drain_that_is_ended_is_not_a_success(world: World) -> None:

@@ -139,7 +139,7 @@ def test_the_reader_decides_as_one_that_remembers_nothing(
             poll = reader.poll(previous, jobs, now)
             seen = saves.Content(anew(content, previous).lines, since)
             wanted = saves.decide(previous, seen, jobs, now)
-            assert (poll.gone, poll.next_look) == (wanted.gone, wanted.next_look)
+            assert (poll.waits, poll.next_look) == (wanted.waits, wanted.next_look)
             if poll.accepted is None:
                 assert wanted.accepted is None
                 break

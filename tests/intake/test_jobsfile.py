@@ -104,9 +104,9 @@ def test_missing_then_there_then_missing(tmp_path: Path) -> None:
     for _ in range(3):
         poll = w.poll(20)
         assert poll.missing
-        assert (poll.accepted, poll.gone) == (None, frozenset())
+        assert (poll.accepted, poll.waits) == (None, {})
     w.path.write_text("a\n")
-    assert w.poll().gone == {2}
+    assert set(w.poll().waits) == {2}
     assert w.poll(9.9).accepted is None
     assert w.poll(0.2).accepted is not None
 
@@ -144,7 +144,7 @@ def test_what_is_no_file_takes_nothing_away(tmp_path: Path, kind: str) -> None:
     poll = w.poll(60)
     assert not poll.missing
     assert poll.problem in PROBLEMS[kind]
-    assert (poll.accepted, poll.gone) == (None, frozenset())
+    assert (poll.accepted, poll.waits) == (None, {})
 
 
 @pytest.mark.parametrize("style", ["in place", "rename", "emptied and rewritten"])
@@ -157,9 +157,9 @@ def test_styles_of_saving(tmp_path: Path, style: str) -> None:
         w.path.write_text("a\nc\nd\n")
     else:
         w.path.write_text("")
-        assert w.poll().gone == {1, 2, 3}
+        assert set(w.poll().waits) == {1, 2, 3}
         w.path.write_text("a\nc\nd\n")
-    assert w.poll(0.1).gone == {2}
+    assert set(w.poll(0.1).waits) == {2}
     w.poll(2)
     assert list(w.jobs.values()) == ["a", "b", "c", "d"]
     w.poll(8)
@@ -227,9 +227,9 @@ def test_fewer_lines_wait_for_the_writer(tmp_path: Path) -> None:
         poll = w.poll(15)
         assert poll.accepted is None
         assert poll.next_look == w.now + 1
-        assert poll.gone == {1, 2}
+        assert set(poll.waits) == {1, 2}
     w.path.write_text("a\nb\nc\n")
-    assert w.poll().gone == frozenset()
+    assert w.poll().waits == {}
     w.poll(30)
     assert w.jobs == {1: "a", 2: "b", 3: "c"}
 
@@ -280,7 +280,7 @@ def test_a_line_that_was_a_job_stays_one_when_gpus_are_fewer(tmp_path: Path) -> 
     restarted = Watcher(w.path, frozenset({0}))
     restarted.reading, restarted.jobs = w.reading, w.jobs
     poll = restarted.poll(60)
-    assert (poll.malformed, poll.gone, poll.accepted) == ((), frozenset(), None)
+    assert (poll.malformed, poll.waits, poll.accepted) == ((), {}, None)
     with w.path.open("a") as file:
         file.write("0,/b.py,,x,3\n")
     (line,) = restarted.poll().malformed
@@ -293,7 +293,7 @@ def test_a_restart_says_nothing(tmp_path: Path) -> None:
     again.reading, again.jobs = w.reading, dict(w.jobs)
     for later in (0, 2, 5, 30):
         poll = again.poll(later)
-        assert (poll.accepted, poll.next_look, poll.gone) == (None, None, frozenset())
+        assert (poll.accepted, poll.next_look, poll.waits) == (None, None, {})
         assert len(poll.malformed) == 1
 
 

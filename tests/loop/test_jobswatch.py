@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from tests.loop.rig import Rig
@@ -44,7 +45,7 @@ class Desk:
         for step in (0.0, seconds):
             self.now += step
             self.watch.look(self.now)
-            self.rig.loop.hold_back(self.watch.gone)
+            self.rig.loop.hold_back(self.watch.waits)
             self.rig.tick()
 
     def states(self) -> dict[int, str]:
@@ -111,6 +112,38 @@ def test_a_deleted_line_ends_its_queued_job_after_ten_seconds_and_not_its_runnin
     assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
     assert desk.rig.job(2)["reason"] == "line removed"
     (desk.rig.folder / "go").touch()
+    assert desk.rig.ends(1)["outcome"] == "completed"
+
+
+def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner(1)
+    for quiet_s in (1.0, 30.0):  # the typo is on the record, or not yet
+        desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
+        desk.restart()
+        desk.wait(60)
+        assert desk.states() == {1: "running", 2: "queued"}
+        row = desk.rig.job(2)
+        assert LineWait.from_json(row["line_wait"]) == LineWait("malformed", 2)
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    assert desk.rig.ends(2)["outcome"] == "completed"
+    assert (desk.rig.folder / "ran").read_text() == "b\n"
+
+
+def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> None:
+    desk.save("[gpus=2] test -e good\n")
+    assert desk.rig.ends(1)["exit_code"] == 1
+    desk.save("[gpus=two] test -e good\n")
+    desk.rig.store.wish("retry", "1")
+    desk.wait(30)
+    assert desk.states() == {1: "queued"}
+    (desk.rig.folder / "good").touch()
+    desk.save("[gpus=2] test -e good\n")
     assert desk.rig.ends(1)["outcome"] == "completed"
 
 

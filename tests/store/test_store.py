@@ -15,6 +15,7 @@ import pytest
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.states import IllegalTransitionError, JobState, Outcome
@@ -130,7 +131,7 @@ def test_a_hold_gives_a_job_no_more_retries_and_a_retry_all_of_them(store: Store
 def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
     recorder = Recorder(store, Settings())
-    recorder.set_gone([gone])
+    recorder.set_line_waits({gone: LineWait("gone", due=7.5)})
     for job in (later, left):
         attempt = recorder.record([act.Start(job, ("U0",), 1000)], NOW)[job]
         not_before = 1005.0 if job == later else None
@@ -150,7 +151,9 @@ def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> No
     assert startable(0.0, "another boot") == [ready, later]
     assert store.next_retry(NOW) == 1005.0
     assert store.next_retry(Now(0.0, 1005.0, "boot")) is None
-    recorder.set_gone([])
+    recorder.set_line_waits({job: LineWait("malformed", 3) for job in (ready, gone, later, left)})
+    assert store.asks() == {}
+    recorder.set_line_waits({})
     assert startable(1000.0) == [ready, gone]
 
 

@@ -29,7 +29,7 @@ class Eye(World):
         """One look, and another one after whatever counted."""
         while True:
             poll = self._reader.poll(self.reading, self.facts(), self.now)
-            self.gone, self.next_look, self.malformed = poll.gone, poll.next_look, poll.malformed
+            self.waits, self.next_look, self.malformed = poll.waits, poll.next_look, poll.malformed
             if poll.accepted is None:
                 return
             self.take(poll.accepted)

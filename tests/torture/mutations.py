@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import JobState
 from gpu_scheduler.intake.bashcheck import completes
 from tests.torture.eye import Eye
 from tests.torture.part import Found, Order
@@ -126,6 +127,7 @@ def _save(path: Path, lines: tuple[bytes, ...]) -> None:
 
 def _one(eye: Eye, path: Path, at: int, spoilt: bytes, found: Found) -> None:
     others = {line.job_id: line.text for line in eye.reading if line.number != at + 1}
+    own = [line.job_id for line in eye.reading if line.number == at + 1 and line.job_id is not None]
     texts = Counter(line.text for line in eye.reading)
     _save(path, (*_LINES[:at], spoilt, *_LINES[at + 1 :]))
     eye.wait(30)
@@ -141,9 +143,14 @@ def _one(eye: Eye, path: Path, at: int, spoilt: bytes, found: Found) -> None:
         wrong = [_wrong(spec, piece) for piece in pieces]
         if None not in wrong:
             found.fault("wrong jobs", f"{spoilt!r}: {wrong}: {spec.text!r}")
-    _judge_reports(eye, at, pieces, same, found)
+    reported = _judge_reports(eye, at, pieces, same, found)
+    if reported and any(eye.jobs[job_id].state is not JobState.QUEUED for job_id in own):
+        found.fault("ended by a typo", f"{_LINES[at]!r} after {spoilt!r}")
+    kept = set(own if reported else ()) | set(others)
     _save(path, _LINES)
     eye.wait(30)
+    if not kept <= eye.ready():
+        found.fault("another job after the mend", f"{spoilt!r}: {kept - eye.ready()}")
     if Counter(eye.open_texts()) != texts or eye.malformed:
         found.fault("not mended", f"{spoilt!r}: {Counter(eye.open_texts())} {eye.malformed}")
 
@@ -159,8 +166,9 @@ def _part_of_it(eye: Eye, at: int, pieces: int) -> dict[int, str]:
     }
 
 
-def _judge_reports(eye: Eye, at: int, pieces: list[bytes], same: dict[int, str], found: Found) -> None:
-    """Each report names a line that was spoilt, and what would be accepted; nothing that is bad has none."""
+def _judge_reports(eye: Eye, at: int, pieces: list[bytes], same: dict[int, str], found: Found) -> bool:
+    """Each report names a line that was spoilt, and what would be accepted; nothing that is bad has none.
+    Returns whether a part of the line that was spoilt is reported."""
     reported = set()
     for mistake in eye.malformed:
         found.count("reported")
@@ -173,6 +181,7 @@ def _judge_reports(eye: Eye, at: int, pieces: list[bytes], same: dict[int, str],
     for number, piece in enumerate(pieces):
         if not _is_utf8(piece) and number not in reported:
             found.fault("unreported", f"{piece!r} is not UTF-8")
+    return bool(reported & set(range(len(pieces))))
 
 
 def _is_utf8(data: bytes) -> bool:

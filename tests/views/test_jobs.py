@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.facts import Attempt
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.sighting import Evidence, ResultNote, Sighting, StopNote
 from gpu_scheduler.core.states import JobState
@@ -21,7 +22,7 @@ def job(**values: Any) -> dict[str, Any]:
     return {
         "id": 3, "state": "queued", "outcome": None, "reason": None, "ask": "ASK", "name": None,
         "text": "echo hello", "exit_code": None, "signal": None, "created_at": 900.0, "finished_at": None,
-        "priority": 200, "source": "file:/home/me/jobs.txt", "gone": 0, "cancel_cause": None,
+        "priority": 200, "source": "file:/home/me/jobs.txt", "line_wait": None, "cancel_cause": None,
         "cancel_grace_s": None, "launch_failures": 0, "not_before_boot": None, "boot_id": None, **values,
     }  # fmt: skip
 
@@ -54,13 +55,47 @@ def seen_as(recorded: str, sighting: Sighting, evidence: Evidence | None = None)
         ({}, {"outcome": "interrupted"}, {"reasons": {"ASK": "needs"}}, RELEASING),
         ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"reasons": {"ASK": "needs"}}, "needs"),
         (
-            {"gone": 1},
+            {"line_wait": LineWait("gone", due=NOW.boot + 6.2).to_json()},
             None,
             {"reasons": {"ASK": "needs"}},
-            "line gone from jobs.txt, or changed a moment ago",
+            "line gone from jobs.txt; cancelled in 7 s unless it comes back",
         ),
-        ({"gone": 1, "source": "cli"}, None, {}, "line gone from its jobs file, or changed a moment ago"),
-        ({"reason": "try 2 of 5 in 5 s", "gone": 1}, None, {}, "try 2 of 5 in 5 s"),
+        (
+            {"line_wait": LineWait("gone").to_json(), "source": "cli"},
+            None,
+            {},
+            "line gone from its jobs file; cancelled unless it comes back",
+        ),
+        (
+            {"line_wait": LineWait("gone", due=NOW.boot + 6.2).to_json()},
+            None,
+            {"is_up": False},
+            "line gone from jobs.txt; cancelled unless it comes back",
+        ),
+        (
+            {"line_wait": LineWait("malformed", 2).to_json()},
+            None,
+            {},
+            "line 2 of jobs.txt is malformed; waiting until it is mended",
+        ),
+        (
+            {"line_wait": LineWait("changed", 4, NOW.boot + 1.5).to_json()},
+            None,
+            {},
+            "line 4 of jobs.txt was changed and counts in 2 s",
+        ),
+        (
+            {"line_wait": LineWait("changed", 4, NOW.boot - 1.5).to_json()},
+            None,
+            {},
+            "line 4 of jobs.txt was changed and is not read yet",
+        ),
+        (
+            {"reason": "try 2 of 5 in 5 s", "line_wait": LineWait("gone").to_json()},
+            None,
+            {},
+            "try 2 of 5 in 5 s",
+        ),
         (
             {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},
             None,

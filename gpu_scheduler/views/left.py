@@ -1,0 +1,41 @@
+"""The last words of a draining scheduler: what it leaves, and what each of it needs."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+from gpu_scheduler.core.states import JobState
+from gpu_scheduler.views.report import JobShown, MalformedShown
+from gpu_scheduler.views.words import shortened, visible
+
+#: Lines and jobs that are named.
+MOST = 10
+#: Characters that are shown of one reason.
+_LONGEST = 200
+
+
+def left_words(malformed: Sequence[MalformedShown], jobs: Sequence[JobShown]) -> str:
+    """The malformed lines, then the unfinished jobs; "" where none are left."""
+    told = [*map(_line, malformed[:MOST]), *map(_job, jobs)][:MOST]
+    more = len(malformed) + len(jobs) - len(told)
+    if more:
+        told.append(f"and {more:,} more, which `status --all` lists")
+    return "; ".join(told)
+
+
+def _line(line: MalformedShown) -> str:
+    return f"line {line.number} of {posixpath.basename(line.path)} is malformed: {_shown(line.reason)}"
+
+
+def _job(job: JobShown) -> str:
+    if job.state == JobState.HELD.value:
+        reason = job.reason or "held"
+        return f"job {job.id} is {_shown(reason if reason.startswith('held') else f'held: {reason}')}"
+    if job.line_wait is not None and job.line_wait.kind == "malformed":
+        return f"job {job.id} waits for line {job.line_wait.number}"
+    return f"job {job.id} waits: {_shown(job.reason or 'not tried yet')}"
+
+
+def _shown(text: str) -> str:
+    return visible(shortened(text, _LONGEST))

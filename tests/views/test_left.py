@@ -1,0 +1,39 @@
+"""The last words of a draining scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_scheduler.core.linewait import LineWait
+from gpu_scheduler.views.left import MOST, left_words
+from gpu_scheduler.views.report import JobShown, MalformedShown
+
+
+def job(number: int, state: str = "queued", reason: str | None = None, **values: Any) -> JobShown:
+    return JobShown(number, state, reason=reason, **values)
+
+
+def test_nothing_left_has_no_words() -> None:
+    assert left_words([], []) == ""
+
+
+def test_each_line_and_job_is_named_with_what_it_needs() -> None:
+    line = MalformedShown("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
+    jobs = [
+        job(2, line_wait=LineWait("malformed", 2), reason="line 2 of jobs.txt is malformed; waiting"),
+        job(3, "held"),
+        job(4, "held", "held by its line"),
+        job(5, "held", "the machine was switched off"),
+        job(6, reason="infeasible: needs 9 GPUs, 4 managed"),
+        job(7, reason="GPU 0 paused"),
+    ]
+    assert left_words([line], jobs) == (
+        "line 2 of jobs.txt is malformed: memory '20H'\\x1b is not MiB; job 2 waits for line 2;"
+        " job 3 is held; job 4 is held by its line; job 5 is held: the machine was switched off;"
+        " job 6 waits: infeasible: needs 9 GPUs, 4 managed; job 7 waits: GPU 0 paused"
+    )
+
+
+def test_a_long_list_is_cut() -> None:
+    told = left_words([], [job(n, "held") for n in range(1, 3 * MOST)])
+    assert told.endswith(f"job {MOST} is held; and {2 * MOST - 1} more, which `status --all` lists")
