@@ -1,6 +1,12 @@
 """What holds for every test."""
 
+# ruff: noqa: E402 - the environment is made before anything reads it
+
 from __future__ import annotations
+
+from tests.isolation import isolate
+
+isolate()
 
 import sqlite3
 import sys

@@ -25,6 +25,9 @@ from tests.fakes.conda import plant, plant_hook
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
 TOKEN = "0123456789abcdef0123456789abcdef"
+#: The programs of every machine; no conda, no torchrun.
+PROGRAMS = os.environ["PATH"]
+BASH = "/bin/bash" if os.path.exists("/bin/bash") else "/usr/bin/bash"
 CSV = JobSpec("csv", "0,t.py", "/work", script="/data/t.py", arguments=("--lr", "0.1", "--name", "it's; x"))
 SHELL = JobSpec("command", "…", "/my work", command="cd 'a b' && python t.py --cuda 0 | tee $HOME/log")
 
@@ -38,7 +41,7 @@ def built(
 ) -> Command:
     """The command of attempt 1 of job 7."""
     return build(
-        spec, gpus, {"PATH": "/usr/bin"} if base is None else base, TOKEN, 7, 1, conda_sh, "physical", extra
+        spec, gpus, {"PATH": PROGRAMS} if base is None else base, TOKEN, 7, 1, conda_sh, "physical", extra
     )
 
 
@@ -52,8 +55,8 @@ def run(
         said = Path(folder) / "said"
         said.touch()
         redirect = f"3>{shlex.quote(str(said))}" if heard else "3>&-"
-        shell = f"exec bash {' '.join(mode)} {shlex.quote(str(script))} {redirect}"
-        ended = subprocess.run(["bash", "-c", shell], env=command.env, capture_output=True, check=False)
+        shell = f"exec {BASH} {' '.join(mode)} {shlex.quote(str(script))} {redirect}"
+        ended = subprocess.run([BASH, "-c", shell], env=command.env, capture_output=True, check=False)
         out, err = (text.decode("utf-8", "surrogateescape") for text in (ended.stdout, ended.stderr))
         return ended.returncode, out, err, said.read_text()
 
@@ -101,7 +104,7 @@ def test_arguments_arrive_unchanged(arguments: list[str]) -> None:
         script.write_text(DUMP)
         (Path(folder) / "python").symlink_to(sys.executable)
         spec = JobSpec("csv", "x", folder, script=str(script), arguments=(str(out), *arguments), cuda="off")
-        code, _, errors, said = run(built(spec, {"PATH": f"{folder}:/usr/bin:/bin"}))
+        code, _, errors, said = run(built(spec, {"PATH": f"{folder}:{PROGRAMS}"}))
         assert (code, errors, said) == (0, "", ".")
         assert json.loads(out.read_text()) == arguments
         assert {path.name for path in Path(folder).iterdir()} == {script.name, "out", "python"}
@@ -122,11 +125,11 @@ def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
         script = tmp_path / "t.py"
         script.touch()
         spec = JobSpec("csv", "x", str(tmp_path), script=str(script), arguments=("a",), cuda="off")
-        assert run(built(spec, {"PATH": str(tmp_path) + ":/bin"}))[1] == f"{words} -u {script} a\n"
+        assert run(built(spec, {"PATH": str(tmp_path)}))[1] == f"{words} -u {script} a\n"
         if name == "python3":
             (tmp_path / "empty").mkdir()
             bare = replace(spec, env=(("PATH", str(tmp_path / "empty")),))
-            code, _, _, said = run_bare(built(bare))
+            code, _, _, said = run(built(bare))
             assert (code, said) == (1, "!neither python nor python3 is on the PATH of the job")
 
 
@@ -141,7 +144,7 @@ def test_torchrun(tmp_path: Path) -> None:
     flags = "--standalone --nnodes=1 --nproc_per_node=2"
     arguments = ("--cuda", "9", "a b")
     spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"), arguments=arguments, torchrun=2)
-    base = {"PATH": f"{tmp_path}:/bin"}
+    base = {"PATH": f"{tmp_path}:{PROGRAMS}"}
     program(tmp_path, "python", 'echo python "$@"; [ "$1" != -c ]')
     said = run(built(spec, base))[3]
     assert said == "!torchrun is not on the PATH of the job, and its python has no torch"
@@ -159,13 +162,6 @@ def test_torchrun(tmp_path: Path) -> None:
 def test_torchrun_gets_cuda_only_where_it_is_asked_for(mode: CudaMode | None, arguments: str) -> None:
     spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
     assert built(spec).shown == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
-
-
-def run_bare(command: Command) -> tuple[int, str, str, str]:
-    """As `run`, where bash itself is not on the PATH of the job."""
-    bash = "/bin/bash" if os.path.exists("/bin/bash") else "/usr/bin/bash"
-    env = {**command.env, "PATH": os.path.dirname(bash)}
-    return run(replace(command, env=env))
 
 
 # What is checked before the job's own command
@@ -200,7 +196,7 @@ def test_venv(tmp_path: Path) -> None:
     said = run(built(spec))[3]
     assert said == f"!virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True)
-    code, out, errors, _ = run(built(spec, {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/other"}))
+    code, out, errors, _ = run(built(spec, {"PATH": PROGRAMS, "VIRTUAL_ENV": "/other"}))
     assert (code, errors) == (0, "")
     assert out == f"{tmp_path}/v\n{tmp_path}/v/bin/python\n"
 
@@ -209,7 +205,7 @@ def test_venv(tmp_path: Path) -> None:
 def conda(tmp_path: Path) -> dict[str, str]:
     """An environment in which conda.sh finds an installation with base, ml and other."""
     root = plant(tmp_path / "conda", "ml", "other")
-    return {"PATH": "/usr/bin:/bin", "FAKE_CONDA_ROOT": str(root), "SHELLOPTS": "errexit:nounset"}
+    return {"PATH": PROGRAMS, "FAKE_CONDA_ROOT": str(root), "SHELLOPTS": "errexit:nounset"}
 
 
 @pytest.mark.parametrize(
@@ -235,12 +231,12 @@ def test_conda_is_activated(
 def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
     base = {**conda, "CONDA_PREFIX": "/old/envs/x", "CONDA_DEFAULT_ENV": "x", "CONDA_SHLVL": "2"}
     base |= {"CONDA_PREFIX_1": "/old", "VIRTUAL_ENV": "/v", "CONDA_ENVS_PATH": "/mine"}
-    base["PATH"] = "/v/bin:/old/envs/x/bin:/old/bin:/usr/bin:/bin"
+    base["PATH"] = f"/v/bin:/old/envs/x/bin:/old/bin:{PROGRAMS}"
     spec = JobSpec("command", "x", "/", command="env", conda="other")
     out = run(built(spec, base, conda_sh=str(FAKE_CONDA)))[1]
     env = dict(line.partition("=")[::2] for line in out.splitlines())
     root = conda["FAKE_CONDA_ROOT"]
-    assert env["PATH"] == f"{root}/envs/other/bin:{root}/condabin:/usr/bin:/bin"
+    assert env["PATH"] == f"{root}/envs/other/bin:{root}/condabin:{PROGRAMS}"
     assert (env["CONDA_SHLVL"], env["CONDA_ENVS_PATH"]) == ("1", "/mine")
     assert "VIRTUAL_ENV" not in env
     assert "CONDA_PREFIX_1" not in env

@@ -126,7 +126,7 @@ def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World)
 def test_what_is_wrong_is_told_to_the_caller_with_its_code(
     daemons: World, words: tuple[str, ...], code: int, part: str
 ) -> None:
-    daemons.env["PATH"] = f"{daemons.folder}:/usr/bin:/bin"
+    daemons.env["PATH"] = f"{daemons.folder}:{daemons.env['PATH']}"
     nothing = daemons.folder / "nvidia-smi"
     nothing.write_text("#!/bin/sh\nexit 9\n")
     nothing.chmod(0o755)

@@ -1,0 +1,50 @@
+"""The tests see one machine, whatever shell starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.isolation import HIDDEN, isolated
+
+
+def test_settings_of_the_caller_do_not_reach_the_tests(tmp_path: Path) -> None:
+    caller = {
+        "BASH_ENV": "/x", "CI": "1", "CONDA_PREFIX": "/opt/conda", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/h",
+        "LC_ALL": "C", "PYTEST_ADDOPTS": "-x", "SCREENRC": "/h/.screenrc", "STY": "1.x", "TMPDIR": "/far",
+        "VIRTUAL_ENV": "/v",
+    }  # fmt: skip
+    env = isolated(caller, tmp_path)
+    assert env == {
+        "CI": "1", "PYTEST_ADDOPTS": "-x", "LANG": "C.UTF-8", "SHELL": "/bin/bash",
+        "HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "bin"),
+    }  # fmt: skip
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_programs_of_the_caller_are_found_except_those_that_tests_fake(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in ("theirs-alone", "python3", *HIDDEN):
+        (theirs / name).write_text("#!/bin/sh\necho theirs\n")
+        (theirs / name).chmod(0o755)
+    (theirs / "no-program").touch(0o644)
+    made = tmp_path / "made"
+    made.mkdir()
+    env = isolated({"PATH": f"relative::{theirs}"}, made)
+    found = {path.name for path in (made / "bin").iterdir()}
+    assert {"bash", "python", "python3", "theirs-alone"} <= found
+    assert not found & {*HIDDEN, "no-program"}
+    ours = subprocess.run(
+        ["python3", "-c", "import sys; print(sys.prefix)"], env=env, capture_output=True, text=True
+    )
+    assert ours.stdout == f"{sys.prefix}\n"
+
+
+def test_this_process_is_isolated() -> None:
+    assert not {"CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "SCREENRC", "STY", "TMPDIR"} & set(os.environ)
+    assert list(Path.home().glob(".screenrc")) == []
+    umask = os.umask(0o022)
+    assert umask == 0o022
