@@ -1,7 +1,7 @@
 """The machine that tests see: the same everywhere, whatever shell, user and software they run under.
 
 A developer's machine has conda, PyTorch (a `torchrun` on PATH), an NVIDIA driver, an active environment,
-settings of Screen and a TMPDIR. None of these may change what a test sees. A test about one of them makes a fake.
+settings of Screen and a TMPDIR. None of them may change what a test sees; a test about one makes a fake.
 """
 
 from __future__ import annotations
