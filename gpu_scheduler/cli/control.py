@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpu_scheduler.cli import offline
-from gpu_scheduler.cli.foresee import COMMANDS, foreseen, refusal
+from gpu_scheduler.cli.foresee import COMMANDS, ENDED, foreseen, refusal
+from gpu_scheduler.cli.jobrefs import jobs_meant
 from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered, wished_verbs
 from gpu_scheduler.core.states import ACTIVE, JobState
@@ -21,7 +22,9 @@ MOST_LINES = 20
 
 def retry(options: Namespace) -> int:
     """Queue finished or held jobs once more."""
-    return _about_jobs(options, "retry")
+    if options.failed == bool(options.jobs):
+        raise UsageError("name the jobs to retry, or --failed, and not both\n`status` lists the jobs")
+    return _about_jobs(options, "retry", _failed if options.failed else None)
 
 
 def hold(options: Namespace) -> int:
@@ -36,7 +39,7 @@ def release(options: Namespace) -> int:
 
 def priority(options: Namespace) -> int:
     """Give waiting jobs another place in the queue."""
-    return _about_jobs(options, "set", name="priority", value=options.number)
+    return _about_jobs(options, "set", None, name="priority", value=options.number)
 
 
 def cancel(options: Namespace) -> int:
@@ -52,7 +55,7 @@ def cancel(options: Namespace) -> int:
                 print("there is no job to cancel")
                 return 0
         else:
-            jobs = list(dict.fromkeys(options.jobs))
+            jobs = jobs_meant(store, options.jobs)
         return _cancel(store, jobs, options.grace)
 
 
@@ -113,9 +116,26 @@ def _ended(store: Store, row: sqlite3.Row) -> str | None:
     return offline.ended(store, row) if JobState(row["state"]) in ACTIVE else None
 
 
-def _about_jobs(options: Namespace, verb: str, **args: object) -> int:
+def _failed(store: Store) -> list[int]:
+    """Those that failed, oldest first, and that nobody has asked to be queued again."""
+    from gpu_scheduler.cli.status import failed
+
+    pending = wished_verbs(store)
+    return sorted(
+        job.id for job in failed(store) if foreseen(JobState.FINISHED, pending.get(job.id, ())) in ENDED
+    )
+
+
+def _about_jobs(
+    options: Namespace, verb: str, chosen: Callable[[Store], list[int]] | None = None, **args: object
+) -> int:
+    """chosen: the jobs, where none are named."""
     with opened(options) as store:
-        wishes, refused = wish(store, verb, dict.fromkeys(options.jobs), **args)
+        jobs = jobs_meant(store, options.jobs) if chosen is None else chosen(store)
+        if not jobs:
+            print("there is no job that failed")
+            return 0
+        wishes, refused = wish(store, verb, jobs, **args)
         refused += _tell(store, wishes, ring_and_wait(store, wishes), {})
     return 1 if refused else 0
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from gpu_scheduler.core.states import WAITING, JobState
 
-_ENDED = frozenset({JobState.HELD, JobState.FINISHED})
+#: The states of jobs that `retry` is for.
+ENDED = frozenset({JobState.HELD, JobState.FINISHED})
 #: verb -> the states that it changes, and what they become. An active job's cancel changes nothing at once.
 _CHANGES = {
     "cancel": (WAITING, JobState.FINISHED),
     "line_removed": (WAITING, JobState.FINISHED),
-    "retry": (_ENDED, JobState.QUEUED),
-    "requeue": (_ENDED, JobState.QUEUED),
+    "retry": (ENDED, JobState.QUEUED),
+    "requeue": (ENDED, JobState.QUEUED),
     "hold": (frozenset({JobState.QUEUED}), JobState.HELD),
     "release": (frozenset({JobState.HELD}), JobState.QUEUED),
 }

@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 
+from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.tail import Tail
@@ -27,8 +28,8 @@ _UPDATE_EVERY_S = 1.0
 
 def attach(options: Namespace) -> int:
     """Become `screen -x` on the session of a running job."""
-    job_id = options.job
     with opened(options) as store:
+        job_id = job_meant(store, options.job)
         job = job_of(store, job_id)
         attempt = store.newest_attempts([job_id]).get(job_id)
         if attempt is None or attempt["outcome"] is not None:
@@ -74,7 +75,7 @@ def logs(options: Namespace) -> int:
     """Print an attempt's log, the newest one's unless told otherwise; with --follow until the job has ended,
     or the attempt that was named, and all of it is printed."""
     with opened(options, foreign=not options.follow) as store:
-        attempt = _chosen(store, options.job, options.attempt)
+        attempt = _chosen(store, job_meant(store, options.job), options.attempt)
         tail = _tail(store, attempt, _frames(options))
         tail.print_last(options.lines)
         if options.follow:

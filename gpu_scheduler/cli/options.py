@@ -166,6 +166,7 @@ def status(parser: argparse.ArgumentParser) -> None:
     """What is shown, and how."""
     _json(parser)
     parser.add_argument("--all", action="store_true", help="every queued and finished job")
+    parser.add_argument("--failed", action="store_true", help="of the jobs only those that failed")
 
 
 def gpus(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +182,8 @@ def screens(parser: argparse.ArgumentParser) -> None:
 
 def one_job(parser: argparse.ArgumentParser) -> None:
     """A job."""
-    parser.add_argument("job", metavar="JOB", type=values.job_id, help="a job number that `status` shows")
+    parser.add_argument("job", metavar="JOB", type=values.job,
+                        help="its number, as `status` shows it, or its name")  # fmt: skip
 
 
 def show(parser: argparse.ArgumentParser) -> None:
@@ -196,9 +198,20 @@ def why(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="all checks, also of a job that failed")
 
 
+def _some_jobs(parser: argparse.ArgumentParser, nargs: str) -> None:
+    parser.add_argument("jobs", metavar="JOB", nargs=nargs, type=values.jobs,
+                        help="numbers such as 3 or 5-9, and names")  # fmt: skip
+
+
 def jobs(parser: argparse.ArgumentParser) -> None:
     """Jobs, one or more."""
-    parser.add_argument("jobs", metavar="JOB", nargs="+", type=values.job_id, help="job numbers")
+    _some_jobs(parser, "+")
+
+
+def retry(parser: argparse.ArgumentParser) -> None:
+    """Jobs, or those that failed."""
+    _some_jobs(parser, "*")
+    parser.add_argument("--failed", action="store_true", help="every job that failed")
 
 
 def logs(parser: argparse.ArgumentParser) -> None:
@@ -228,7 +241,7 @@ def _grace(parser: argparse.ArgumentParser) -> None:
 
 def cancel(parser: argparse.ArgumentParser) -> None:
     """Jobs, or all of them."""
-    parser.add_argument("jobs", metavar="JOB", nargs="*", type=values.job_id, help="job numbers")
+    _some_jobs(parser, "*")
     parser.add_argument("--all", action="store_true", help="every job that is not finished")
     _grace(parser)
 

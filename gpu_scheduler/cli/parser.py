@@ -34,7 +34,7 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
     ("logs", "prints the log of a job's newest attempt, or of another", "logs 3 -f", of.logs),
     ("events", "prints what happened, an event a line; works without a scheduler", "events -f", of.events),
     ("cancel", "ends queued or running jobs; works with no scheduler up", "cancel 3 4 --grace 30", of.cancel),
-    ("retry", "queues finished or held jobs once more", "retry 3", of.jobs),
+    ("retry", "queues finished or held jobs once more", "retry --failed", of.retry),
     ("hold", "keeps queued jobs from starting", "hold 3", of.jobs),
     ("release", "queues held jobs again", "release 3", of.jobs),
     ("priority", "gives waiting jobs another priority; lower numbers run first", "priority 3 0", of.priority),

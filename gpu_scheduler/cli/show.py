@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.look import job_of
 from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.record import opened, pid_of
@@ -31,7 +32,7 @@ from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text, ver
 def show(options: Namespace) -> int:
     """Tell it."""
     with opened(options, foreign=True) as store:
-        story = read(store, options.job)
+        story = read(store, job_meant(store, options.job))
     sys.stdout.write(to_json(story) if options.json else to_text(story))
     return 0
 

@@ -20,7 +20,7 @@ from gpu_scheduler.storage import LOG_FOLDER, troubles
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import gpus, jobs
-from gpu_scheduler.views.report import JobsFileShown, MalformedShown, Report
+from gpu_scheduler.views.report import JobsFileShown, JobShown, MalformedShown, Report
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
@@ -33,7 +33,8 @@ def status(options: Namespace) -> int:
     """Show what there is; never changes anything."""
     with opened(options, foreign=True) as store:
         queued = None if options.all or options.json else SHOWN
-        report = read(store, queued=queued, finished=None if options.all else SHOWN)
+        finished = None if options.all else SHOWN
+        report = read(store, queued=queued, finished=finished, only_failed=options.failed)
     if options.json:
         from gpu_scheduler.views.as_json import to_json
 
@@ -46,19 +47,24 @@ def status(options: Namespace) -> int:
     return 0
 
 
-def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
+def failed(store: Store) -> tuple[JobShown, ...]:
+    """The jobs that failed, whether that is on the record or not; newest end first."""
+    return read(store, queued=0, finished=None, only_failed=True).jobs
+
+
+def read(store: Store, *, queued: int | None, finished: int | None, only_failed: bool = False) -> Report:
     """The report. queued: at most so many queued and so many held jobs; finished: so many finished ones;
-    None: all of them."""
+    None: all of them. only_failed: it is about no other jobs."""
     pid = pid_of(store)
     with store.one_moment():
         rows = store.open_jobs(tuple(ACTIVE))
         for state in (JobState.QUEUED, JobState.HELD):
-            rows += store.open_jobs((state,), queued)
-        rows += store.finished_jobs(finished)
+            rows += [] if only_failed else store.open_jobs((state,), queued)
+        rows += store.failed_jobs() if only_failed else store.finished_jobs(finished)
         attempts = store.newest_attempts(row["id"] for row in rows)
         unsettled = store.unsettled()
         context = context_of(store, unsettled, is_up=pid is not None or store.foreign is not None)
-        return Report(
+        report = Report(
             now=time.time(),
             troubles=troubles_of(store),
             pid=pid,
@@ -71,6 +77,7 @@ def read(store: Store, *, queued: int | None, finished: int | None) -> Report:
             malformed=tuple(_malformed(row) for row in store.malformed()),
             jobs_files=tuple(JobsFileShown(row["path"], row["problem"]) for row in store.jobs_files()),
         )
+    return report.of_failed(finished) if only_failed else report
 
 
 def troubles_of(store: Store) -> tuple[Trouble, ...]:

@@ -7,6 +7,11 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
+#: Jobs, as a command names them: by an id, by a range of ids, by their name.
+JobRef = int | range | str
+
+#: As core.attributes has it, which takes a while to load.
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
@@ -57,11 +62,28 @@ def path(text: str) -> str:
     return text
 
 
-def job_id(text: str) -> int:
-    """Reads the id of a job."""
-    if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII) or int(text) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a job id, such as 3; `status` lists them")
-    return int(text)
+def jobs(text: str) -> JobRef:
+    """Reads what may stand for jobs: a number, a range of numbers such as 5-9, or a name."""
+    number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text)
+    if number is not None:
+        first, last = int(number[1]), int(number[2] or number[1])
+        if not 1 <= first <= last:
+            raise ArgumentTypeError(f"{text!r} is not a job's number such as 3, nor a range such as 5-9")
+        return first if number[2] is None else range(first, last + 1)
+    if not _NAME.fullmatch(text):
+        raise ArgumentTypeError(
+            f"{text!r} is neither a job's number such as 3 or 5-9 nor a job's name; `status` lists them, and"
+            " several are separated by blanks"
+        )
+    return text
+
+
+def job(text: str) -> int | str:
+    """Reads what may stand for one job: a number or a name."""
+    read = jobs(text)
+    if isinstance(read, range):
+        raise ArgumentTypeError(f"{text!r} are several jobs; name one, such as {read[0]}")
+    return read
 
 
 def gpu_ids(text: str) -> tuple[int, ...] | None:

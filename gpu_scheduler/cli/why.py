@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
+from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.look import job_of
 from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.record import opened, pid_of
@@ -22,7 +23,7 @@ from gpu_scheduler.core.lasterror import text_lines
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.remedies import remedy
-from gpu_scheduler.core.states import WAITING, JobState, Outcome
+from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
 from gpu_scheduler.doctor.findings import line as finding_line
@@ -53,7 +54,6 @@ _NAMED = 5
 _NEAR = 3
 #: Checks that say how a job ended, and those that may say what else was wrong.
 _ENDS, _BESIDE = ("end", "held"), ("scheduler", "seen", "log")
-_FAILED = frozenset({Outcome.FAILED.value, Outcome.TIMED_OUT.value, Outcome.NOT_STARTED.value})
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Answer:
 def why(options: Namespace) -> int:
     """Tell it."""
     with opened(options, foreign=True) as store:
-        asked = _asked(store, options.job)
+        asked = _asked(store, job_meant(store, options.job))
         answer = Answer(_headline(asked.shown), tuple(_findings(asked)), _last_lines(asked))
     if options.json:
         sys.stdout.write(_to_json(asked, answer))
@@ -199,7 +199,7 @@ def _of_finished(asked: Asked) -> Iterator[Finding]:
         yield ok("end", f"it exited with 0; {again}")
         return
     told = job.reason or outcome_words(job.outcome or "ended", job.exit_code, job.signal)
-    if job.outcome not in _FAILED:
+    if job.outcome not in FAILED:
         yield warn("end", told, again)
         return
     found = remedy(told)
@@ -223,7 +223,7 @@ def _of_logs(asked: Asked) -> Iterator[Finding]:
 
 def _has_failed(asked: Asked) -> bool:
     """Whether it ended badly, or is held because it was interrupted."""
-    return asked.shown.outcome in _FAILED or asked.row["held_by"] == Outcome.INTERRUPTED.value
+    return asked.shown.outcome in FAILED or asked.row["held_by"] == Outcome.INTERRUPTED.value
 
 
 def _last_lines(asked: Asked) -> tuple[str, ...]:

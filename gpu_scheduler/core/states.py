@@ -46,6 +46,9 @@ ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 #: States in which the job waits for something.
 WAITING = frozenset({JobState.QUEUED, JobState.HELD})
 
+#: Outcomes of a job that failed, whichever way.
+FAILED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_STARTED})
+
 _H, _Q, _S, _R, _P, _F = JobState
 #: from -> the states that may follow. The end of an attempt sends its job to FINISHED, to QUEUED (a launch
 #: that failed, a retry) or to HELD (interrupted, preempted).

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.core.states import FAILED, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import Database
 from gpu_scheduler.store.home import Home
@@ -239,6 +239,30 @@ class Store:
             " ORDER BY priority, place, id LIMIT ?",
             *(state.value for state in states),
             -1 if limit is None else limit,
+        )
+
+    def named(self, name: str) -> list[sqlite3.Row]:
+        """The jobs of this name: the open ones by their ids, then the finished ones, newest end first."""
+        return self.db.rows(
+            f"SELECT {_LISTED} FROM job WHERE name = ?"
+            " ORDER BY state = 'finished', CASE state WHEN 'finished' THEN -finished_at ELSE id END, id DESC",
+            name,
+        )
+
+    def ids_within(self, numbers: range) -> list[int]:
+        """The ids of the jobs there are among these numbers."""
+        rows = self.db.rows(
+            "SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1]
+        )
+        return [row["id"] for row in rows]
+
+    def failed_jobs(self) -> list[sqlite3.Row]:
+        """The finished jobs that failed, newest end first."""
+        outcomes = json.dumps(sorted(FAILED))
+        return self.db.rows(
+            f"SELECT {_LISTED} FROM job WHERE state = 'finished'"
+            " AND outcome IN (SELECT value FROM json_each(?)) ORDER BY finished_at DESC, id DESC",
+            outcomes,
         )
 
     def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.core.linewait import LineWait
+from gpu_scheduler.core.states import FAILED, JobState
 from gpu_scheduler.core.trouble import Trouble
 
 #: The states of a GPU, the first that applies.
@@ -91,7 +92,8 @@ class Report:
     """Everything that `status` shows, at `now` (wall seconds).
 
     pid: of the scheduler, None when none is up; host: of the record, where that is another one, whose
-    processes cannot be seen; counts: recorded state -> all jobs in it, shown or not.
+    processes cannot be seen; counts: recorded state -> all jobs in it, shown or not; only_failed: it
+    is about jobs that failed, and no others.
     """
 
     now: float
@@ -105,3 +107,10 @@ class Report:
     jobs_files: tuple[JobsFileShown, ...] = ()
     troubles: tuple[Trouble, ...] = ()
     host: str | None = None
+    only_failed: bool = False
+
+    def of_failed(self, most: int | None) -> Report:
+        """The same about jobs that failed alone, at most so many."""
+        jobs = tuple(job for job in self.jobs if job.outcome in FAILED)
+        counts = {JobState.FINISHED.value: sum(job.recorded for job in jobs)}
+        return replace(self, jobs=jobs[:most], counts=counts, only_failed=True)

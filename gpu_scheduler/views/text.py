@@ -42,7 +42,7 @@ def to_text(report: Report, *, everything: bool = False, width: int | None = Non
     blocks = [
         _head(report),
         _gpus(report, draw),
-        "" if report.jobs else "No jobs yet.",
+        "" if report.jobs else "No job has failed." if report.only_failed else "No jobs yet.",
         f"Running ({len(active)})\n{_running(active, report.now, draw)}" if active else "",
         section("Queued", JobState.QUEUED, _waiting(queued, draw), queued),
         section("Held", JobState.HELD, _waiting(held, draw), held),

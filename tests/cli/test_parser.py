@@ -109,10 +109,13 @@ def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
         (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "whole number"]),
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),
-        (["cancel", "x"], ["JOB", "'x'", "not a job id"]),
+        (["cancel", "x y"], ["JOB", "'x y'", "such as 3 or 5-9", "a job's name"]),
+        (["cancel", "3,4"], ["JOB", "'3,4'", "separated by blanks"]),
+        (["cancel", "9-5"], ["JOB", "'9-5'", "a range such as 5-9"]),
+        (["logs", "5-9"], ["JOB", "'5-9' are several jobs; name one, such as 5"]),
         (["cancel", "0"], ["JOB", "'0'"]),
-        (["retry"], ["JOB"]),
-        (["attach", "\u0661"], ["JOB", "not a job id"]),
+        (["hold"], ["JOB"]),
+        (["attach", "\u0661"], ["JOB", "a job's name"]),
         (["cancel", "3", "--grace", "-1"], ["--grace", "from 0"]),
         (["pause"], ["ID"]),
         (["pause", "x"], ["ID", "'x'", "all"]),
@@ -176,9 +179,14 @@ def test_gpus_are_named_singly_in_lists_or_all(words: list[str], expected: Any) 
 
 @pytest.mark.parametrize(
     ("words", "jobs", "number"),
-    [(["3", "5"], [3], 5), (["3", "4", "-1"], [3, 4], -1), (["3", "4", "0"], [3, 4], 0)],
+    [
+        (["bert", "5-9", "5"], ["bert", range(5, 10)], 5),
+        (["3", "5"], [3], 5),
+        (["3", "4", "-1"], [3, 4], -1),
+        (["3", "4", "0"], [3, 4], 0),
+    ],
 )
-def test_a_priority_is_the_last_word(words: list[str], jobs: list[int], number: int) -> None:
+def test_a_priority_is_the_last_word(words: list[str], jobs: list[Any], number: int) -> None:
     read = parse(["priority", *words])
     assert (read.jobs, read.number) == (jobs, number)
 

@@ -1,0 +1,74 @@
+"""The jobs that the words of a command mean: a number, a range of numbers, or a name.
+
+A name means the only open job that has it, else the finished one that ended last.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from gpu_scheduler.cli import offline
+from gpu_scheduler.cli.values import JobRef
+from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import plural
+
+#: Jobs of one name that an error lists.
+_LISTED = 10
+
+
+def job_meant(store: Store, ref: JobRef) -> int:
+    """The id of the job. Raises SchedulerError for a name that no job has, or several open ones; a number is
+    not looked up."""
+    if isinstance(ref, str):
+        return _named(store, ref)
+    return ref if isinstance(ref, int) else _within(store, ref)[0]
+
+
+def jobs_meant(store: Store, refs: Iterable[JobRef]) -> list[int]:
+    """The ids of the jobs in the order of the words, each once. Raises SchedulerError as `job_meant`, and for
+    a range in which there is no job."""
+    found: dict[int, None] = {}
+    for ref in refs:
+        ids = _within(store, ref) if isinstance(ref, range) else [job_meant(store, ref)]
+        found.update(dict.fromkeys(ids))
+    return list(found)
+
+
+def _within(store: Store, numbers: range) -> list[int]:
+    ids = store.ids_within(numbers)
+    if not ids:
+        raise SchedulerError(
+            f"there is no job {numbers[0]} to {numbers[-1]} in {store.home.folder}; `status --all` lists them"
+        )
+    return ids
+
+
+def _named(store: Store, name: str) -> int:
+    rows = store.named(name)
+    if not rows:
+        raise SchedulerError(
+            f"no job in {store.home.folder} is named {name}; `status --all` lists them"
+            " (a number is a job's id, [name=…] on its line its name)"
+        )
+    open_rows = [row for row in rows if row["state"] != JobState.FINISHED.value]
+    if len(open_rows) > 1:
+        # With no scheduler up the record may not know yet that some have ended.
+        open_rows = [row for row in open_rows if not _has_ended(store, row)]
+    if len(open_rows) > 1:
+        listed = ", ".join(f"job {row['id']} ({row['state']})" for row in open_rows[:_LISTED])
+        more = f" and {len(open_rows) - _LISTED:,} more" if len(open_rows) > _LISTED else ""
+        raise SchedulerError(
+            f"{plural(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
+            "say which by its number; nothing was done"
+        )
+    found: int = (open_rows or rows)[0]["id"]
+    return found
+
+
+def _has_ended(store: Store, row: sqlite3.Row) -> bool:
+    if store.foreign is not None or JobState(row["state"]) not in ACTIVE:
+        return False
+    return offline.ended(store, row) is not None

@@ -1,0 +1,198 @@
+"""Jobs by number, range and name, wherever a command takes a job; and the sets of those that failed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+
+from gpu_scheduler.cli.jobrefs import job_meant, jobs_meant
+from gpu_scheduler.cli.values import JobRef
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.runner.protocol import observe
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+RECORDED = "recorded; takes effect when the scheduler starts"
+
+
+def finished(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
+    """A finished job that ended at that time."""
+    job = desk.job(name=name)
+    desk.record(act.Finish(job, outcome, ""))
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET finished_at = ? WHERE id = ?", (at, job))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("refs", "ids"),
+    [
+        ([3], [3]),
+        ([99], [99]),
+        ([range(2, 4)], [2, 3]),
+        ([range(3, 10**9)], [3, 4, 5]),
+        ([4, range(1, 5), 4], [4, 1, 2, 3]),
+        (["done"], [2]),
+        (["bert"], [4]),
+        (["5"], None),
+        (["bert", 1, "bert"], [4, 1]),
+    ],
+)
+def test_a_number_a_range_and_a_name(desk: Desk, refs: list[JobRef], ids: list[int] | None) -> None:
+    finished(desk, "done", 100.0)
+    assert finished(desk, "done", 300.0) == 2  # it ended last
+    finished(desk, "done", 200.0)
+    assert desk.job(name="bert") == 4
+    finished(desk, "bert", 400.0)  # the open one is meant
+    if ids is None:
+        with pytest.raises(SchedulerError, match=f"no job in .* is named {refs[0]}; `status --all` lists"):
+            jobs_meant(desk.store, refs)
+    else:
+        assert jobs_meant(desk.store, refs) == ids
+
+
+def test_a_range_without_a_job_and_a_name_of_several_open_jobs_are_refused(desk: Desk) -> None:
+    ids = [desk.job(name="bert", hold=n == 2) for n in range(3)]
+    with pytest.raises(SchedulerError, match="there is no job 7 to 9 in"):
+        jobs_meant(desk.store, [range(7, 10)])
+    with pytest.raises(SchedulerError) as caught:
+        job_meant(desk.store, "bert")
+    assert str(caught.value) == (
+        "3 open jobs are named bert: job 1 (queued), job 2 (queued), job 3 (held)\n"
+        "say which by its number; nothing was done"
+    )
+    for _ in range(9):
+        desk.job(name="bert")
+    with pytest.raises(SchedulerError, match=r"^12 open jobs .*job 10 \(queued\) and 2 more\n"):
+        job_meant(desk.store, "bert")
+    code, out, err = desk.run("cancel", ids[0], "bert")
+    assert (code, out, "12 open jobs" in err) == (1, "", True)
+    assert desk.wishes() == []
+
+
+def test_one_that_has_ended_unrecorded_is_no_open_job(desk: Desk) -> None:
+    job = desk.run_job("exit 7")
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
+    assert job_meant(desk.store, "bert") == job
+    waiting = desk.job(name="bert")
+    assert job_meant(desk.store, "bert") == waiting
+    desk.wait_until_gone()
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "state"),
+    [
+        (["cancel", "bert"], "cancel", "queued"),
+        (["hold", "bert"], "hold", "queued"),
+        (["release", "bert"], "release", "held"),
+        (["retry", "bert"], "retry", "held"),
+        (["priority", "bert", "5"], "set", "queued"),
+        (["cancel", "1-3"], "cancel", "queued"),
+    ],
+)
+def test_commands_that_change_jobs_take_names_and_ranges(
+    desk: Desk, words: list[str], verb: str, state: str
+) -> None:
+    job = desk.job(name="bert", hold=state == "held")
+    assert desk.run(*words) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.wishes() == [(verb, str(job))]
+
+
+def test_commands_that_look_at_a_job_take_its_name(desk: Desk) -> None:
+    job = desk.run_job("echo hello")
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    assert json.loads(desk.run("show", "bert", "--json")[1])["job"]["id"] == job
+    assert json.loads(desk.run("why", "bert", "--json")[1])["job"] == job
+    assert "hello" in desk.run("logs", "bert")[1]
+    assert desk.run("attach", "bert")[2].startswith(f"gpu-scheduler: job {job} is not running any more")
+    for command in ("show", "why", "logs", "attach"):
+        code, out, err = desk.run(command, "bret")
+        assert (code, out) == (1, "")
+        assert f"no job in {desk.home.folder} is named bret; `status --all` lists them" in err
+    desk.wait_until_gone()
+
+
+def some_failed(desk: Desk) -> list[int]:
+    """Three jobs that failed, in three ways, among others."""
+    finished(desk, None, 50.0)
+    failed = [
+        finished(desk, None, 100.0 * n, outcome)
+        for n, outcome in enumerate((Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_STARTED), 1)
+    ]
+    finished(desk, None, 500.0, Outcome.CANCELLED)
+    finished(desk, None, 500.0, Outcome.SKIPPED)
+    desk.job("echo queued")
+    return failed
+
+
+def test_retry_failed_queues_those_that_failed_once(desk: Desk) -> None:
+    assert desk.store
+    assert desk.run("retry", "--failed") == (0, "there is no job that failed\n", "")
+    failed = some_failed(desk)
+    code, out, err = desk.run("retry", "--failed")
+    assert (code, err) == (0, "")
+    assert out == "".join(f"job {job}: {RECORDED}\n" for job in failed)
+    assert desk.wishes() == [("retry", str(job)) for job in failed]
+    # Asked again before a scheduler is up: that is asked for already.
+    assert desk.run("retry", "--failed")[0] == 0
+    assert len(desk.wishes()) == len(failed)
+
+
+def test_retry_wants_jobs_or_failed(desk: Desk) -> None:
+    job = desk.job()
+    for words in ([], ["--failed", job]):
+        code, out, err = desk.run("retry", *words)
+        assert (code, out, "--failed" in err) == (2, "", True)
+    assert desk.wishes() == []
+
+
+def test_status_failed_lists_those_that_failed_alone(desk: Desk) -> None:
+    assert desk.store
+    assert "No job has failed." in desk.run("status", "--failed")[1]
+    failed = some_failed(desk)
+    shown = json.loads(desk.run("status", "--failed", "--json")[1])
+    assert [job["id"] for job in shown["jobs"]] == failed[::-1]
+    text = desk.run("status", "--failed")[1]
+    assert "GPUs" in text
+    assert "echo queued" not in text
+
+
+def test_a_failure_that_is_not_recorded_yet_is_one(desk: Desk) -> None:
+    job = desk.run_job("exit 7")
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    assert [one["id"] for one in json.loads(desk.run("status", "--failed", "--json")[1])["jobs"]] == [job]
+    code, _, err = desk.run("retry", "--failed")
+    assert code == 1
+    assert f"start the scheduler, then `retry {job}`" in err
+    desk.wait_until_gone()
+
+
+def test_many_that_failed_are_cut_and_counted(desk: Desk) -> None:
+    with desk.store.db.transaction():
+        jobs = [desk.job() for _ in range(25)]
+    desk.record(*(act.Finish(job, Outcome.FAILED, "") for job in jobs))
+    desk.job()
+    assert "and 5 more (--all)" in desk.run("status", "--failed")[1]
+    assert len(json.loads(desk.run("status", "--failed", "--all", "--json")[1])["jobs"]) == 25
+    assert desk.run("retry", "--failed") == (0, f"25 jobs: {RECORDED}\n", "")
+
+
+def test_one_that_waits_for_another_try_has_not_failed(desk: Desk) -> None:
+    job = desk.job(fail_retries=1)
+    row = desk.attempt(job)
+    desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.QUEUED, None, "exit code 1", exit_code=1))
+    found: sqlite3.Row | None = desk.store.job(job)
+    assert found is not None
+    assert found["state"] == "queued"
+    assert json.loads(desk.run("status", "--failed", "--json")[1])["jobs"] == []
