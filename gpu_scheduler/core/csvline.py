@@ -31,6 +31,14 @@ _COMMENT = re.compile(r"(?:(?<=[ \t])|^)#")
 _LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
 
 
+class UnquotedCommas(ValueError):
+    """The arguments of a line seem to hold commas. lines: what may have been meant, with its quotes."""
+
+    def __init__(self, reason: str, *lines: str) -> None:
+        super().__init__(reason)
+        self.lines = lines
+
+
 @dataclass(frozen=True)
 class CsvLine:
     """The fields of a line; empty ones are None or (). note: what should be logged as read.
@@ -50,7 +58,8 @@ class CsvLine:
 
 @dataclass(frozen=True)
 class _Fields:
-    """begin: the fields before the arguments; execution: the last of them, where the line has six columns."""
+    """begin: the fields before the arguments; execution: the last of them, where the line has six columns;
+    whole: arguments and rest as they are written."""
 
     begin: tuple[str, ...]
     execution: str | None
@@ -58,6 +67,7 @@ class _Fields:
     arguments_quoted: bool
     rest: str
     rest_quoted: bool
+    whole: str
 
 
 def first_field(text: str) -> str:
@@ -98,14 +108,17 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
     try:
         arguments = split_words(fields.arguments)
     except ValueError as error:
-        raise ValueError(
+        raise _commas(
+            fields,
             f"arguments {fields.arguments!r}: {error}; arguments that hold commas need double quotes around"
-            " the whole field, inner double quotes doubled"
+            " the whole field, inner double quotes doubled",
+            known_gpus,
         ) from None
     try:
         allowed = parse_gpu_list(fields.rest, known_gpus)
     except ValueError as error:
-        raise ValueError(f'{error}; arguments that hold commas need quotes: "--layers 1,2,3"') from None
+        reason = f'{error}; arguments that hold commas need quotes: "--layers 1,2,3"'
+        raise _commas(fields, reason, known_gpus) from None
     env = parse_conda(conda) if conda else None
     return CsvLine(number, script, env, arguments, allowed, bool(fields.rest), _note(fields), torchrun)
 
@@ -147,12 +160,34 @@ def _check_commas(fields: _Fields) -> None:
     ascending = all(a < b for a, b in itertools.pairwise(gpus))
     if ascending and not (number and gpus[0] == int(number[0]) + 1):
         return
-    begin = ",".join(fields.begin)
-    arguments = fields.arguments.replace('"', '""')
-    raise ValueError(
-        f"it is not clear where the arguments end and the GPU list begins; write "
-        f'{begin},"{arguments},{fields.rest}", or {begin},"{arguments}","{fields.rest}"'
+    raise UnquotedCommas(
+        "it is not clear where the arguments end and the GPU list begins; quote them",
+        _written(fields, fields.whole, ""),
+        _written(fields, fields.arguments, f'"{fields.rest}"'),
     )
+
+
+def _commas(fields: _Fields, reason: str, known_gpus: frozenset[int] | None) -> ValueError:
+    """The mistake of a line whose commas may belong to its arguments. These go on to the last piece that is no
+    GPU, if there is such a piece; the line with quotes around them is told if it is a good one."""
+    pieces = fields.whole.split(",")
+    words = [index for index, piece in enumerate(pieces) if not re.fullmatch(r"[0-9 \t-]*", piece)]
+    if fields.arguments_quoted or fields.rest_quoted or not words or words[-1] == 0:
+        return ValueError(reason)
+    end = words[-1] + 1
+    line = _written(fields, ",".join(pieces[:end]), ",".join(pieces[end:]))
+    try:
+        parse_csv(line, known_gpus)
+    except ValueError:
+        return ValueError(reason)
+    return UnquotedCommas(reason, line)
+
+
+def _written(fields: _Fields, arguments: str, gpus: str) -> str:
+    """The line with quotes around its arguments."""
+    begin = [*map(quote_field, fields.begin[:_ARGUMENTS]), *fields.begin[_ARGUMENTS:]]
+    doubled = arguments.strip(BLANK).replace('"', '""')
+    return ",".join([*begin, f'"{doubled}"', gpus.strip(BLANK)])
 
 
 def _split(text: str) -> _Fields:
@@ -162,16 +197,18 @@ def _split(text: str) -> _Fields:
         value, _, at = _field(text, at, False)
         begin.append(value)
     begin += [""] * (_ARGUMENTS - len(begin))
-    execution, value, quoted = None, "", False
+    execution, value, quoted, start = None, "", False, at or 0
     if at is not None:
         value, quoted, at = _field(text, at, True)
         if not quoted and _LIKE_EXECUTION.fullmatch(value):
             begin.append(value)
             execution, value = value, ""
             if at is not None:
+                start = at
                 value, quoted, at = _field(text, at, True)
     rest, rest_quoted = ("", False) if at is None else _rest(text, at)
-    return _Fields(tuple(begin), execution, value, quoted, rest, rest_quoted)
+    whole = text[start : text.find(rest, at)] + rest if rest else value
+    return _Fields(tuple(begin), execution, value, quoted, rest, rest_quoted, whole)
 
 
 def _rest(text: str, at: int) -> tuple[str, bool]:

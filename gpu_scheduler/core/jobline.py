@@ -62,7 +62,7 @@ def parse_line(
     wrong = _unreadable(text)
     if wrong is not None:
         return wrong
-    accepted, bare = attributes.ACCEPTED, text
+    accepted, bare, rest = attributes.ACCEPTED, text, text
     try:
         block = attributes.parse_block(text, known_gpus) if text.startswith("[") else None
         rest = text if block is None else block.rest
@@ -77,6 +77,9 @@ def parse_line(
             return _csv(said, bare, _Place(cwd, home, known_gpus))
         accepted = shelltext.ACCEPTED
         return _command(said, bare, _Place(cwd, home, known_gpus))
+    except csvline.UnquotedCommas as error:
+        front = text.removesuffix(rest)
+        return Malformed(str(error), ", or ".join(front + line for line in error.lines))
     except ValueError as error:
         return Malformed(str(error), accepted, accepted == shelltext.ACCEPTED and bare.endswith("\\"))
 

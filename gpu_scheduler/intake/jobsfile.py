@@ -30,10 +30,15 @@ class MalformedLine:
     reason: str
     accepted: str
 
-    def __str__(self) -> str:
+    def told(self, forms: bool) -> str:
+        """The words for it. forms: with what would be accepted."""
         shown = self.text if len(self.text) <= 120 else self.text[:117] + "…"
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
-        return f"{self.path}:{self.number}: `{shown}`: {self.reason}\n  accepted: {self.accepted}"
+        accepted = f"\n  accepted: {self.accepted}" if forms else ""
+        return f"{self.path}:{self.number}: `{shown}`: {self.reason}{accepted}"
+
+    def __str__(self) -> str:
+        return self.told(forms=True)
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,10 @@ class JobsWatch:
 
     def _tell(self, poll: Poll) -> None:
         mistakes = frozenset(poll.malformed)
+        forms: set[str] = set()
         for mistake in sorted(mistakes - self._reported, key=lambda m: m.number):
-            log.error("%s", mistake)
+            log.error("%s", mistake.told(mistake.accepted not in forms))
+            forms.add(mistake.accepted)
         self._reported = mistakes
         if poll.problem != self._problem:
             if poll.problem is None:

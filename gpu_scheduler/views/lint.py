@@ -29,7 +29,10 @@ class Linted:
 def to_text(linted: Linted) -> str:
     """Every line in its order, then how many of which kind there are."""
     blocks = [(line.number, _line(linted.path, line)) for line in linted.lines]
-    blocks += [(bad.number, _bad(bad)) for bad in linted.malformed]
+    told: set[str | None] = set()
+    for bad in linted.malformed:
+        blocks.append((bad.number, _bad(bad, bad.accepted not in told)))
+        told.add(bad.accepted)
     same = sum(line.same_as is not None for line in linted.lines)
     warned = sum(bool(line.warnings) for line in linted.lines)
     counts = [plural(len(linted.lines) - same, "job")]
@@ -65,9 +68,11 @@ def _kind(line: Preview) -> str:
     return "torchrun" if line.spec.torchrun is not None else line.spec.kind
 
 
-def _bad(bad: MalformedShown) -> str:
+def _bad(bad: MalformedShown, forms: bool) -> str:
+    """forms: what is accepted has not been told yet."""
     head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(shortened(bad.reason))}"
-    return f"{head}\n    {visible(shortened(bad.text))}\n    accepted: {visible(bad.accepted or '')}"
+    below = [visible(shortened(bad.text)), *([f"accepted: {visible(bad.accepted or '')}"] if forms else [])]
+    return "\n    ".join([head, *below])
 
 
 def to_json(linted: Linted) -> str:

@@ -70,6 +70,14 @@ def test_lines_are_told_in_their_order_and_one_that_says_cancel_is_never_run(des
     assert "jobs.txt:2: command; needs 1 idle GPU; GPUs any; priority 200; never run: cancel\n" in out
 
 
+def test_the_accepted_forms_are_told_once(desk: Desk) -> None:
+    write(desk, "high,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n")
+    out = desk.run("lint")[1]
+    assert out.count("accepted: priority,script_path") == 1
+    assert "jobs.txt:3: malformed: " in out
+    assert '\n    accepted: 0,a.py,,"--x a,b",\n' in out
+
+
 def test_json_has_the_same(desk: Desk) -> None:
     write(desk)
     code, out, _ = desk.run("lint", "jobs.txt", "--json")

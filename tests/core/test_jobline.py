@@ -110,16 +110,12 @@ def test_csv(
         ("0 a.py", "priority '0 a.py'"),
         ("0,a.py,my env", "conda environment 'my env'"),
         ("0,a.py,,--x 'a", "is not closed"),
-        ('0,a.py,,--x "1,2",0', "arguments that hold commas"),
         ('0,a.py,,"--x 1" y', "text follows the closing quote"),
         ('0,a.py,,"--x 1', "is not closed"),
         ('0,a.py,,x,"0,1" y', "text follows"),
         ("0,a.py,,x,3-0", "runs backward"),
         ("0,a.py,,x,0,,1", "an item is empty"),
         ("0,a.py,,x,9", "there is no GPU 9"),
-        ("0,a.py,,--layers 1,2,3", '0,a.py,,"--layers 1","2,3"'),
-        ("0,a.py,,--layers 1,2,3", '0,a.py,,"--layers 1,2,3"'),
-        ("0,a.py,,--layers 9,3,1", "not clear where the arguments end"),
         ("0,a.py,,torchrun-0gpu,--x 1", "execution type 'torchrun-0gpu': the number of GPUs"),
         ("0,a.py,,torchrun-65gpu", "from 1 to 64"),
         ("0,a.py,,torchrun-00002gpu", "from 1 to 64"),
@@ -128,8 +124,6 @@ def test_csv(
         ("0,a.py,,torchrun-\u0662gpu", "not python, torchrun or torchrun-Ngpu"),
         ("0,a.py,,TorchRun", "not python, torchrun or torchrun-Ngpu"),
         ("0,a.py,,Python,--x", "not python, torchrun or torchrun-Ngpu"),
-        ("0,a.py,e,torchrun-2gpu,--layers 1,2,3", '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"'),
-        ("0,a.py,e,torchrun-2gpu,--layers 1,2,3", '0,a.py,e,torchrun-2gpu,"--layers 1,2,3"'),
         ("0,a.py,,torchrun,--x 'a", "is not closed"),
         ('0,a.py,,python,"--x 1" y', "text follows the closing quote"),
         ("0,a.py,,torchrun-2gpu,--x,9", "there is no GPU 9"),
@@ -144,6 +138,37 @@ def test_malformed_csv_is_never_a_command(text: str, says: str) -> None:
     if not text.startswith("[") or "both" not in says:
         assert "priority,script_path" in result.accepted
         assert "torchrun-Ngpu before the arguments" in result.accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "mended"),
+    [
+        ("0,a.py,,--betas 0.9,0.99 --lr 1,", "not a number", ['0,a.py,,"--betas 0.9,0.99 --lr 1",']),
+        ("0,a.py,,--betas 0.9,0.99,0,1", "not a number", ['0,a.py,,"--betas 0.9,0.99",0,1']),
+        ("0,a.py,e,--x a, b", "not a number", ['0,a.py,e,"--x a, b",']),
+        ("0,a.py,e,torchrun-2gpu,--x a,b", "not a number", ['0,a.py,e,torchrun-2gpu,"--x a,b",']),
+        ('0,a.py,,--x "1,2",0', "is not closed", ['0,a.py,,"--x ""1,2""",0']),
+        ("[vram=8G] 0,a.py,,--x 'a,b' # why", "is not closed", ["""[vram=8G] 0,a.py,,"--x 'a,b'","""]),
+        ('0,"a,b.py",,--x c,d', "not a number", ['0,"a,b.py",,"--x c,d",']),
+        ("0,a.py,,--layers 1,2,3", "not clear", ['0,a.py,,"--layers 1,2,3",', '0,a.py,,"--layers 1","2,3"']),
+        ("0,a.py,,--layers 9,3,1", "not clear", ['0,a.py,,"--layers 9,3,1",', '0,a.py,,"--layers 9","3,1"']),
+        ("0,a.py,e,torchrun-2gpu,--layers 1,2,3", "not clear",
+         ['0,a.py,e,torchrun-2gpu,"--layers 1,2,3",', '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"']),
+    ],
+)  # fmt: skip
+def test_arguments_with_commas_are_told_with_the_line_that_has_quotes(
+    text: str, says: str, mended: list[str]
+) -> None:
+    result = refused(text)
+    assert says in result.reason
+    assert result.accepted == ", or ".join(mended)
+    for line in mended:
+        assert isinstance(parse_line(line, "/", "/"), Parsed)
+
+
+def test_arguments_with_commas_that_no_quotes_mend_are_told_with_the_accepted_forms() -> None:
+    for text in ("0,a.py,,--x 'a,b", "0,a.py,,x,9", "0,a.py,,--betas 0.9,0.99,9"):
+        assert "priority,script_path" in refused(text).accepted
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,17 @@ def test_a_malformed_line_is_reported_and_the_others_run(desk: Desk) -> None:
     assert desk.problems() == []
 
 
+def test_the_accepted_forms_are_told_once_for_all_mistakes_of_a_reading(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [text.splitlines()[0].split(":")[1] for text in told] == ["1", "2", "3", "4", "5"]
+    forms = [text.partition("\n  accepted: ")[2] for text in told]
+    assert [bool(form) for form in forms] == [True, True, False, True, False]
+    assert forms[3] == '0,a.py,,"--x a,b",'
+
+
 def test_a_deleted_line_ends_its_queued_job_after_ten_seconds_and_not_its_running_one(desk: Desk) -> None:
     desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
     desk.rig.runner(1)
