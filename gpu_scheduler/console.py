@@ -24,6 +24,8 @@ from gpu_scheduler.views.words import visible
 _WAITING = 10_000
 #: Bytes of a log that are read at a time, and of one of its lines that are printed.
 _AT_A_TIME, _LONGEST = 1 << 20, 4096
+#: Reads of what the log of an ended attempt holds still; the rest comes later.
+_AT_END = 16
 #: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
 _HEADER_LINES = 4
 
@@ -65,7 +67,9 @@ class Console:
             ended = {key: tail for key, tail in self._tails.items() if tail.attempt == (job_id, number)}
         for attempt_id, tail in ended.items():
             tail.ended = True
-            self._read(attempt_id, tail)
+            for _ in range(_AT_END):
+                if not tail.over:
+                    self._read(attempt_id, tail)
 
     def flush(self) -> None:
         """Wait until all that was put is printed, for at most a second."""

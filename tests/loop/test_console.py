@@ -41,6 +41,21 @@ def test_a_progress_bar_is_printed_at_most_once_a_second_and_its_last_frame_whol
     assert lines[len(frames) - 1 : len(frames) + 2] == end
 
 
+def test_all_output_of_an_attempt_comes_before_its_end_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig, console = Rig(tmp_path), Console()
+    job = rig.add("head -c 3000000 /dev/zero | tr '\\0' x | fold -w 1000")
+    rig.ends(job)
+    console.follow(rig.store.attempts(job)[0]["id"], rig.store)
+    console.finish(job, 1)
+    console.put("drained")
+    wait_for(lambda: console._follower is None, "the end of the log")
+    console.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert (len(lines), lines[-1]) == (3002, "drained")
+
+
 def test_a_last_line_without_a_newline_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[job 1] one\n[job 1] two\n" in output(tmp_path, capsys, "echo one; printf two")
 
