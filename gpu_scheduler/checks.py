@@ -1,4 +1,4 @@
-"""What of the options of `start` can be told to be wrong before anything is made: its files and folders."""
+"""Validates the options of `start` before anything is made: its files and folders, and its record."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import stat
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.store.gpukind import recorded
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import scheduler_pid
 
 
 def check_paths(options: StartOptions) -> None:
@@ -20,6 +23,17 @@ def check_paths(options: StartOptions) -> None:
     except OSError as error:
         named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
         raise UsageError(f"{named}: {error.strerror}; name a folder of yours with --log-dir") from None
+
+
+def check_record(options: StartOptions, home: Home) -> None:
+    """Raises UsageError if the record has jobs of the other kind of GPUs and nothing says what of them."""
+    # A running scheduler, or another host, is the stronger reason to refuse, and is told later.
+    busy = home.foreign() is not None or scheduler_pid(home.lock) is not None
+    if options.fresh or options.keep_history or busy:
+        return
+    found = recorded(home.database)
+    if found is not None and found.is_other_than(options.simulated):
+        raise UsageError("\n".join(found.refusal(home.folder)))
 
 
 def _check_state_file(path: str) -> None:

@@ -17,7 +17,8 @@ class StartOptions:
 
     poll_s: between two samples of the GPUs; tolerance: by which a declaration may be off before it is said;
     spike_buffer: added to observed peaks; learn: needs that no line says are learned from finished jobs;
-    fresh: forget history first; verbose: tell each job's memory as its peak grows.
+    fresh: forget history first; keep_history: go on with that of the other kind of GPUs; verbose: tell each
+    job's memory as its peak grows.
     llm_config None: the default file, which may be absent; a named one must exist. jobs_file "": none.
     """
 
@@ -51,3 +52,9 @@ class StartOptions:
     poll_s: float = 5.0
     verbose: bool = False
     fresh: bool = False
+    keep_history: bool = False
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the GPUs are simulated ones."""
+        return self.simulate is not None or self.gpu_probe == "simulated"

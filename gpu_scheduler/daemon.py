@@ -93,7 +93,7 @@ class Daemon:
         self._woken: set[str] = set()
         self._wakeups = Wakeups()
         self._state_at = self._files_at = 0.0
-        self._sampler.begin(options.gpus, self._store, self._loop.recorder)
+        self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
         self._state = StateWatch(self._store)
         self._jobs = self._jobs_watch(options.jobs_file)
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.gpu import NAMELESS, GpuSample, Snapshot
+from gpu_scheduler.core.gpu import NAMELESS, GpuSample, Snapshot, is_simulated
 from gpu_scheduler.core.recovery import GOOD_SAMPLES, UNLISTED, UNREADABLE, Change, Known, settle
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus import GpuWatch, choose
 from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure, UnreadableError
 from gpu_scheduler.probes.visible import restrict
+from gpu_scheduler.store.gpuswitch import change_kind
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 
@@ -55,14 +56,16 @@ class Sampler:
         """The boot time of the next question, or by which the open one must be answered."""
         return self._ask_at if self._probe.asked_at is None else self._probe.deadline
 
-    def begin(self, option: str | None, store: Store, recorder: Recorder) -> None:
+    def begin(self, option: str | None, store: Store, recorder: Recorder, *, simulated: bool = False) -> None:
         """The first sample, and the GPUs that `--gpus` and CUDA_VISIBLE_DEVICES leave to manage.
 
+        simulated: which kind is sampled; GPUs of the other kind leave the record.
         Raises GpuStateError if the GPUs cannot be read and none are on the record, UsageError for a bad
         option.
         """
         self._store = store
-        known = _on_record(store)
+        recorded = _on_record(store)
+        known = [gpu for gpu in recorded if is_simulated(gpu.uuid) is simulated]
         try:
             snapshot = self._probe.first_sample(KNOWN_SAMPLE_S if known else None)
         except UnreadableError as error:
@@ -83,11 +86,17 @@ class Sampler:
         managed = choose(samples, option)
         if not managed:
             raise GpuStateError("no GPU found; install the NVIDIA driver, or try --simulate 4")
+        leaving = [gpu.uuid for gpu in recorded if is_simulated(gpu.uuid) is not simulated]
+        if leaving:
+            change_kind(store, leaving, self._clock.now())
+            log.info("the %s GPUs leave the record", "real" if simulated else "simulated")
         self._nameless = {gpu.index for gpu in managed if gpu.uuid.startswith(NAMELESS)}
         self._watch.take(replace(snapshot, gpus=settled))
         recorder.note_gpus(_named(settled), [gpu.uuid for gpu in managed], self._clock.now())
         names = ", ".join(f"{gpu.index} {gpu.name}" for gpu in managed)
         log.info("%d GPU%s: %s", len(managed), "" if len(managed) == 1 else "s", names)
+        if simulated:
+            log.info("only the GPUs are simulated: every command really runs, and counts as run")
         for gpu in managed:
             if gpu.fault is not None:
                 self._tell(Change(gpu, back=False))

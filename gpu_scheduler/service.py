@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 
 from gpu_scheduler import wiring
-from gpu_scheduler.checks import check_paths
+from gpu_scheduler.checks import check_paths, check_record
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.core.facts import Settings
@@ -44,6 +44,7 @@ def run(
     umask = os.umask(0o077)
     settings = settings or wiring.settings_of(options)
     home = Home.of(options.state_file, options.data_dir)
+    check_record(options, home)
     check_paths(options)
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)

@@ -51,7 +51,6 @@ def started_of(options: StartOptions, llm_config: str) -> Started:
 
 def launch_options_of(options: StartOptions, home: Home, umask: int, grace_s: float) -> LaunchOptions:
     """What every attempt has in common. umask: of the jobs; grace_s: between SIGTERM and SIGKILL."""
-    simulated = options.simulate is not None or options.gpu_probe == "simulated"
     return LaunchOptions(
         environment=dict(os.environ),
         umask=umask,
@@ -60,5 +59,5 @@ def launch_options_of(options: StartOptions, home: Home, umask: int, grace_s: fl
         cuda_ids=options.cuda_ids,
         sessions=options.screen,
         grace_s=grace_s,
-        extra={"GPU_SCHEDULER_SIM": str(home.simulation)} if simulated else {},
+        extra={"GPU_SCHEDULER_SIM": str(home.simulation)} if options.simulated else {},
     )

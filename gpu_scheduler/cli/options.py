@@ -35,7 +35,10 @@ def _start_jobs(group: argparse._ArgumentGroup) -> None:
         help="go on for new lines (default, but for a jobs file in the place of start)")  # fmt: skip
     _llm_config(group)
     option = group.add_argument
-    option("--fresh", action="store_true", help="forget all jobs first; asks on a terminal")
+    history = group.add_mutually_exclusive_group().add_argument
+    history("--fresh", action="store_true", help="forget all jobs first; asks on a terminal")
+    history("--keep-history", action="store_true",
+            help="go on with jobs recorded on simulated GPUs, or back on such GPUs")  # fmt: skip
     option("--yes", action="store_true", help="--fresh does not ask")
 
 

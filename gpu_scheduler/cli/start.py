@@ -118,6 +118,7 @@ def start_options(options: Namespace) -> StartOptions:
         poll_s=options.poll,
         verbose=options.verbose,
         fresh=options.fresh,
+        keep_history=options.keep_history,
     )
 
 

@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 
 #: How the identity of a GPU that never told its UUID begins; the rest is its index.
 NAMELESS = "unknown-"
+#: How the identity of a simulated GPU begins; the rest is its index.
+SIMULATED = "SIM-"
 #: More memory than any GPU has: 1 PiB.
 MOST_MIB = 1 << 30
+
+
+def is_simulated(uuid: str) -> bool:
+    """Whether this identity is that of a simulated GPU."""
+    return uuid.startswith(SIMULATED)
 
 
 @dataclass(frozen=True)

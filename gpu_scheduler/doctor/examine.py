@@ -48,6 +48,7 @@ def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> I
     yield from gpus.probe(asked.gpu_probe, asked.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
     yield from files.folders(home, _logs(asked.log_dir))
     yield from files.record(home)
+    yield from files.gpu_kind(home, simulated)
     yield files.state_file(home)
     yield files.jobs_file(asked.jobs_file)
     yield files.llm_config(asked.llm_config)

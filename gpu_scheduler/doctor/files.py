@@ -17,6 +17,7 @@ from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.storage import troubles
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.filesystem import is_shared, kind_of
+from gpu_scheduler.store.gpukind import recorded
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.instance import scheduler_pid
@@ -93,6 +94,13 @@ def _checked(path: Path) -> Finding:
         return bad("database", f"{path} is damaged: {said}", remedy)
     size = path.stat().st_size / 1024**2
     return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, whole")
+
+
+def gpu_kind(home: Home, simulated: bool) -> Iterator[Finding]:
+    """Whether the record has jobs of the other kind of GPUs, for which `start` is refused."""
+    found = recorded(home.database) if home.foreign() is None else None
+    if found is not None and found.is_other_than(simulated):
+        yield warn("kind of GPUs", *found.refusal(home.folder))
 
 
 def state_file(home: Home) -> Finding:

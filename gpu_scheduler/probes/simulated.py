@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.gpu import SIMULATED, GpuProcess, GpuSample
 from gpu_scheduler.probes import usage
 
 #: What a simulated GPU has unless something else is asked for, and the most GPUs that are simulated.
@@ -63,10 +63,10 @@ class SimulatedProbe:
         total = self._totals[index]
         name = f"Simulated {total // 1024} GiB" if total >= 1024 else f"Simulated {total} MiB"
         if fault is not None:
-            return GpuSample(f"SIM-{index}", index, name, None, None, None, fault=str(fault))
+            return GpuSample(f"{SIMULATED}{index}", index, name, None, None, None, fault=str(fault))
         here = [use for use in uses if index in use.gpus]
         return GpuSample(
-            uuid=f"SIM-{index}",
+            uuid=f"{SIMULATED}{index}",
             index=index,
             name=name,
             total_mib=total,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.doctor import files
 from gpu_scheduler.doctor.findings import Finding
 from gpu_scheduler.joblogs import LogFolder
@@ -47,6 +48,18 @@ def test_a_record_is_read_through(home: Home) -> None:
     found = by_check(list(files.record(home)))
     assert found["database"].grade == "ok"
     assert "whole" in found["database"].says
+
+
+def test_a_record_of_the_other_kind_of_gpus_is_a_warning_with_the_ways_on(home: Home) -> None:
+    assert list(files.gpu_kind(home, True)) == []
+    store = Store(home, create=True)
+    store.insert_job(JobSpec("command", "true", "/", command="true"), "test")
+    with store.db.transaction() as db:
+        db.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('SIM-0', 0, 'Simulated 24 GiB')")
+    assert list(files.gpu_kind(home, True)) == []
+    [told] = files.gpu_kind(home, False)
+    assert (told.grade, "1 job of a run on simulated GPUs" in told.says) == ("warn", True)
+    assert "--keep-history" in told.remedy
 
 
 def test_a_damaged_record_is_bad(home: Home) -> None:

@@ -34,7 +34,7 @@ PLAIN = [text for kind, text in FENCED.findall(TEXT) if kind == ""]
 #: First line of a block that cannot run here -> why.
 NOT_RUN = {
     "make demo": "installs packages; the test suite would run itself",
-    "python scheduler.py attach 1": "needs a terminal: test_screen.py attaches",
+    "python ../scheduler.py attach 1": "needs a terminal: test_screen.py attaches",
 }
 #: What a foreground `start` prints first once it takes commands.
 UP = "scheduler up"
@@ -57,29 +57,40 @@ class Reader:
         (tools / "python").chmod(0o755)
         world.env["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
         self.said: dict[str, str] = {}
+        self.ended_in = tools / "pwd"
 
     def type(self, block: str) -> None:
         """Run a block; a foreground `start` stays behind in the background, as in a terminal of its own."""
-        if block.startswith(f"{RUN}start") and "--drain" not in block:
-            self._start(block)
+        before, start, options = block.rpartition("scheduler.py start")
+        if not start or "--drain" in options:
+            self._run(block)
             return
+        before, _, python = before.rpartition("\n")
+        self._run(before)
+        self._start(f"{python}{start}{options}")
+
+    def _run(self, block: str) -> None:
+        """As in one shell: the next block runs in the folder in which this one ends."""
         # Logs belong to the test's folder; and what a person has time to look at is not waited for.
         text = block.replace("--drain", "--drain --log-dir logs")
         text = text.replace("--samples 900", "--samples 120").replace("--prompts 2000", "--prompts 240")
         done = subprocess.run(
-            ["bash", "-e", "-c", text], cwd=self.folder, env=self.world.env, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=60, check=False,
+            ["bash", "-e", "-c", f"{text}\npwd > {self.ended_in}"], cwd=self.folder, env=self.world.env,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{block}\nexit code {done.returncode}: {done.stdout}{done.stderr}"
-        self.said[block.splitlines()[-1]] = done.stdout
+        commands = [line for line in block.splitlines() if "scheduler.py" in line]
+        self.said[commands[-1] if commands else block] = done.stdout
+        self.folder = self.world.folder = Path(self.ended_in.read_text().strip())
 
     def _start(self, block: str) -> None:
         with open(self.world.out, "ab") as out:
+            at = out.tell()
             self.world.process = subprocess.Popen(
                 ["bash", "-c", f"exec {block.strip()} --log-dir logs"],
                 cwd=self.folder, env=self.world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
-        wait_for(lambda: UP in self.world.said(), f"{UP!r} after {block}")
+        wait_for(lambda: UP in self.world.said()[at:], f"{UP!r} after {block}")
 
 
 @pytest.fixture
@@ -109,13 +120,13 @@ def after_append(reader: Reader) -> None:
 
 
 def after_status(reader: Reader) -> None:
-    said = reader.said["python scheduler.py status"]
+    said = reader.said["python ../scheduler.py status"]
     assert re.search(r"session [0-9]+\.gpujob_0_train_1\n +log \S+/job_1_", said)
     assert expect(reader.world, j6="failed")[6]["exit_code"] == 7
 
 
 def after_retry(reader: Reader) -> None:
-    said = reader.said["python scheduler.py show 6"]
+    said = reader.said["python ../scheduler.py show 6"]
     assert "accuracy on none" in said
     asked_for = r"job 6 failed, exit code 7.*job 6: queued.*^Attempt 1.*^History"
     assert re.search(asked_for, said, re.DOTALL | re.MULTILINE)
@@ -125,7 +136,7 @@ def after_retry(reader: Reader) -> None:
 
 
 def after_pause(reader: Reader) -> None:
-    said = reader.said["python scheduler.py resume 3"]
+    said = reader.said["python ../scheduler.py resume 3"]
     assert re.search("GPU 3: paused.*needs 1 free GPU.*GPU 3 paused.*GPU 3: resumed", said, re.DOTALL)
     jobs = expect(reader.world, j1="running", j2="completed", j3="completed", j4="completed", j7="completed")
     assert len(expect(reader.world, j5="completed")[5]["gpus"]) == 2
@@ -133,26 +144,33 @@ def after_pause(reader: Reader) -> None:
 
 
 def after_stop(reader: Reader) -> None:
-    said = reader.said["python scheduler.py cancel 1"]
+    said = reader.said["python ../scheduler.py cancel 1"]
     assert re.search(
         r"has ended.*not running.*session \S+gpujob_0_train_1.*job 1: cancelled", said, re.DOTALL
     )
     assert reader.world.process is not None
     assert reader.world.process.wait(20) == 0
+    # What was cancelled while no scheduler was up is known to the next one.
+    root, reader.folder = reader.folder, reader.folder / "tour"
+    reader.type("python ../scheduler.py start --simulate 4 --screen\n")
+    expect(reader.world, j1="cancelled")
+    assert reader.world.end() == 0
+    reader.folder = reader.world.folder = root
 
 
 def after_drain(reader: Reader) -> None:
     (said,) = (said for command, said in reader.said.items() if "once.json" in command)
     assert "[job 1] the answer is 42" in said
     assert "1 of 1 jobs completed" in said.splitlines()[-1], "the output of jobs comes first"
+    # The state file of which the next block tells.
+    reader.type(f"{RUN}start --simulate 4 --screen\n")
+    assert reader.world.end() == 0
 
 
 def after_edit(reader: Reader) -> None:
     world = reader.world
     reader.type(f"{RUN}start --simulate 4 --screen\n")
     wait_for(lambda: [gpu["index"] for gpu in world.status()["gpus"] if gpu["state"] == "paused"] == [1, 3])
-    # What was cancelled while no scheduler was up is known now.
-    expect(world, j1="cancelled")
 
 
 def after_reset(reader: Reader) -> None:
@@ -164,10 +182,10 @@ def after_reset(reader: Reader) -> None:
 #: First line of a block -> what a reader sees before going on.
 THEN: dict[str, Callable[[Reader], None]] = {
     "cat >> jobs.txt <<'END'": after_append,
-    "python scheduler.py status": after_status,
-    "python scheduler.py why 6": after_retry,
-    "python scheduler.py pause 3": after_pause,
-    "python scheduler.py stop": after_stop,
+    "python ../scheduler.py status": after_status,
+    "python ../scheduler.py why 6": after_retry,
+    "python ../scheduler.py pause 3": after_pause,
+    "python ../scheduler.py stop": after_stop,
     """printf '[share=0.5] echo "the answer is 42"\\n' > once.txt""": after_drain,
     "python3 - <<'END'": after_edit,
     "python scheduler.py stop --jobs": after_reset,
@@ -206,11 +224,10 @@ def test_the_lists_above_name_blocks_that_exist_and_name_them_once() -> None:
 
 
 def commands() -> list[str]:
-    """Every `python scheduler.py …` in running text, in tables and in blocks."""
+    """Every `python scheduler.py …` in running text, in tables and in blocks, from whatever folder."""
     inline = re.findall(rf"`{re.escape(RUN)}([^`…]+)`", TEXT)
-    return inline + [
-        line.removeprefix(RUN) for block in BLOCKS for line in block.splitlines() if line.startswith(RUN)
-    ]
+    lines = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+    return inline + [line.partition("scheduler.py ")[2] for line in lines]
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))

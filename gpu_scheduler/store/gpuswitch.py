@@ -1,0 +1,46 @@
+"""A record goes on with the other kind of GPUs, simulated or real: those of the first kind leave it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from gpu_scheduler.core.gpu import is_simulated
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.store.store import Store
+
+#: The newest measurement when the record went from real GPUs to simulated ones.
+_MEASURED = "measured_on_real_gpus"
+
+
+def change_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
+    """Take the managed GPUs with these UUIDs, all of the other kind, off the record. For the one scheduler.
+
+    Of simulated GPUs nothing is kept that would hold for others: pauses, needs raised after an OOM, and what
+    was measured on them. Real ones keep their pauses, for when they come back.
+    """
+    leaving = list(uuids)
+    with store.db.transaction() as db:
+        db.executemany("UPDATE gpu SET managed = 0 WHERE uuid = ?", [(uuid,) for uuid in leaving])
+        db.execute("DELETE FROM waiting")
+        if not any(map(is_simulated, leaving)):
+            row = db.execute("SELECT coalesce(max(id), 0) FROM measured").fetchone()
+            store.db.set_meta(_MEASURED, str(row[0]))
+            return
+        db.executemany("UPDATE gpu SET paused = 0, held = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving])
+        db.executemany(
+            "UPDATE wish SET done_at = ?, answer = 'this GPU is not managed any more'"
+            " WHERE done_at IS NULL AND verb IN ('pause', 'resume') AND target = ?",
+            [(now.wall, uuid) for uuid in leaving],
+        )
+        db.execute("DELETE FROM measured WHERE id > ?", (int(store.db.meta(_MEASURED) or 0),))
+        _forget_raised(store, db)
+
+
+def _forget_raised(store: Store, db: sqlite3.Connection) -> None:
+    rows = db.execute("SELECT id, spec FROM job WHERE raised_mib IS NOT NULL").fetchall()
+    for row in rows:
+        ask = Ask.of(JobSpec.from_json(row["spec"]), learn=store.learning)
+        db.execute("UPDATE job SET raised_mib = NULL, ask = ? WHERE id = ?", (ask.key(), row["id"]))

@@ -1,0 +1,139 @@
+"""The kind of GPUs that a record was made on, and what stays when it goes on with the other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.store.gpukind import Recorded, recorded
+from gpu_scheduler.store.gpuswitch import change_kind
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+
+NOW = Clock().now()
+SIMULATED, REAL = ("SIM-0", "SIM-1"), ("GPU-a", "GPU-b")
+
+
+class Desk:
+    """A record on GPUs of one kind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(Home.of(str(folder / "state.json")), create=True)
+        self.recorder = Recorder(self.store, Settings())
+
+    def manage(self, *uuids: str) -> None:
+        samples = [GpuSample(uuid, n, "card", 24576, 0, 0.0, ()) for n, uuid in enumerate(uuids)]
+        self.recorder.note_gpus(samples, uuids, NOW)
+
+    def job(self) -> int:
+        return self.store.insert_job(JobSpec("command", "true", "/", command="true", vram=1000), "test")
+
+    def execute(self, sql: str) -> None:
+        with self.store.db.transaction() as db:
+            db.execute(sql)
+
+    def measure(self, peak: int) -> None:
+        self.execute(
+            "INSERT INTO measured (family, at, gpus, peak_mib, outcome)"
+            f" VALUES ('[]', 0, 1, {peak}, 'completed')"
+        )
+
+    def column(self, sql: str) -> list[object]:
+        return [row[0] for row in self.store.db.rows(sql)]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize(
+    ("uuids", "simulated"), [(SIMULATED, True), (REAL, False), (("MIG-x",), False), ((), None)]
+)
+def test_the_managed_gpus_tell_the_kind(desk: Desk, uuids: tuple[str, ...], simulated: bool | None) -> None:
+    desk.job()
+    desk.manage("GPU-earlier")
+    desk.manage(*uuids)
+    assert recorded(desk.store.home.database) == Recorded(simulated, 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "simulated", "other"),
+    [
+        (Recorded(True, 2), False, True),
+        (Recorded(False, 2), True, True),
+        (Recorded(True, 2), True, False),
+        (Recorded(False, 2), False, False),
+        (Recorded(True, 0), False, False),
+        (Recorded(None, 2), True, False),
+    ],
+)
+def test_only_jobs_of_the_other_kind_are_in_the_way(found: Recorded, simulated: bool, other: bool) -> None:
+    assert found.is_other_than(simulated) is other
+
+
+def test_a_record_that_is_absent_or_broken_has_no_kind(tmp_path: Path) -> None:
+    assert recorded(tmp_path / "none.db") is None
+    (tmp_path / "broken.db").write_bytes(b"no database, but long enough to be looked into" * 40)
+    assert recorded(tmp_path / "broken.db") is None
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_record_of_an_earlier_version_is_read_and_not_brought_up_to_date(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    from gpu_scheduler.store import database
+
+    first = (Path(database.__file__).with_name("migrations") / "0001_initial.sql").read_text()
+    with closing(sqlite3.connect(tmp_path / "old.db")) as db:
+        db.executescript(f"{first}; PRAGMA user_version = 1;")
+        db.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('SIM-0', 0, 'Simulated 24 GiB')")
+        db.commit()
+    before = (tmp_path / "old.db").read_bytes()
+    assert recorded(tmp_path / "old.db") == Recorded(True, 0)
+    assert (tmp_path / "old.db").read_bytes() == before
+
+
+def test_simulated_gpus_leave_nothing_behind_that_would_hold_for_real_ones(desk: Desk) -> None:
+    desk.manage(*SIMULATED)
+    job = desk.job()
+    raised = Ask.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
+    desk.execute(f"UPDATE job SET raised_mib = 70000, ask = '{raised}'")
+    desk.execute("UPDATE gpu SET paused = 1, held = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
+    desk.execute("INSERT INTO waiting VALUES ('x', 'room for it', 0)")
+    desk.store.wish("pause", "SIM-1")
+    desk.measure(5000)
+    change_kind(desk.store, SIMULATED, NOW)
+    assert desk.store.gpus() == []
+    assert desk.column("SELECT paused FROM gpu") == [0, 0]
+    assert desk.column("SELECT held FROM gpu") == ["[]", "[]"]
+    assert desk.column("SELECT reason FROM waiting") == []
+    assert desk.store.open_wishes() == []
+    assert desk.column("SELECT peak_mib FROM measured") == []
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row["raised_mib"], Ask.from_key(row["ask"]).vram) == (None, 1000)
+
+
+def test_real_gpus_come_back_as_they_were_and_the_simulation_in_between_is_gone(desk: Desk) -> None:
+    desk.manage(*REAL)
+    desk.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-a'")
+    desk.measure(4000)
+    change_kind(desk.store, REAL, NOW)
+    desk.manage(*SIMULATED)
+    desk.measure(9000)
+    change_kind(desk.store, SIMULATED, NOW)
+    desk.manage(*REAL)
+    assert [(row["uuid"], row["paused"]) for row in desk.store.gpus()] == [("GPU-a", 1), ("GPU-b", 0)]
+    assert desk.column("SELECT peak_mib FROM measured") == [4000]
