@@ -56,7 +56,13 @@ def test_what_the_words_above_say_is_nowhere_the_default() -> None:
         "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
     )  # fmt: skip
     same = [name for name, value in vars(StartOptions()).items() if getattr(said, name) == value]
-    assert same == []
+    assert same == ["keep_history"]  # which --fresh excludes
+
+
+def test_history_is_kept_or_forgotten() -> None:
+    assert start_options(parse(["start", "--keep-history"])) == StartOptions(keep_history=True)
+    with pytest.raises(UsageError, match="not allowed with"):
+        parse(["start", "--keep-history", "--fresh"])
 
 
 @pytest.mark.parametrize("option", ["margin", "idle-threshold"])
