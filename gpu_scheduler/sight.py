@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain import is_failure
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
-from gpu_scheduler.runner.protocol import observe
+from gpu_scheduler.runner.protocol import observe, tokens_alive
 from gpu_scheduler.store.attempts import attempt_fact
 from gpu_scheduler.store.store import Store
 
@@ -31,6 +33,28 @@ def look_at(store: Store, row: sqlite3.Row) -> Attempt:
 
         evidence = evidence_of(store, row, seen)
     return attempt_fact(row, seen, evidence)
+
+
+def over(store: Store) -> frozenset[int]:
+    """The attempts that hold GPUs on the record and of which no process is left; for use while no scheduler
+    is up. A runner that has published its result is about to end, and counts as none."""
+    rows = [row for row in store.unsettled() if row["released_boot"] is None]
+    boot_id = Clock().boot_id
+    tokens = [row["token"] for row in rows if row["boot_id"] == boot_id]
+    alive = tokens_alive(tokens) if tokens else {}
+    return frozenset(row["id"] for row in rows if not _processes(store, row, alive))
+
+
+def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[int]]) -> set[int]:
+    pids = set(alive.get(row["token"], ()))
+    if pids and not row["outcome"]:
+        try:
+            seen = sight(store.home.attempt(row["job_id"], row["number"], row["token"]), row["token"])
+        except OSError:
+            return pids
+        if seen.result is not None and seen.pid is not None:
+            pids.discard(seen.pid)
+    return pids
 
 
 def sight(folder: Path, token: str) -> Sighting:

@@ -1,6 +1,7 @@
-"""Ending jobs while no scheduler is up: `stop` in the attempt's folder, and a sweep where no runner is left.
+"""What commands do while no scheduler is up: end jobs, and bring the state file up to date.
 
-The wish that is recorded beside it lets the next scheduler know them as cancelled.
+A job is ended by `stop` in its attempt's folder, and by a sweep where no runner is left. The wish that is
+recorded beside it lets the next scheduler know it as cancelled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import request_stop, sweep
-from gpu_scheduler.sight import look_at, sight
+from gpu_scheduler.sight import look_at, over, sight
+from gpu_scheduler.store import statefile
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.jobs import Context, shown
 from gpu_scheduler.views.words import outcome_words
@@ -60,6 +62,45 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, s
             ) from None
     end = time.monotonic() + grace_s + LATE_S
     return {row["job_id"]: _over(store, row, grace_s, end) for row in attempts}
+
+
+def refresh_state_file(store: Store) -> list[float] | None:
+    """Write into the state file which shares are given away now, where jobs have ended since the last
+    scheduler wrote it. The record of the jobs stays as it is: the next scheduler finds their ends in their
+    folders.
+
+    Returns the new shares; None: nothing was to be changed, or the file is not ours to write (a scheduler is
+    up, it was deleted, it is broken, the older scheduler wrote it last).
+    """
+    from gpu_scheduler.clock import Clock
+    from gpu_scheduler.intake.statewatch import StateWatch
+    from gpu_scheduler.store.instance import InstanceLock
+
+    path = store.home.state_file
+    # One that starts meanwhile is refused for this moment, rather than writing beside us.
+    lock = InstanceLock(store.home.lock)
+    try:
+        before = _shares(path) if lock.acquire() else None
+        if before is None:
+            return None
+        now = Clock().now().boot
+        watch = StateWatch(store, over(store))
+        watch.begin(now)
+        watch.write(now, at_once=True)
+        after = _shares(path)
+        return after if after != before else None
+    finally:
+        lock.release()
+
+
+def _shares(path: Path) -> list[float] | None:
+    """What a state file of ours says is given away; None for any other file."""
+    try:
+        state = statefile.parse(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    shares = state.get("gpu_status")
+    return shares if isinstance(shares, list) and not statefile.is_older(state) else None
 
 
 def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:

@@ -20,15 +20,19 @@ def stop(options: Namespace) -> int:
     with opened(options) as store:
         pid = pid_of(store)
         running = _running(store)
-        if pid is None and not (running and options.jobs):
-            print(f"no scheduler is running on {store.home.state_file}")
-            return 0
+        code = 0
         if pid is not None:
             _end_scheduler(store, pid, options)
-        if not options.jobs:
+        elif not (running and options.jobs):
+            print(f"no scheduler is running on {store.home.state_file}")
+        if options.jobs:
+            code = _end_jobs(store, running, options.grace)
+        else:
             _tell_running(running)
-            return 0
-        return _end_jobs(store, running, options.grace)
+        shares = offline.refresh_state_file(store)
+        if shares is not None:
+            print(f"{store.home.state_file.name} is brought up to date: gpu_status {shares}")
+        return code
 
 
 def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from gpu_scheduler.core.states import ACTIVE, JobState
@@ -106,19 +106,25 @@ def resume_all(store: Store) -> None:
                 store.wish("resume", uuid, "state file removed", reason="because the state file was removed")
 
 
-def summary(store: Store) -> tuple[list[float], list[int], dict[str, object]]:
-    """What the state file shows: allocated share by index, paused GPUs, jobs by state."""
+def summary(store: Store, over: Collection[int] = ()) -> tuple[list[float], list[int], dict[str, object]]:
+    """What the state file shows: allocated share by index, paused GPUs, jobs by state. over: attempts that
+    have ended, which is not recorded yet; what became of their jobs is left out."""
     rows = store.gpus()
     # Commands that only pause or show pay for none of it.
     from gpu_scheduler.store.attempts import booked_shares
 
-    shares = booked_shares(store)
+    shares = booked_shares(store, over)
     listed = [0.0] * (max((row["idx"] for row in rows), default=-1) + 1)
     for row in rows:
         listed[row["idx"]] = shares[row["uuid"]] / 1000
+    counts = dict(store.counts())
+    ended = {row["job_id"] for row in store.unsettled() if row["id"] in over and row["outcome"] is None}
+    running = {row["id"]: row["state"] for row in store.open_jobs(tuple(ACTIVE))}
+    for job_id in ended & running.keys():
+        counts[running.pop(job_id)] -= 1
     jobs: dict[str, object] = {
-        state: count for state, count in sorted(store.counts().items()) if state != JobState.FINISHED
+        state: count for state, count in sorted(counts.items()) if count and state != JobState.FINISHED
     }
-    jobs["running_ids"] = sorted(row["id"] for row in store.open_jobs(tuple(ACTIVE)))
+    jobs["running_ids"] = sorted(running)
     wished = wished_pauses(store)
     return listed, [row["idx"] for row in rows if wished[row["uuid"]]], jobs

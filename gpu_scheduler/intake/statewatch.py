@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,14 @@ WRITE_EVERY_S = 1.0
 
 
 class StateWatch:
-    """Examines each version of the file once; writes it when what it says changes. Times: boot seconds."""
+    """Examines each version of the file once; writes it when what it says changes. Times: boot seconds.
 
-    def __init__(self, store: Store) -> None:
+    over: attempts that have ended, where no scheduler records it.
+    """
+
+    def __init__(self, store: Store, over: Collection[int] = ()) -> None:
         self._store = store
+        self._over = over
         self._path: Path = store.home.state_file
         self._seen: os.stat_result | None = None
         self._broken_since: tuple[str, float] | None = None
@@ -76,7 +80,7 @@ class StateWatch:
         self.again_at = self._broken_since[1] + BROKEN_S if self._broken_since else None
         if self._broken_since is not None:
             return
-        shown = summary(self._store)
+        shown = summary(self._store, self._over)
         if shown == self._shown and self.is_as_seen():
             return
         if now < self._written_at + WRITE_EVERY_S and not at_once:
@@ -95,7 +99,7 @@ class StateWatch:
                 self._exchange(content, there)
             self._left = {}
             self._keep({})
-            self._shown, self._problem = summary(self._store), None
+            self._shown, self._problem = summary(self._store, self._over), None
         except ValueError:
             self.look(now)
         except OSError as error:
@@ -118,7 +122,7 @@ class StateWatch:
 
     def _rendered(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
         keys = {**(statefile.parse(old) if old else {}), **edit}
-        return statefile.render(keys, *summary(self._store))
+        return statefile.render(keys, *summary(self._store, self._over))
 
     def _exchange(self, content: bytes, there: bytes = b"") -> None:
         """Put `content` in the place of `there`. Of an edit that took that place meanwhile the pauses are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Collection
 
 from gpu_scheduler.core.facts import Attempt, Cancel
 from gpu_scheduler.core.ledger import Booking, share_of
@@ -14,14 +15,17 @@ from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 
 
-def booked_shares(store: Store) -> dict[str, int]:
-    """UUID -> thousandths booked by attempts that still hold the GPU; 0 for one that is free."""
+def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
+    """UUID -> thousandths booked by attempts that still hold the GPU; 0 for one that is free. over: attempts
+    that have ended, which is not recorded yet."""
     spike = started_with(store).limits.spike
     totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
     shares = dict.fromkeys(totals, 0)
     for attempt in store.db.rows(
-        "SELECT gpus, share, vram, whole, peaks FROM attempt WHERE settled = 0 AND released_boot IS NULL"
+        "SELECT id, gpus, share, vram, whole, peaks FROM attempt WHERE settled = 0 AND released_boot IS NULL"
     ):
+        if attempt["id"] in over:
+            continue
         for uuid in json.loads(attempt["gpus"]):
             share = share_of(Booking.of_row(attempt, uuid), totals.get(uuid), spike)
             shares[uuid] = shares.get(uuid, 0) + share

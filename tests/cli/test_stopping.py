@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from typing import Any
 
 import pytest
 
 from gpu_scheduler.cli import stopping
-from gpu_scheduler.runner.protocol import tokens_alive
+from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.runner.protocol import observe, sweep, tokens_alive
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
 from tests.cli.desk import Desk
@@ -53,6 +56,75 @@ def test_a_scheduler_that_dies_meanwhile_leaves_no_wish(desk: Desk, monkeypatch:
         monkeypatch.setattr(Home, "ring", lambda home: os.kill(pid, signal.SIGKILL))
         assert desk.run("stop")[0] == 0
     assert desk.wishes() == []
+
+
+def state_of(desk: Desk) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(desk.home.state_file.read_text())
+    return state
+
+
+def with_state_file(desk: Desk) -> None:
+    """As the scheduler leaves the file when it ends."""
+    StateWatch(desk.store).write(0.0, at_once=True)
+
+
+def test_stop_with_none_up_gives_back_the_shares_of_jobs_that_ended_meanwhile(desk: Desk) -> None:
+    ends, stays = desk.run_job("while [ ! -e go ]; do sleep 0.01; done"), desk.run_job(LONG)
+    file = desk.home.state_file
+    file.write_text('{"screen_sessions": ["kept"], "gpu_status": [], "paused_gpus": [], "_scheduler": {}}')
+    desk.run("pause", "1")
+    with_state_file(desk)
+    assert state_of(desk)["gpu_status"] == [1.0, 0.0]
+    assert state_of(desk)["jobs"] == {"running": 2, "running_ids": [ends, stays]}
+    (desk.path / "go").touch()
+    [row] = desk.store.attempts(ends)
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    assert desk.run("stop") == (
+        0,
+        f"no scheduler is running on {file}\nrunning jobs go on: job {stays}; `cancel JOB` ends one, a new"
+        f" start goes on with them\n{file.name} is brought up to date: gpu_status [0.5, 0.0]\n",
+        "",
+    )
+    state = state_of(desk)
+    assert (state["gpu_status"], state["paused_gpus"]) == ([0.5, 0.0], [1])
+    assert state["jobs"] == {"running": 1, "running_ids": [stays]}
+    assert state["screen_sessions"] == ["kept"]
+    assert desk.state(ends) == "running", "the next scheduler records its end"
+    assert desk.run("stop", "--jobs") == (
+        0, f"job {stays}: cancelled\n{file.name} is brought up to date: gpu_status [0.0, 0.0]\n", ""
+    )  # fmt: skip
+    assert desk.run("stop") == (0, f"no scheduler is running on {file}\n", "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "{", '{"gpu_status": [1.0, 1.0], "paused_gpus": []}'],
+    ids=["deleted", "broken", "older's"],
+)
+def test_stop_leaves_a_state_file_alone_that_is_not_its_own(desk: Desk, content: str | None) -> None:
+    assert desk.store
+    with_state_file(desk)
+    desk.home.state_file.unlink()
+    if content is not None:
+        desk.home.state_file.write_text(content)
+    assert desk.run("stop") == (0, f"no scheduler is running on {desk.home.state_file}\n", "")
+    now = desk.home.state_file.read_text() if desk.home.state_file.exists() else None
+    assert now == content
+
+
+def test_a_job_whose_runner_was_killed_keeps_its_share_while_its_command_runs(desk: Desk) -> None:
+    job = desk.run_job(f"echo $$ > pid; {LONG}")
+    with_state_file(desk)
+    [row] = desk.store.attempts(job)
+    runner = observe(desk.folder(row), row["token"]).pid
+    assert runner
+    os.kill(runner, signal.SIGKILL)
+    wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
+    desk.run("stop")
+    assert state_of(desk)["gpu_status"] == [0.5, 0.0]
+    assert not sweep(row["token"], 0.0)
+    desk.run("stop")
+    assert state_of(desk)["gpu_status"] == [0.0, 0.0]
 
 
 def test_jobs_are_cancelled_with_it_and_known_as_cancelled(desk: Desk) -> None:
