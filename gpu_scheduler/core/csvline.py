@@ -168,8 +168,10 @@ def _check_commas(fields: _Fields) -> None:
 
 
 def _commas(fields: _Fields, reason: str, known_gpus: frozenset[int] | None) -> ValueError:
-    """The mistake of a line whose commas may belong to its arguments, up to the last piece that is no GPU. The
-    line with quotes around them is told if it is a good one."""
+    """The mistake of a line whose commas may belong to its arguments, up to the last piece that is no GPU.
+
+    The line with quotes around them is told if it is a good one.
+    """
     pieces = fields.whole.split(",")
     words = [index for index, piece in enumerate(pieces) if not re.fullmatch(r"[0-9 \t-]*", piece)]
     if fields.arguments_quoted or fields.rest_quoted or not words or words[-1] == 0:
