@@ -18,6 +18,8 @@ from pathlib import Path
 from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.events import Told
+from gpu_scheduler.views.terminal import Terminal, of_event, of_message
 from gpu_scheduler.views.words import visible
 
 #: Lines that may wait for the terminal.
@@ -28,6 +30,8 @@ _AT_A_TIME, _LONGEST = 1 << 20, 4096
 _AT_END = 16
 #: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
 _HEADER_LINES = 4
+#: A line of the main log, and of what a pipe gets.
+_FULL = "%(asctime)s %(levelname)-7s {}%(message)s"
 
 
 class Console:
@@ -35,6 +39,7 @@ class Console:
 
     def __init__(self) -> None:
         self.lines: queue.Queue[str | None] = queue.Queue(_WAITING)
+        self.on_terminal = sys.stdout.isatty()
         self._tails: dict[int, _Tail] = {}
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -56,7 +61,9 @@ class Console:
         if row is None or row["log"] is None or _is_thrown_away():
             return
         with self._lock:
-            self._tails[attempt_id] = _Tail(row["job_id"], row["number"], Path(row["log"]))
+            self._tails[attempt_id] = _Tail(
+                row["job_id"], row["number"], Path(row["log"]), with_end=not self.on_terminal
+            )
             if self._follower is None:
                 self._follower = threading.Thread(target=self._follow, name="job output", daemon=True)
                 self._follower.start()
@@ -131,9 +138,12 @@ def _is_thrown_away() -> bool:
 
 
 class _Tail:
-    """The lines that a log has gained since the last look; of a progress bar at most one a second."""
+    """The lines that a log has gained since the last look; of a progress bar at most one a second.
 
-    def __init__(self, job_id: int, number: int, path: Path) -> None:
+    with_end: the runner's line at the end of the log is one of them.
+    """
+
+    def __init__(self, job_id: int, number: int, path: Path, *, with_end: bool) -> None:
         self.attempt = (job_id, number)
         self._prefix = f"[job {job_id}] "
         self._path = path
@@ -141,6 +151,8 @@ class _Tail:
         self._frames = Frames(every_s=1.0)
         self._header_left = _HEADER_LINES
         self._is_begun = False  # the last line was cut, and goes on
+        self._with_end = with_end
+        self._kept: list[str] = []
         self.ended = False
         self.over = False
 
@@ -153,11 +165,15 @@ class _Tail:
                 data = file.read(_AT_A_TIME)
         except OSError:
             self.over = True
-            return []
+            return self._kept
         self._at += len(data)
         self.over = ended and len(data) < _AT_A_TIME
         text = self._frames.take(data, time.monotonic())
-        return list(self._lines(text + self._frames.rest() if self.over else text))
+        lines = [*self._kept, *self._lines(text + self._frames.rest() if self.over else text)]
+        # The runner's own last line says what the line about the job's end says, too.
+        end = lines[-1:] if lines and lines[-1].startswith(f"{self._prefix}--- ") else []
+        self._kept = end if not self.over else []
+        return lines if self.over and self._with_end else lines[: len(lines) - len(end)]
 
     def _lines(self, text: bytes) -> Iterator[str]:
         *lines, rest = text.split(b"\n")
@@ -196,6 +212,25 @@ class _Visible(logging.Formatter):
         return visible(super().format(record), lines=True)
 
 
+class _OnTerminal(logging.Formatter):
+    """Lines for the terminal that stdout is, as wide as it is now."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        terminal = _terminal()
+        if isinstance(told := getattr(record, "told", None), Told):
+            return of_event(record.__dict__["event"], told, record.created, terminal)
+        return of_message(record.levelno, super().format(record), record.created, terminal)
+
+
+def _terminal() -> Terminal:
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return Terminal(columns or 80, not plain, sys.stdout.encoding or "ascii")
+
+
 def begin_logging(path: Path, console: Console, mark: str = "") -> None:
     """Send the package's log lines of level info and above to the console and to the main log.
 
@@ -207,7 +242,8 @@ def begin_logging(path: Path, console: Console, mark: str = "") -> None:
         old.close()
     root.setLevel(logging.INFO)
     root.propagate = False
-    handlers: list[tuple[logging.Handler, str]] = [(_Lines(console), ""), (MainLog(path, console.put), mark)]
-    for handler, start in handlers:
-        handler.setFormatter(_Visible(f"%(asctime)s %(levelname)-7s {start}%(message)s"))
+    lines, main_log = _Lines(console), MainLog(path, console.put)
+    lines.setFormatter(_OnTerminal() if console.on_terminal else _Visible(_FULL.format("")))
+    main_log.setFormatter(_Visible(_FULL.format(mark)))
+    for handler in (lines, main_log):
         root.addHandler(handler)

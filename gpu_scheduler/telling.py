@@ -24,7 +24,7 @@ from gpu_scheduler.journal import NAME, Journal
 from gpu_scheduler.storage import FAILURES
 from gpu_scheduler.store import events
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.events import line
+from gpu_scheduler.views.events import told
 from gpu_scheduler.views.words import share_words
 
 log = logging.getLogger(__name__)
@@ -126,8 +126,8 @@ class Telling:
         for event, dispatched in zip(new, self._run.numbers(new), strict=True):
             if "attempt" in event.data and "outcome" in event.data:
                 self._ended(event.job_id, event.data["attempt"])
-            level, text = line(event, self._tolerance, dispatched)
-            log.log(level, "%s", text)
+            one = told(event, self._tolerance, dispatched)
+            log.log(one.level, "%s", one.line, extra={"event": event, "told": one})
         self._logged = newest
 
     def _tell_use(self, action: NoteUse) -> None:

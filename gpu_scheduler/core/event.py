@@ -12,7 +12,7 @@ class Event:
     """id: grows from event to event; at: wall seconds; kind: a state that a job came to, or what else
     happened; job_id: 0 = it is about no job; data: what is known of it (docs/json.md).
 
-    command: the job's line; new: the job came in with this event.
+    command: the job's line; name, spec: its own, the spec as JSON; new: the job came in with this event.
     """
 
     id: int
@@ -22,4 +22,6 @@ class Event:
     reason: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
+    name: str | None = None
+    spec: str = "{}"
     new: bool = False

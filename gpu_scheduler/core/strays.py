@@ -27,11 +27,11 @@ def strays(facts: Facts) -> list[NoteStray]:
     return list(notes.values())
 
 
-def stray_words(job_id: int, given: Sequence[int], used: int, pid: int) -> str:
-    """One sentence for the user. given and used: indices of GPUs."""
+def stray_words(given: Sequence[int], used: int, pid: int) -> str:
+    """What follows the job's number in a sentence for the user. given and used: indices of GPUs."""
     own = f"GPU{'' if len(given) == 1 else 's'} {','.join(map(str, given))}"
     return (
-        f"job {job_id} was given {own} and uses GPU {used} (process {pid}): it probably sets"
+        f"was given {own} and uses GPU {used} (process {pid}): it probably sets"
         " CUDA_VISIBLE_DEVICES itself, which is the scheduler's to do; if it must run there, say so with"
         f" [allowed={used}]"
     )

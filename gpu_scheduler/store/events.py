@@ -10,7 +10,7 @@ from gpu_scheduler.store.store import Store
 
 _EVENTS = (
     "SELECT history.rowid AS id, history.job_id, history.at, history.state, history.reason, history.data,"
-    " job.text, history.job_id <> 0 AND NOT EXISTS (SELECT 1 FROM history AS earlier"
+    " job.text, job.name, job.spec, history.job_id <> 0 AND NOT EXISTS (SELECT 1 FROM history AS earlier"
     " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
     " FROM history LEFT JOIN job ON job.id = history.job_id"
 )
@@ -91,7 +91,8 @@ def _event(store: Store, row: sqlite3.Row) -> Event:
         data |= _outcome(store, row["job_id"], row["id"])
     return Event(
         id=row["id"], at=row["at"], kind=row["state"], job_id=row["job_id"], reason=row["reason"],
-        data=data, command=row["text"] or "", new=bool(row["new"]),
+        data=data, command=row["text"] or "", name=row["name"], spec=row["spec"] or "{}",
+        new=bool(row["new"]),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpu_scheduler.core.event import Event
@@ -34,13 +35,28 @@ _GOOD = ("completed", "cancelled", "ended")
 _DETAIL, _NEWS, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 
 
+@dataclass(frozen=True)
+class Told:
+    """One line about an event. subject: "job 3", "" for an event of no job; more: what only the log says."""
+
+    level: int
+    text: str
+    more: str = ""
+    subject: str = ""
+
+    @property
+    def line(self) -> str:
+        """All of it, printable."""
+        return visible(f"{self.subject} {self.text}{self.more}".lstrip())
+
+
 def line(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> tuple[int, str]:
     """The level and the one line of an event; DEBUG where the main log says it otherwise, or not at all.
 
     dispatched: (jobs of this run that were started or are over, jobs of this run), where that is known.
     """
-    level, text = _told(event, tolerance, dispatched)
-    return level, visible(text)
+    one = told(event, tolerance, dispatched)
+    return one.level, one.line
 
 
 def dated(event: Event, tolerance: float = 0.10) -> str:
@@ -83,54 +99,60 @@ def about(event: Event) -> str | None:
     return event.reason
 
 
-def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) -> tuple[int, str]:
-    kind, data, job = event.kind, event.data, event.job_id
-    attempt = f"attempt {data.get('attempt', '?')} of job {job}"
+def told(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> Told:
+    """The same line in its parts."""
+    subject = f"job {event.job_id}" if event.job_id else ""
+    return replace(_told(event, tolerance, dispatched), subject=subject)
+
+
+def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) -> Told:
+    kind, data = event.kind, event.data
+    attempt = f"attempt {data.get('attempt', '?')}"
     if kind == "starting":
-        return _NEWS, _starts(event, dispatched)
+        return _starts(event, dispatched)
     if "outcome" in data and "attempt" in data:
         return _ended(event, tolerance)
     if kind == "exceeded":
-        return _WARNING, f"{_exceeds(event)}; neighbors may OOM"
+        return Told(_WARNING, f"{_exceeds(event)}; neighbors may OOM")
     if kind == "stray":
-        return _WARNING, stray_words(job, data["given"], data["gpu"], data["pid"])
+        return Told(_WARNING, stray_words(data["given"], data["gpu"], data["pid"]))
     if kind == "relaunched":
-        return _WARNING, f"{attempt} was claimed by no runner in time; launched again"
+        return Told(_WARNING, f"is launched again: no runner claimed {attempt} in time")
     if kind == "runner lost":
-        return _WARNING, f"the runner of {attempt} is gone without a result"
+        return Told(_WARNING, f"has lost the runner of {attempt}, which left no result")
     if kind == "runner killed":
-        return _WARNING, f"the runner of {attempt} did not end in time and is killed"
+        return Told(_WARNING, f"did not end in time: the runner of {attempt} is killed")
     if kind == "infeasible":
-        return _WARNING, f"job {job} waits, {event.reason}"
+        return Told(_WARNING, f"waits, {event.reason}")
     if kind in ("paused", "resumed"):
         how = f" {event.reason}" if event.reason else ""
-        return _NEWS, f"GPU {', '.join(map(str, data['gpus']))} {kind}{how}"
+        return Told(_NEWS, f"GPU {', '.join(map(str, data['gpus']))} {kind}{how}")
     if kind == "stopping":
-        return _NEWS, f"job {job} is being stopped"
+        return Told(_NEWS, "is being stopped")
     return _changed(event)
 
 
-def _changed(event: Event) -> tuple[int, str]:
+def _changed(event: Event) -> Told:
     """A job that came to a state without an attempt of it having ended, or an event of no job."""
     state = str(event.data.get("outcome", event.kind)).replace("_", " ")
     if not event.job_id:
-        return _DETAIL, event.reason or state
+        return Told(_DETAIL, event.reason or state)
     if event.new:
         why = f" ({event.reason})" if event.reason else ""
-        return _DETAIL, f"job {event.job_id} {state}: {event.command}{why}"
+        return Told(_DETAIL, f"{state}: {event.command}{why}")
     why = f": {event.reason}" if event.reason else ""
-    return _DETAIL if state == "running" else _NEWS, f"job {event.job_id} {state}{why}"
+    return Told(_DETAIL if state == "running" else _NEWS, f"{state}{why}")
 
 
-def _starts(event: Event, dispatched: tuple[int, int] | None) -> str:
+def _starts(event: Event, dispatched: tuple[int, int] | None) -> Told:
     data = event.data
     if not data:  # of an earlier version, which did not say where
-        return f"job {event.job_id} starts — {event.command}"
+        return Told(_NEWS, "starts", f" — {event.command}")
     words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
     words.append(_declared(data["share"], data["vram"], data["whole"], _kind(event)))
     if data["attempt"] > 1:
         words.append(f"attempt {data['attempt']}")
-    return f"job {event.job_id} starts on gpu {data['gpus']} ({', '.join(words)}) — {event.command}"
+    return Told(_NEWS, f"starts on gpu {data['gpus']} ({', '.join(words)})", f" — {event.command}")
 
 
 def _kind(event: Event) -> str:
@@ -151,7 +173,7 @@ def _declared(share: int, vram: int | None, whole: bool, kind: str) -> str:
 def _exceeds(event: Event) -> str:
     """The warning without its consequence. A share is named with the memory that it comes to."""
     data = event.data
-    head = f"job {event.job_id} EXCEEDS declared"
+    head = "EXCEEDS declared"
     if data.get("share") is None:
         return f"{head} VRAM on {_exceeded(event)}"
     share = share_words(data["share"], data["declared"])
@@ -170,17 +192,17 @@ def _above(event: Event) -> str:
     return f"+{round(100 * (seen - declared) / declared)}%"
 
 
-def _ended(event: Event, tolerance: float) -> tuple[int, str]:
+def _ended(event: Event, tolerance: float) -> Told:
     """The line of an attempt that has ended: its job has finished, waits once more, or is held."""
     data = event.data
     outcome, seconds, log = data["outcome"], data["seconds"], data["log"]
     began = outcome != "not_started" and seconds is not None
     after = f" in {took(seconds)}" if began else ""
     if event.kind == "finished":
-        head = f"job {event.job_id} finished [{MARKS.get(outcome, outcome.upper())}]{after}"
+        head = f"finished [{MARKS.get(outcome, outcome.upper())}]{after}"
     else:
         then = "queued again" if event.kind == "queued" else event.kind
-        head = f"job {event.job_id} {outcome.replace('_', ' ')}{after}, {then}"
+        head = f"{outcome.replace('_', ' ')}{after}, {then}"
     parts = [event.reason] if event.reason else []
     parts += _use(event, tolerance) if outcome != "not_started" else []
     if data["survivors"]:
@@ -188,7 +210,7 @@ def _ended(event: Event, tolerance: float) -> tuple[int, str]:
     good = outcome in _GOOD
     where = f" (log: {log})" if log and not good else ""
     text = " — ".join([head, " | ".join(parts)]) if parts else head
-    return _NEWS if good and not data["survivors"] else _WARNING, text + where
+    return Told(_NEWS if good and not data["survivors"] else _WARNING, text, where)
 
 
 def _use(event: Event, tolerance: float) -> Iterator[str]:

@@ -94,7 +94,8 @@ def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
         from gpu_scheduler.core.strays import stray_words
 
         given = indices_of(attempt, indices)
-        told += [stray_words(attempt["job_id"], given, indices.get(uuid, -1), pid) for uuid, pid in strays]
+        job = f"job {attempt['job_id']}"
+        told += [f"{job} {stray_words(given, indices.get(uuid, -1), pid)}" for uuid, pid in strays]
     return tuple(told)
 
 

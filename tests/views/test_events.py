@@ -187,15 +187,15 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
         ),
         (
             Event(9, 0.0, "relaunched", 3, None, {"attempt": 2}),
-            (WARNING, "attempt 2 of job 3 was claimed by no runner in time; launched again"),
+            (WARNING, "job 3 is launched again: no runner claimed attempt 2 in time"),
         ),
         (
             Event(9, 0.0, "runner lost", 3, None, {"attempt": 2}),
-            (WARNING, "the runner of attempt 2 of job 3 is gone without a result"),
+            (WARNING, "job 3 has lost the runner of attempt 2, which left no result"),
         ),
         (
             Event(9, 0.0, "runner killed", 3, None, {"attempt": 2}),
-            (WARNING, "the runner of attempt 2 of job 3 did not end in time and is killed"),
+            (WARNING, "job 3 did not end in time: the runner of attempt 2 is killed"),
         ),
         (
             Event(9, 0.0, "infeasible", 3, "infeasible: needs 9 idle GPUs, 2 managed"),

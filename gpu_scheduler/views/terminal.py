@@ -1,0 +1,130 @@
+"""Lines that `start` prints on a terminal: the time, a mark, the job with what it is called, and the message.
+
+The log file has the same messages in full, with date and level.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import posixpath
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from gpu_scheduler.core.event import Event
+from gpu_scheduler.core.states import WAITING, JobState
+from gpu_scheduler.views.board import AGAIN_MARK, BAD_MARK, GOOD_MARK, RUNNING_MARK, WAITING_MARK
+from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, of_outcome, painted
+from gpu_scheduler.views.events import Told
+from gpu_scheduler.views.widths import cut, cut_in_the_middle
+from gpu_scheduler.views.words import visible
+
+WARNING_MARK, NO_MARK = "!", " "
+#: What stands for our own characters where the terminal's encoding lacks some of them.
+_ASCII = str.maketrans(
+    {
+        RUNNING_MARK: ">", WAITING_MARK: ".", AGAIN_MARK: "~", GOOD_MARK: "+", BAD_MARK: "x",
+        "…": "...", "—": "-", "→": "->", "±": "+-",
+    }
+)  # fmt: skip
+#: Rows that a message about a job may take up, and columns in front of each of its lines.
+_ROWS, _INDENT = 3, 12
+#: Columns of what a job is called: at least, and where the message takes up more than a row anyway.
+_LEAST_TITLE, _TITLE = 12, 24
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What is printed on. encoding: of its characters."""
+
+    columns: int = 80
+    colours: bool = False
+    encoding: str = "utf-8"
+
+    @property
+    def room(self) -> int:
+        """Columns beside the time and the mark."""
+        return max(20, self.columns - _INDENT)
+
+    def can(self, text: str) -> bool:
+        """Whether it has all these characters."""
+        try:
+            text.encode(self.encoding)
+        except (UnicodeError, LookupError):
+            return False
+        return True
+
+
+def of_event(event: Event, told: Told, at: float, terminal: Terminal) -> str:
+    """The lines of an event. at: wall seconds."""
+    mark, colour = _mark(event, told.level)
+    text = visible(told.text)
+    subject = _subject(event, told, terminal.room - len(text)) if told.subject else ""
+    rows = _rows(subject + text, terminal)
+    if len(rows) > _ROWS:
+        rows[_ROWS - 1 :] = [cut(" ".join(rows[_ROWS - 1 :]), terminal.room)]
+    end = len(subject) or len(rows[0])
+    return _printed(at, mark, colour, [rows[0][:end], rows[0][end:]], rows[1:], terminal)
+
+
+def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
+    """The lines of a message that is about no event; none of it is cut, since it may hold paths."""
+    mark, colour = NO_MARK, ""
+    if level >= logging.WARNING:
+        mark, colour = WARNING_MARK, RED if level >= logging.ERROR else YELLOW
+    rows = [row for line in visible(text, lines=True).split("\n") for row in _rows(line, terminal)]
+    return _printed(at, mark, colour, [rows[0], ""], rows[1:], terminal)
+
+
+def _subject(event: Event, told: Told, room: int) -> str:
+    """The job and what it is called, in so many columns if that is enough for it."""
+    room -= len(f"{told.subject} : ")
+    title = cut_in_the_middle(visible(_title(event)), room if room >= _LEAST_TITLE else _TITLE)
+    return f"{told.subject} {title}: " if title else f"{told.subject}: "
+
+
+def _rows(text: str, terminal: Terminal) -> list[str]:
+    """The text as rows; a word is never broken, since it may be a path."""
+    return wrap(text, terminal.room, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _printed(
+    at: float, mark: str, colour: str, first: Sequence[str], more: Sequence[str], terminal: Terminal
+) -> str:
+    """first: what is coloured of the first row, and its rest; more: the rows below."""
+    clock = time.strftime("%H:%M:%S", time.localtime(at))
+    if terminal.colours:
+        clock, head = painted(clock, FAINT), painted(f"{mark} {first[0]}", colour)
+    else:
+        head = f"{mark} {first[0]}"
+    text = "\n".join([f"{clock}  {head}{first[1]}", *(" " * _INDENT + row for row in more)])
+    return text if terminal.can(text) else text.translate(_ASCII)
+
+
+def _mark(event: Event, level: int) -> tuple[str, str]:
+    """The mark of an event, and its colour."""
+    outcome = event.data.get("outcome")
+    warning = YELLOW if level >= logging.WARNING else ""
+    if event.kind == JobState.STARTING:
+        return RUNNING_MARK, CYAN
+    if outcome is not None and event.kind == JobState.QUEUED:
+        return AGAIN_MARK, YELLOW
+    if outcome is not None:
+        colour = of_outcome(outcome)
+        return (GOOD_MARK, warning or colour) if colour == GREEN else (BAD_MARK, colour)
+    if event.kind in WAITING or event.kind == "infeasible":
+        return WAITING_MARK, warning
+    return (WARNING_MARK, warning) if warning else (NO_MARK, "")
+
+
+def _title(event: Event) -> str:
+    """Its name, else its script and arguments without the other fields of a CSV line, else its command."""
+    if event.name:
+        return event.name
+    spec = json.loads(event.spec)
+    if spec.get("script") is None:
+        return event.command
+    return " ".join([posixpath.basename(spec["script"]), *map(shlex.quote, spec.get("arguments", ()))])
