@@ -32,7 +32,7 @@ _ASCII = str.maketrans(
 )  # fmt: skip
 #: Rows that a message about a job may take up, and columns in front of each of its lines.
 _ROWS, _INDENT = 3, 12
-#: Columns of what a job is called: at least, and where the message takes up more than a row anyway.
+#: Columns of what a job is called: the fewest, and those where the message takes up more than a row anyway.
 _LEAST_TITLE, _TITLE = 12, 24
 
 
