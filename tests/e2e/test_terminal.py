@@ -27,7 +27,7 @@ def drained_on_terminal(world: World, **env: str) -> list[str]:
         cwd=world.folder, env={**world.env, "TERM": "xterm", **env}, stdin=theirs, stdout=theirs,
         stderr=theirs,
     )  # fmt: skip
-    world.process = process  # type: ignore[assignment]
+    world.process = process
     os.close(theirs)
     shown = b""
     try:
