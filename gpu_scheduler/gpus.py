@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpu_scheduler.attribution import Owners, Ownership, is_alive
 from gpu_scheduler.core.facts import Gpu
-from gpu_scheduler.core.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.gpu import LOAD_SAMPLES, GpuSample, Snapshot
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.errors import UsageError
-
-#: Samples over which the load is averaged (DESIGN §6).
-LOAD_SAMPLES = 3
 
 
 def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
@@ -85,6 +83,16 @@ class GpuWatch:
                 )
             )
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def as_recorded(gpu: Gpu, row: sqlite3.Row) -> Gpu:
+    """The GPU with what its row of the record adds to the newest sample."""
+    return replace(
+        with_held(gpu, row["held"]),
+        total_mib=row["total_mib"],
+        foreign_loads=tuple(json.loads(row["foreign_loads"])),
+        foreign_load_at=row["foreign_load_at"],
+    )
 
 
 def with_held(gpu: Gpu, held: str) -> Gpu:

@@ -19,7 +19,7 @@ from gpu_scheduler.core.facts import (
 from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.settle import needs_scan
-from gpu_scheduler.gpus import GpuWatch, with_held
+from gpu_scheduler.gpus import GpuWatch, as_recorded
 from gpu_scheduler.runner.protocol import is_made, tokens_alive
 from gpu_scheduler.sight import look_at
 from gpu_scheduler.store.measured import Learned
@@ -47,8 +47,7 @@ def look(
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
     managed = store.gpus()
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
-    held = {row["uuid"]: row["held"] for row in managed}
-    totals = {row["uuid"]: row["total_mib"] for row in managed}
+    rows = {row["uuid"]: row for row in managed}
     seen = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     others = {gpu.uuid: (gpu.index, False) for gpu in seen if gpu.uuid not in paused}
     wishes = tuple(
@@ -58,10 +57,7 @@ def look(
         now=now,
         settings=settings,
         config=config,
-        gpus=tuple(
-            replace(with_held(gpu, held[gpu.uuid]), total_mib=totals[gpu.uuid])
-            for gpu in watch.gpus(paused, tokens)
-        ),
+        gpus=tuple(as_recorded(gpu, rows[gpu.uuid]) for gpu in watch.gpus(paused, tokens)),
         others=watch.gpus(others, tokens),
         complete=watch.snapshot is not None,
         blind=watch.failure,

@@ -49,11 +49,14 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
     option("--poll", metavar="S", type=values.number(0.1, 3600, least=0.1), default=_START.poll_s,
            help="time between two looks at the GPUs (default: 5)")  # fmt: skip
     option("--mem-threshold", metavar="X", type=values.number(0, 1), default=_START.mem_threshold,
-           help="others' part of its memory, above 0, to 1, that closes a GPU (default: 0.8)")  # fmt: skip
+           help="fraction of a GPU's memory in use by other users' processes at which it accepts no new jobs"
+           " without vram= (above 0, at most 1; default: 0.8)")  # fmt: skip
     option("--load-threshold", metavar="X", type=values.number(0, 1), default=_START.load_threshold,
-           help="load, above 0, to 1, that does so where others use the GPU (default: 0.8)")  # fmt: skip
+           help="load of a GPU by other users' processes at which it accepts no new jobs"
+           " (above 0, at most 1; default: 0.8)")  # fmt: skip
     option("--idle-threshold", metavar="MIB", type=values.mib, default=_START.idle_threshold_mib,
-           help="memory that a GPU without jobs may have in use and is idle (default: 200)")  # fmt: skip
+           help="memory that other users' processes may use of a GPU without counting as there"
+           " (default: 200)")  # fmt: skip
     option("--exclusive", action="store_true", help="one job at a time on each GPU")
     option("--cuda-ids", choices=("physical", "visible"), default=_START.cuda_ids,
            help="the ids given by --cuda to scripts (default: physical)")  # fmt: skip

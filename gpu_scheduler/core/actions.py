@@ -120,6 +120,16 @@ class NoteExceeded:
 
 
 @dataclass(frozen=True)
+class NoteForeignLoad:
+    """The load that foreign processes made in the last samples, percent, the newest last (None = not known);
+    at: when the newest of them was taken, boot seconds."""
+
+    uuid: str
+    loads: tuple[float | None, ...]
+    at: float | None
+
+
+@dataclass(frozen=True)
 class NoteHeld:
     """The foreign processes of a GPU (UUID) that live, each at the most that it was seen to use: (pid, start,
     MiB)."""
@@ -277,6 +287,7 @@ Action = (
     | NoteStray
     | NoteUse
     | NoteExceeded
+    | NoteForeignLoad
     | NoteHeld
     | Sweep
     | Close

@@ -155,6 +155,8 @@ class Gpu:
     began, wall seconds, where that is known. unmatched: a listed process cannot be told from here, so that
     nothing but the totals counts. held: (pid, start) of each foreign process that still lives -> the most MiB
     that it was seen to use. total_mib: its memory as the record has it, whether or not it can be read now.
+    foreign_loads: the load that foreign processes made in each of the last samples, percent, the newest last
+    (None = not known); foreign_load_at: when the newest of those samples was taken.
     """
 
     uuid: str
@@ -168,6 +170,8 @@ class Gpu:
     unmatched: bool = False
     held: Mapping[tuple[int, float], int] = field(default_factory=dict)
     total_mib: int | None = None
+    foreign_loads: tuple[float | None, ...] = ()
+    foreign_load_at: float | None = None
 
 
 @dataclass(frozen=True)

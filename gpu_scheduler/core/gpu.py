@@ -10,6 +10,8 @@ NAMELESS = "unknown-"
 SIMULATED = "SIM-"
 #: More memory than any GPU has: 1 PiB.
 MOST_MIB = 1 << 30
+#: Samples over which loads are averaged (DESIGN §6).
+LOAD_SAMPLES = 3
 
 
 def is_simulated(uuid: str) -> bool:
@@ -19,11 +21,12 @@ def is_simulated(uuid: str) -> bool:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that a probe saw on a GPU."""
+    """A process that a probe saw on a GPU. load_percent: the part of the GPU's load that it makes."""
 
     pid: int
     used_mib: int | None
     graphics_only: bool = False
+    load_percent: float | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def view(gpu: Gpu, facts: Facts) -> GpuView:
         foreign=_foreigner(gpu, foreign_mib, facts.attempts, limits),
         past_mib=_past_peaks(gpu, facts.attempts),
         load=gpu.load,
+        foreign_load=_mean(gpu.foreign_loads),
         closed=_closed(gpu, here),
     )
 
@@ -100,6 +101,34 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
         return None
     ours = _holders(gpu, attempts)
     return max(_baseline(gpu, ours), sample.used_mib - _budgets(gpu, ours, limits))
+
+
+def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
+    """The load that foreign processes make in the newest sample, percent; None = cannot be told.
+
+    Where the driver does not say which process makes the load, that of the card is theirs if no job of ours
+    is on it.
+    """
+    load = _load_of_processes(gpu, attempts, limits)
+    if load is not None or gpu.sample is None or _on_it(gpu, attempts):
+        return load
+    return gpu.sample.load_percent
+
+
+def _load_of_processes(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
+    processes = gpu.sample.processes if gpu.sample else None
+    if processes is None or gpu.unmatched:
+        return None
+    if listed(gpu) is not None and _hidden(gpu, attempts, limits) > DRIVER_MIB:
+        return None  # somebody is there whom the driver does not list
+    loads = [process.load_percent for process in _foreign(gpu, processes, attempts)]
+    known = [load for load in loads if load is not None]
+    return min(100.0, sum(known)) if len(known) == len(loads) else None
+
+
+def _mean(loads: Sequence[float | None]) -> float | None:
+    known = [load for load in loads if load is not None]
+    return sum(known) / len(known) if known else None
 
 
 def displays(gpu: Gpu, limits: Limits) -> int:

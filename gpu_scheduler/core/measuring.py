@@ -1,5 +1,5 @@
 """What a new sample adds to the record: what running attempts use, whether that is more than they declared,
-and the peaks of everybody else's processes.
+and the peaks and the load of everybody else's processes.
 
 Each is planned from the newest sample and the record, and is on the record in the next round, so that nothing
 is said twice and a restart forgets nothing.
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_scheduler.core.actions import Action, NoteExceeded, NoteHeld, NoteUse
+from gpu_scheduler.core.actions import Action, NoteExceeded, NoteForeignLoad, NoteHeld, NoteUse
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
-from gpu_scheduler.core.gpuview import held_now, listed
+from gpu_scheduler.core.gpu import LOAD_SAMPLES
+from gpu_scheduler.core.gpuview import foreign_load, held_now, listed
 from gpu_scheduler.core.states import JobState
 
 
@@ -27,7 +28,18 @@ def measure(facts: Facts) -> list[Action]:
         held = held_now(gpu, facts.attempts)
         if held != gpu.held:
             notes.append(NoteHeld(gpu.uuid, tuple((*key, mib) for key, mib in sorted(held.items()))))
+        notes += _of_foreign_load(gpu, facts)
     return notes
+
+
+def _of_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
+    """Each sample is judged once, by the attempts that hold the GPU when it comes."""
+    if gpu.sample is None or gpu.sampled_at in (None, gpu.foreign_load_at):
+        return []
+    load = foreign_load(gpu, facts.attempts, facts.settings.limits)
+    loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
+    # Equal only where every load is the same: then the record says all there is to say.
+    return [] if loads == gpu.foreign_loads else [NoteForeignLoad(gpu.uuid, loads, gpu.sampled_at)]
 
 
 def measured(attempts: Sequence[Attempt], notes: Sequence[Action]) -> list[Attempt]:

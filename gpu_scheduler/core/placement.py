@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.share import WHOLE, format_share
@@ -23,6 +24,7 @@ class GpuView:
     foreign_mib    memory in use by everybody else, as it is, MiB; None = unknown
     foreign        a process of somebody else is on it, in words ("process 8123"), or None
     load           mean load over the last samples, percent; None = unknown
+    foreign_load   the part of it that processes of everybody else make; None = unknown
     closed         why it takes no new job ("paused", "lost", "cooling" …), or None
     past_mib       what the processes of everybody else used at most, if that is more than now; else 0
     """
@@ -38,15 +40,16 @@ class GpuView:
     load: float | None = 0.0
     closed: str | None = None
     past_mib: int = 0
+    foreign_load: float | None = 0.0
 
 
 @dataclass(frozen=True)
 class Limits:
     """What decides whether a GPU takes one more job.
 
-    memory, load: other people's use at or above which it takes none, fractions. margin_mib: kept free beside
-    every declaration. idle_mib: what others may use of a GPU that counts as idle (drivers and displays hold a
-    little). spike: fraction added to observed peaks.
+    memory, load: foreign use at or above which it takes none, fractions. margin_mib: kept free beside every
+    declaration. idle_mib: foreign memory up to which it counts as idle (drivers and displays hold a little).
+    spike: fraction added to observed peaks.
     """
 
     memory: float = 0.8
@@ -64,6 +67,31 @@ class Reason:
     infeasible: bool = False
 
 
+class ForeignUse(Enum):
+    """The use by foreign processes that keeps a job off a GPU."""
+
+    MEMORY = "as much memory as --mem-threshold"
+    LOAD = "as much load as --load-threshold"
+    NOT_IDLE = "more memory than --idle-threshold, for a job that wants an idle GPU"
+
+
+def foreign_use(gpu: GpuView, need: Need, limits: Limits) -> ForeignUse | None:
+    """Whether foreign processes keep a job with this need off a GPU.
+
+    Those that together stay under the idle threshold never do. A job that declares memory goes where the
+    memory ledger has room, whatever part of the GPU they hold.
+    """
+    if gpu.foreign_mib is None or gpu.foreign_mib <= limits.idle_mib:
+        return None
+    if need.alone:
+        return ForeignUse.NOT_IDLE
+    if need.vram is None and gpu.total_mib and gpu.foreign_mib >= limits.memory * gpu.total_mib:
+        return ForeignUse.MEMORY
+    if gpu.foreign_load is not None and gpu.foreign_load >= 100 * limits.load:
+        return ForeignUse.LOAD
+    return None
+
+
 def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
     """Why one GPU cannot take one more job with this need, in words; None if it can."""
     if gpu.closed is not None:
@@ -76,13 +104,11 @@ def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
         return "busy" if whole else f"{format_share(WHOLE - gpu.booked)} free"
     if gpu.foreign_mib is None:
         return "memory unknown"
-    who = gpu.foreign or "memory not ours"
-    if gpu.total_mib and gpu.foreign_mib >= limits.memory * gpu.total_mib:
-        return f"foreign {who} holds {shown_mib(gpu.foreign_mib)}"
-    if gpu.foreign is not None and gpu.load is not None and gpu.load >= 100 * limits.load:
-        return f"foreign {who}, load {gpu.load:.0f} %"
-    if need.alone and gpu.foreign_mib > limits.idle_mib:
-        return f"foreign {who} holds {shown_mib(gpu.foreign_mib)}"
+    use = foreign_use(gpu, need, limits)
+    if use is not None:
+        who = gpu.foreign or "memory not ours"
+        load = f", load {gpu.foreign_load:.0f} %" if use is ForeignUse.LOAD else None
+        return f"foreign {who}{load or f' holds {shown_mib(gpu.foreign_mib)}'}"
     if need.vram is not None:
         return _lack(gpu, need.vram, limits)
     return None
@@ -96,7 +122,8 @@ def _lack(gpu: GpuView, vram_mib: int, limits: Limits) -> str | None:
     if vram_mib <= headroom:
         return None
     foreign = gpu.foreign_mib or 0
-    who = f", foreign {gpu.foreign} holds {shown_mib(foreign)}" if gpu.foreign is not None else ""
+    named = gpu.foreign is not None and foreign > limits.idle_mib
+    who = f", foreign {gpu.foreign} holds {shown_mib(foreign)}" if named else ""
     if gpu.past_mib:
         who = f", foreign processes that still run have used {shown_mib(gpu.past_mib)}"
     return f"room for {shown_mib(headroom)}{who}" if headroom else f"full{who}"

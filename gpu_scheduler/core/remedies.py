@@ -4,8 +4,12 @@ placement says of it. Where nothing is known to help, nothing is said."""
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.placement import GpuView, Limits
+from gpu_scheduler.core.placement import ForeignUse, GpuView, Limits, foreign_use
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.needs import Need
 
 _REMEDIES = tuple(
     (re.compile(pattern, re.IGNORECASE), remedy)
@@ -70,7 +74,14 @@ _REMEDIES = tuple(
 )
 
 
-def gpu_remedy(gpu: GpuView, limits: Limits, why: str) -> str:
+_FOREIGN_REMEDIES = {
+    ForeignUse.MEMORY: "or declare memory ([vram=8G]); or start the scheduler with a higher --mem-threshold",
+    ForeignUse.LOAD: "or start the scheduler with a higher --load-threshold",
+    ForeignUse.NOT_IDLE: "or say how much of a GPU is enough, such as [vram=8G] or [share=0.5]",
+}
+
+
+def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
     """What to do about what `placement.obstacle` says; "" where our own jobs are in the way, which end."""
     if why == "paused":
         return f"`resume {gpu.index}` lets it take jobs again"
@@ -84,11 +95,8 @@ def gpu_remedy(gpu: GpuView, limits: Limits, why: str) -> str:
         return f"see what `nvidia-smi -q -i {gpu.index}` says of its memory"
     if not why.startswith("foreign "):
         return ""
-    if gpu.total_mib and (gpu.foreign_mib or 0) >= limits.memory * gpu.total_mib:
-        return "wait for its end, or end it; or start the scheduler with a higher --mem-threshold"
-    if ", load " in why:
-        return "wait for its end, or end it; or start the scheduler with a higher --load-threshold"
-    return "wait for its end, or end it; or say how much of a GPU is enough, such as [vram=8G] or [share=0.5]"
+    use = foreign_use(gpu, need, limits)
+    return f"wait for its end, or end it; {_FOREIGN_REMEDIES[use]}" if use is not None else ""
 
 
 def remedy(told: str) -> str | None:

@@ -60,7 +60,7 @@ def gpu(
 ) -> Finding:
     """Whether one GPU takes it, and what is measured against the thresholds. holders: jobs of ours on it."""
     name = f"GPU {view.index}"
-    measured = _measured(view, limits, holders)
+    measured = _measured(view, need, limits, holders)
     if need.vram is not None:
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
@@ -68,20 +68,33 @@ def gpu(
     why = obstacle(view, need, limits)
     if why is None:
         return ok(name, f"takes it; {measured}")
-    return warn(name, f"does not take it: {why}; {measured}", gpu_remedy(view, limits, why))
+    return warn(name, f"does not take it: {why}; {measured}", gpu_remedy(view, need, limits, why))
 
 
-def _measured(view: GpuView, limits: Limits, holders: Collection[int]) -> str:
+def _measured(view: GpuView, need: Need, limits: Limits, holders: Collection[int]) -> str:
     jobs = (
         f"share {format_share(view.booked)} held by {_jobs(sorted(holders))}" if holders else "no job of ours"
     )
-    foreign = "memory of others unknown"
-    if view.foreign_mib is not None and view.total_mib:
-        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.memory
-        foreign = f"others hold {size(view.foreign_mib)}, {part:.0f} % of it (threshold {most:.0f} %)"
     load = "load unknown" if view.load is None else f"load {view.load:.0f} %"
-    whose = "" if view.foreign is not None else ", which counts only beside a process of others"
-    return f"{jobs}, {foreign}, {load} (threshold {100 * limits.load:.0f} %{whose})"
+    return f"{jobs}, {load}, {_foreign(view, need, limits)}"
+
+
+def _foreign(view: GpuView, need: Need, limits: Limits) -> str:
+    """What foreign processes use, and the thresholds that judge it; the idle threshold goes first."""
+    if view.foreign_mib is None:
+        return "memory of others unknown"
+    holds = f"others hold {size(view.foreign_mib)}"
+    if view.foreign_mib <= limits.idle_mib:
+        return f"{holds}, which counts as none (idle threshold {limits.idle_mib} MiB)"
+    if need.alone:
+        return f"{holds} (idle threshold {limits.idle_mib} MiB)"
+    if need.vram is None and view.total_mib:
+        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.memory
+        holds += f", {part:.0f} % of it (threshold {most:.0f} %)"
+    made = "unknown, which keeps no job out"
+    if view.foreign_load is not None:
+        made = f"{view.foreign_load:.0f} % (threshold {100 * limits.load:.0f} %)"
+    return f"{holds}, load of others {made}"
 
 
 def _headroom(view: GpuView, limits: Limits) -> str:

@@ -13,7 +13,7 @@ from gpu_scheduler.core.gpuview import view
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import GpuView, Limits
-from gpu_scheduler.gpus import GpuWatch, with_held
+from gpu_scheduler.gpus import GpuWatch, as_recorded
 
 
 def views(
@@ -32,8 +32,8 @@ def views(
         watch.take(Snapshot(now.boot, tuple(samples)))
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
     managed = {row["uuid"]: (row["idx"], paused.get(row["uuid"], False)) for row in rows}
-    held = {row["uuid"]: row["held"] for row in rows}
-    gpus = tuple(with_held(gpu, held[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
+    of = {row["uuid"]: row for row in rows}
+    gpus = tuple(as_recorded(gpu, of[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
     facts = Facts(now, Settings(limits=limits), LlmConfig(), gpus, attempts=tuple(attempts))
     return [view(gpu, facts) for gpu in gpus]
 

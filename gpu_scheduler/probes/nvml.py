@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_scheduler.core.gpu import NAMELESS, GpuProcess, GpuSample, without_impossible
 from gpu_scheduler.probes import DRIVER_REMEDY, LOST, MIG_FAULT, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
+#: Microseconds over which the load of processes is asked for. The driver measures every 1/6 s to 1 s, so that
+#: the newest measurement of a card is always in it.
+LOAD_WINDOW_US = 2_000_000
 #: Seconds after which the library is opened anew for a GPU that came back. That wakes every sleeping GPU.
 REOPEN_S = 30.0
 
@@ -125,7 +128,8 @@ def _values(nvml: Any, handle: Any) -> _Values:
         values.load = None if rates is None else float(rates.gpu)
         compute = _maybe(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         graphics = _maybe(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
-        values.processes = None if compute is None else _processes(compute, graphics or ())
+        if compute is not None:
+            values.processes = _processes(compute, graphics or (), _process_loads(nvml, handle))
         if _in_mig_mode(nvml, handle):
             values.fault = MIG_FAULT
     except nvml.NVMLError as error:
@@ -162,8 +166,34 @@ def _maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-def _processes(compute: Any, graphics: Any) -> tuple[GpuProcess, ...]:
-    """One entry per pid: a pid in both lists is a compute process; parts of one pid are added up."""
+def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
+    """pid -> percent of the processes that load the GPU; None where that cannot be told."""
+    ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
+    if ask is None:
+        return None
+    try:
+        measured = ask(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
+    except nvml.NVMLError as error:
+        # With no process at work there are no measurements.
+        return {} if error.value == nvml.NVML_ERROR_NOT_FOUND else None
+    # One pid has one measurement, as a rule. The newest counts; equally new ones are parts of one process.
+    newest: dict[int, tuple[int, float]] = {}
+    for one in measured:
+        if one.smUtil > 100:
+            continue  # some drivers fill the list up with what was never measured
+        at, load = newest.get(one.pid, (one.timeStamp, 0.0))
+        if one.timeStamp >= at:
+            newest[one.pid] = (one.timeStamp, (load if one.timeStamp == at else 0.0) + one.smUtil)
+    return {pid: min(100.0, load) for pid, (_, load) in newest.items() if load}
+
+
+def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> tuple[GpuProcess, ...]:
+    """One entry per pid: a pid in both lists is a compute process; parts of one pid are added up.
+
+    A load that is of no listed pid makes all of them unknown: within a container the driver may list one
+    process by its number there and measure it by its number outside. One that has just ended does so, too,
+    until the next sample.
+    """
     used: dict[int, int | None] = {}
     for process in compute:
         before = used.get(process.pid, 0)
@@ -176,7 +206,9 @@ def _processes(compute: Any, graphics: Any) -> tuple[GpuProcess, ...]:
             found.append(
                 GpuProcess(process.pid, None if mib is None else int(mib) // MIB, graphics_only=True)
             )
-    return tuple(found)
+    if loads is None or not loads.keys() <= {process.pid for process in found}:
+        return tuple(found)
+    return tuple(replace(process, load_percent=loads.get(process.pid, 0.0)) for process in found)
 
 
 def _sample(card: _Card, index: int, values: _Values) -> GpuSample:

@@ -47,11 +47,16 @@ class SimulatedProbe:
         """See Probe.sample. A folder that is not there yet is an empty one."""
         uses: tuple[usage.Use, ...] = ()
         faults: dict[str, object] = {}
+        withheld: dict[str, object] = {}
         if self._folder is not None:
             self._tell_totals(self._folder)
             uses = usage.read_uses(self._folder)
             faults = usage.read_json(os.path.join(self._folder, "faults.json"))
-        return tuple(self._gpu(index, uses, faults.get(str(index))) for index in range(len(self._totals)))
+            withheld = usage.read_json(os.path.join(self._folder, "withheld.json"))
+        return tuple(
+            self._gpu(index, uses, faults.get(str(index)), withheld.get(str(index)) != "process loads")
+            for index in range(len(self._totals))
+        )
 
     def _tell_totals(self, folder: str) -> None:
         path = os.path.join(folder, "cards.json")
@@ -59,7 +64,7 @@ class SimulatedProbe:
         if os.path.isdir(folder) and usage.read_json(path) != totals:
             usage.write_json(path, totals)
 
-    def _gpu(self, index: int, uses: Sequence[usage.Use], fault: object) -> GpuSample:
+    def _gpu(self, index: int, uses: Sequence[usage.Use], fault: object, tells_loads: bool) -> GpuSample:
         total = self._totals[index]
         name = f"Simulated {total // 1024} GiB" if total >= 1024 else f"Simulated {total} MiB"
         if fault is not None:
@@ -72,5 +77,8 @@ class SimulatedProbe:
             total_mib=total,
             used_mib=min(total, sum(use.gpus[index] for use in here)),
             load_percent=min(100.0, sum((use.load for use in here), 0.0)),
-            processes=tuple(GpuProcess(use.pid, use.gpus[index]) for use in here),
+            processes=tuple(
+                GpuProcess(use.pid, use.gpus[index], load_percent=use.load if tells_loads else None)
+                for use in here
+            ),
         )

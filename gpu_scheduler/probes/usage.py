@@ -3,6 +3,7 @@
     PID-STARTTICKS.json   {"pid": 71, "gpus": {"0": 8000}, "load": 90}    MiB by index, percent
     cards.json            {"0": 24576}                                    what each card has, for the jobs
     faults.json           {"1": "lost"}                                   planted by tests
+    withheld.json         {"1": "process loads"}                          what a card does not tell; likewise
 
 A process is named by its start as well as its pid, so that a later owner of the number inherits nothing.
 Standard library only. Refuses to know GPUs by anything but their index.

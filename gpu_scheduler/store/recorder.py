@@ -76,7 +76,7 @@ class Recorder:
                      _listed(gpu), _loads(db, gpu), gpu.uuid),
                 )  # fmt: skip
             if managed is not None:
-                db.execute("UPDATE gpu SET managed = 0")
+                db.execute("UPDATE gpu SET managed = 0, foreign_loads = '[]', foreign_load_at = NULL")
                 db.executemany("UPDATE gpu SET managed = 1 WHERE uuid = ?", [(uuid,) for uuid in managed])
 
     def note_blind(self, why: str) -> None:
@@ -223,6 +223,12 @@ class Recorder:
             "declared": action.declared_mib, "share": action.share,
         }  # fmt: skip
         _note_attempt(db, now, "exceeded", action.attempt_id, data)
+
+    def _foreign_load(self, db: sqlite3.Connection, action: act.NoteForeignLoad, now: Now) -> None:
+        db.execute(
+            "UPDATE gpu SET foreign_loads = ?, foreign_load_at = ? WHERE uuid = ?",
+            (json.dumps(action.loads), action.at, action.uuid),
+        )
 
     def _held(self, db: sqlite3.Connection, action: act.NoteHeld, now: Now) -> None:
         db.execute("UPDATE gpu SET held = ? WHERE uuid = ?", (json.dumps(action.held), action.uuid))
@@ -411,7 +417,8 @@ def _stamp(db: sqlite3.Connection, column: str, attempt_id: int, now: Now) -> No
 
 #: What a power cut may take from the record: the folders say it again, or no process outlives it.
 _TOLD_AGAIN = (
-    act.NoteUse, act.NoteHeld, act.Move, act.Release, act.Cooled, act.Wait, act.PassedOver, act.EndScheduler,
+    act.NoteUse, act.NoteForeignLoad, act.NoteHeld, act.Move, act.Release, act.Cooled, act.Wait,
+    act.PassedOver, act.EndScheduler,
 )  # fmt: skip
 
 _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, Now], int | None]] = {
@@ -426,6 +433,7 @@ _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, No
     act.NoteStray: Recorder._stray,
     act.NoteUse: Recorder._use,
     act.NoteExceeded: Recorder._exceeded,
+    act.NoteForeignLoad: Recorder._foreign_load,
     act.NoteHeld: Recorder._held,
     act.Sweep: Recorder._sweep,
     act.Close: Recorder._close,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,8 @@ def test_each_gpu_says_whether_it_takes_the_job(desk: Desk) -> None:
     found = checks(desk, job)
     assert found["GPU 0"][:2] == (
         "warn",
-        f"does not take it: 0.4 free; share 0.6 held by job {holder}, others hold 0 MiB, 0 % of it (threshold"
-        " 80 %), load 0 % (threshold 80 %, which counts only beside a process of others)",
+        f"does not take it: 0.4 free; share 0.6 held by job {holder}, load 0 %, others hold 0 MiB, which"
+        " counts as none (idle threshold 200 MiB)",
     )
     assert found["GPU 1"][0] == "warn"
     assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
@@ -74,19 +73,27 @@ def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
     foreign = GpuSample("SIM-0", 0, "card", 1000, 600, 55.0, (GpuProcess(os.getpid(), 600),))
     job = desk.job(share=500, allowed=(0,))
     desk.recorder.note_gpus([foreign], None, Clock().now())
-    assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
+    assert checks(desk, job)["GPU 0"][1] == (
+        "takes it; no job of ours, load 28 %, others hold 600 MiB, 60 % of it (threshold 80 %),"
+        " load of others unknown, which keeps no job out"
+    )
     note(desk.store, Started(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
     assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
-    assert "60 % of it (threshold 50 %), load " in says
+    assert "60 % of it (threshold 50 %), load of others " in says
+    # Neither is for a job that declares memory, nor that of memory for one that wants an idle GPU.
+    assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
+    idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
+    assert idle[1].endswith("load 28 %, others hold 600 MiB (idle threshold 200 MiB)")
+    assert idle[2].endswith("such as [vram=8G] or [share=0.5]")
     note(desk.store, Started(load_threshold=0.2))
-    # The mean of the loads that were sampled: 0 and 55 percent.
-    assert f"foreign process {os.getpid()}, load 28 %" in checks(desk, job)["GPU 0"][1]
+    desk.record(act.NoteForeignLoad("SIM-0", (None, 10.0, 40.0), 7.0))
+    grade, says, remedy = checks(desk, job)["GPU 0"]
+    assert (grade, remedy[-16:]) == ("warn", "--load-threshold")
+    assert f"foreign process {os.getpid()}, load 25 %" in says
+    assert says.endswith("load of others 25 % (threshold 20 %)")
     assert checks(desk, job)["GPU 1"][1].startswith("not for this job, which may use 0; ")
-    for load in (90.0, 80.0, 70.0):
-        desk.recorder.note_gpus([replace(foreign, load_percent=load)], None, Clock().now())
-    assert f"foreign process {os.getpid()}, load 80 %" in checks(desk, job)["GPU 0"][1]
 
 
 def test_what_can_never_fit(desk: Desk) -> None:

@@ -57,12 +57,12 @@ def test_every_gpu_is_there_with_its_values(machine: Machine, where: str) -> Non
 
 
 def test_processes_are_listed_or_unknown_never_invented(machine: Machine, where: str) -> None:
-    machine.plant(Card(), Card("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),)))
+    machine.plant(Card(), Card("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),), measured=((ME, 40, 0.1),)))
     gpus = sample(machine, where)
     if machine.kind == "gputil":
         assert [g.processes for g in gpus] == [None, None]
     else:
-        assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000),)]
+        assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000, load_percent=40.0),)]
 
 
 def test_a_later_sample_sees_what_changed(machine: Machine) -> None:
@@ -145,7 +145,7 @@ def test_auto_takes_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: p
     machine = Machine("auto", tmp_path / "machine", monkeypatch)
     machine.plant(Card(compute=((ME, 1),)))
     probe = machine.probe()
-    assert probe.sample()[0].processes == (GpuProcess(ME, 1),)
+    assert probe.sample()[0].processes == (GpuProcess(ME, 1, load_percent=0.0),)
     machine.plant(Card(), init=9)
     fallback = machine.probe()
     assert fallback.sample()[0].processes is None

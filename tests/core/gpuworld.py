@@ -19,11 +19,19 @@ NOW = Now(1_700_000_000.0, 1000.0, "boot")
 def gpu(
     index: int, used: int | None = None, processes: tuple[GpuProcess, ...] | None = (), **values: object
 ) -> Gpu:
-    """A GPU of 24 GiB, sampled a second ago. used: None = what its processes use."""
+    """A GPU of 24 GiB, sampled a second ago, which is on the record. used: None = what its processes use."""
     if used is None and processes is not None:
         used = sum(process.used_mib or 0 for process in processes)
     sample = GpuSample(f"U{index}", index, "card", TOTAL, used, 0.0, processes)
-    base = Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, load=0.0)
+    base = Gpu(
+        f"U{index}",
+        index,
+        sample=sample,
+        sampled_at=999.0,
+        load=0.0,
+        foreign_loads=(0.0,),
+        foreign_load_at=999.0,
+    )
     return replace(base, **values)  # type: ignore[arg-type]
 
 

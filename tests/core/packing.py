@@ -56,7 +56,7 @@ class StrangerPlan:
 @dataclass(frozen=True)
 class Scene:
     """All that happens. kept: MiB in use on every GPU that are nobody's; sampled: whether each tick is;
-    loads, paused: by tick and GPU."""
+    loads, paused: by tick and GPU. The loads are those that strangers make; jobs of ours make 97 percent."""
 
     totals: tuple[int, ...]
     kept: int
@@ -93,6 +93,9 @@ class Machine:
     #: What the samples showed: of a stranger (its index) and of (attempt, GPU) the most so far, MiB.
     stranger_peaks: dict[int, int] = field(default_factory=dict)
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: By GPU: the load of strangers in each sample, and what the record says of it.
+    foreign_loads: dict[int, list[float]] = field(default_factory=dict)
+    noted_loads: dict[int, tuple[tuple[float | None, ...], float | None]] = field(default_factory=dict)
 
     @property
     def now(self) -> Now:
@@ -138,23 +141,27 @@ class Machine:
             processes: list[GpuProcess] = []
             owners: dict[int, int | None] = {}
             starts: dict[int, float] = {}
+            load, foreign = self.scene.loads[self.tick][index], False
             for n, stranger in enumerate(self.scene.strangers):
                 use = stranger.use(self.tick)
                 if stranger.gpu == index and use is not None:
-                    processes.append(GpuProcess(100 + n, use, stranger.graphics))
+                    # The first of them makes it all, a display none that counts.
+                    makes = 97.0 if stranger.graphics else 0.0 if foreign else load
+                    foreign = foreign or not stranger.graphics
+                    processes.append(GpuProcess(100 + n, use, stranger.graphics, makes))
                     owners[100 + n], starts[100 + n] = None, n + 0.5
                     self.stranger_peaks[n] = max(use, self.stranger_peaks.get(n, 0))
             for one in self.running.values():
                 use = self.usage(one, index)
                 if use is not None:
                     attempt_id = one.attempt.attempt_id
-                    processes.append(GpuProcess(1000 + attempt_id, use))
+                    processes.append(GpuProcess(1000 + attempt_id, use, load_percent=97.0))
                     owners[1000 + attempt_id] = attempt_id
                     self.peaks[attempt_id, index] = max(use, self.peaks.get((attempt_id, index), 0))
             used = self.scene.kept + sum(process.used_mib or 0 for process in processes)
-            load = self.scene.loads[self.tick][index]
-            seen = GpuSample(f"U{index}", index, "card", total, used, load, tuple(processes))
-            self.samples[index] = Gpu(f"U{index}", index, False, seen, self.now.boot, load, owners, starts)
+            self.foreign_loads.setdefault(index, []).append(load if foreign else 0.0)
+            seen = GpuSample(f"U{index}", index, "card", total, used, 97.0, tuple(processes))
+            self.samples[index] = Gpu(f"U{index}", index, False, seen, self.now.boot, 97.0, owners, starts)
 
     # What the record says, and what a round makes of it.
 
@@ -167,7 +174,9 @@ class Machine:
                 for key, mib in self.held.get(index, {}).items()
                 if key[0] in listed or self.scene.strangers[key[0] - 100].lives(self.tick)
             }
-            gpus.append(replace(gpu, held=held, paused=self.scene.paused[self.tick][index]))
+            loads, at = self.noted_loads.get(index, ((), None))
+            paused = self.scene.paused[self.tick][index]
+            gpus.append(replace(gpu, held=held, paused=paused, foreign_loads=loads, foreign_load_at=at))
         lines: dict[Ask, list[QueuedJob]] = {}
         for job_id, job in self.queued.items():
             lines.setdefault(job.ask, []).append(QueuedJob(job_id, 200, job_id))
@@ -201,6 +210,8 @@ class Machine:
                 one.attempt = replace(one.attempt, exceeded=(*one.attempt.exceeded, action.uuid))
                 self.told[action.attempt_id, action.uuid] += 1
                 assert action.seen_mib > action.declared_mib * (1 + TOLERANCE)
+            elif isinstance(action, act.NoteForeignLoad):
+                self.noted_loads[int(action.uuid[1:])] = (action.loads, action.at)
             elif isinstance(action, act.NoteHeld):
                 self.held[int(action.uuid[1:])] = {(pid, start): mib for pid, start, mib in action.held}
             elif isinstance(action, act.Cooled):
@@ -293,7 +304,10 @@ class Machine:
         foreign = sum(process.used_mib or 0 for process in others)
         if self.scene.paused[self.tick][index] or any(a.released_at is not None for a in here):
             return False
-        if foreign * 10 >= 8 * total or (others and (sample.load_percent or 0) >= 80):
+        loads = self.foreign_loads[index][-3:]
+        if foreign > IDLE and sum(loads) >= 80 * len(loads):
+            return False
+        if foreign > IDLE and foreign * 10 >= 8 * total and need.vram is None:
             return False
         if (need.alone and foreign > IDLE) or (need.whole and here) or any(a.whole for a in here):
             return False

@@ -193,15 +193,21 @@ def test_the_remedy(told: str, words: str | None) -> None:
         (GpuView("U", 3, 1000, closed="cooling"), ONE, "in some seconds"),
         (GpuView("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
         (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ONE, "--mem-threshold"),
-        (GpuView("U", 3, 1000, foreign_mib=9, foreign="process 7", load=90.0), ONE, "--load-threshold"),
+        (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7", foreign_load=90.0), ONE, "--load-thre"),
         (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7"), ALONE, "[share=0.5]"),
+        (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ALONE, "[share=0.5]"),
+        (
+            GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7", foreign_load=90.0),
+            ALONE,
+            "[share=0.5]",
+        ),
         (GpuView("U", 3, 1000, booked=800), ONE, ""),
     ],
 )
 def test_what_to_do_about_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part: str) -> None:
     why = obstacle(gpu, need, Limits())
     assert why is not None
-    told = gpu_remedy(gpu, Limits(), why)
+    told = gpu_remedy(gpu, need, Limits(), why)
     assert part in told
     assert bool(told) is bool(part)
 

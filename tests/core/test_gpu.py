@@ -53,9 +53,9 @@ def test_unknown_memory_in_use_is_what_its_processes_use_or_unknown(
         (GpuView("GPU-a", 0, 100, foreign_mib=None), "memory unknown"),
         (GpuView("GPU-a", 0, None, foreign_mib=0), None),
         (GpuView("GPU-a", 0, 0, foreign_mib=0), None),
-        (GpuView("GPU-a", 0, 100, foreign_mib=10, foreign="process 7", load=None), None),
+        (GpuView("GPU-a", 0, 100, foreign_mib=10, foreign="process 7", foreign_load=None), None),
         (
-            GpuView("GPU-a", 0, 100, foreign_mib=10, foreign="process 7", load=99.0),
+            GpuView("GPU-a", 0, 1000, foreign_mib=300, foreign="process 7", foreign_load=99.0),
             "foreign process 7, load 99 %",
         ),
     ],

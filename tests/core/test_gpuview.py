@@ -9,7 +9,15 @@ import pytest
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Attempt, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.gpuview import displays, foreign_memory, held_now, listed, unclaimed_memory, view
+from gpu_scheduler.core.gpuview import (
+    displays,
+    foreign_load,
+    foreign_memory,
+    held_now,
+    listed,
+    unclaimed_memory,
+    view,
+)
 from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.placement import GpuView, Limits
 from gpu_scheduler.core.planning import plan
@@ -26,10 +34,18 @@ def seen(one: Gpu, *attempts: Attempt) -> GpuView:
 
 def start_of(one: Gpu, ask: Ask, *attempts: Attempt) -> act.Start | str:
     """Where a job with this Ask goes once the sample is on the record, or why it waits."""
-    held = replace(one, held=held_now(one, attempts))
-    [action] = plan(facts(held, attempts=attempts, lines=(line(ask, 1),)))
+    loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
+    noted = replace(one, held=held_now(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at)
+    [action] = plan(facts(noted, attempts=attempts, lines=(line(ask, 1),)))
     assert isinstance(action, (act.Start, act.Wait))
     return action if isinstance(action, act.Start) else action.reason
+
+
+def at_work(load: float, used: int | None, processes: tuple[GpuProcess, ...] | None, **values: object) -> Gpu:
+    """A GPU with that load in its first sample, of which nothing is on the record yet."""
+    one = gpu(0, used, processes, load=load, foreign_loads=(), foreign_load_at=None, **values)
+    assert one.sample is not None
+    return replace(one, sample=replace(one.sample, load_percent=load))
 
 
 def test_bookings_of_every_kind_add_up_in_both_ledgers() -> None:
@@ -135,11 +151,11 @@ def test_without_a_list_the_totals_speak(one: Gpu) -> None:
 
 
 def test_without_a_list_half_of_a_gpu_that_we_load_takes_the_other_half() -> None:
-    one = gpu(0, 12_000, None, load=97.0)
+    one = at_work(97.0, 12_000, None)
     ours = running(1, share=500)
     assert seen(one, ours).foreign is None
     assert isinstance(start_of(one, HALF, ours), act.Start)
-    assert "load 97 %" in str(start_of(gpu(0, 300, None, load=97.0), HALF))
+    assert "load 97 %" in str(start_of(at_work(97.0, 300, None), HALF))
 
 
 @pytest.mark.parametrize(("mib", "who"), [(0, None), (200, None), (201, "memory")])
@@ -184,7 +200,7 @@ def test_a_job_of_which_nothing_is_listed_yet_may_be_behind_what_no_process_acco
 
 
 def test_a_desktop_does_not_keep_a_whole_gpu_job_away_and_its_memory_is_kept_free() -> None:
-    desktop = gpu(0, 60, (GpuProcess(7, 60, graphics_only=True),), load=97.0)
+    desktop = at_work(97.0, 60, (GpuProcess(7, 60, graphics_only=True, load_percent=97.0),))
     found = seen(desktop)
     assert (found.foreign_mib, found.foreign, found.memory_mib) == (0, None, 66)
     assert displays(desktop, LIMITS) == 66
@@ -194,20 +210,101 @@ def test_a_desktop_does_not_keep_a_whole_gpu_job_away_and_its_memory_is_kept_fre
     assert isinstance(start_of(desktop, Ask(vram=TOTAL - 65 - 512)), str)
 
 
-def test_nine_tenths_of_the_memory_do() -> None:
+def test_nine_tenths_of_the_memory_keep_away_whoever_declares_no_memory() -> None:
     crowded = gpu(0, 22_118, (GpuProcess(7, 22_118),))
-    for ask in (ALONE, WHOLE, HALF, Ask(vram=1000)):
+    for ask in (ALONE, WHOLE, HALF):
         assert "foreign process 7 holds 21.6 GiB" in str(start_of(crowded, ask))
 
 
 def test_a_colleague_at_work_closes_a_gpu_and_our_own_trainer_does_not() -> None:
-    colleague = gpu(0, None, (GpuProcess(7, 1000),), load=97.0)
-    for ask in (ALONE, WHOLE, HALF, Ask(vram=1000)):
+    colleague = at_work(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),))
+    for ask in (WHOLE, HALF, Ask(vram=1000)):
         assert "foreign process 7, load 97 %" in str(start_of(colleague, ask))
-    trainer = gpu(0, None, (GpuProcess(7, 1000),), owners={7: 1}, load=97.0)
+    assert "foreign process 7 holds 1000 MiB" in str(start_of(colleague, ALONE))
+    trainer = at_work(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),), owners={7: 1})
     assert isinstance(start_of(trainer, HALF, running(1, share=500)), act.Start)
     assert isinstance(start_of(trainer, Ask(vram=11_776), running(1, share=500)), act.Start)
     assert isinstance(start_of(trainer, Ask(vram=11_777), running(1, share=500)), str)
+
+
+def test_a_job_that_declares_memory_goes_where_it_fits_whatever_part_others_hold() -> None:
+    most = gpu(0, 20_000, (GpuProcess(7, 20_000),))
+    assert isinstance(start_of(most, Ask(vram=2000)), act.Start)
+    assert isinstance(start_of(most, Ask(vram=2000, share=500)), act.Start)
+    assert "room for 2.0 GiB" in str(start_of(most, Ask(vram=3000)))
+    assert "foreign process 7 holds 19.5 GiB" in str(start_of(most, HALF))
+
+
+OURS, THEIRS = GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 500, load_percent=30.0)
+DISPLAY = GpuProcess(9, 60, graphics_only=True, load_percent=50.0)
+UNTOLD = GpuProcess(8, 500)
+
+
+@pytest.mark.parametrize(
+    ("processes", "with_ours", "without_ours"),
+    [
+        # The driver tells whose the load is: the card's own, 95 percent, is never asked.
+        ((OURS, THEIRS), 30.0, 100.0),
+        ((OURS, THEIRS, DISPLAY), 30.0, 100.0),
+        ((OURS, DISPLAY), 0.0, 90.0),
+        ((DISPLAY,), 0.0, 0.0),
+        ((THEIRS, GpuProcess(6, 1, load_percent=80.0)), 100.0, 100.0),
+        ((THEIRS,), 30.0, 30.0),
+        ((), 0.0, 0.0),
+        # It does not: the load of the card counts, and only where no job of ours is.
+        ((OURS, UNTOLD), None, 95.0),
+        ((UNTOLD, GpuProcess(6, 1, load_percent=80.0)), None, 95.0),
+        ((replace(OURS, load_percent=None), UNTOLD), None, 95.0),
+        (None, None, 95.0),
+    ],
+)
+def test_the_load_of_foreign_processes_in_one_sample(
+    processes: tuple[GpuProcess, ...] | None, with_ours: float | None, without_ours: float | None
+) -> None:
+    one, ours = at_work(95.0, 5600 if processes is None else None, processes, owners={7: 1}), running(1)
+    assert foreign_load(one, (ours,), LIMITS) == with_ours
+    assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
+    cooling = replace(ours, outcome=Outcome.COMPLETED, released_at=999.5)
+    assert foreign_load(one, (cooling,), LIMITS) == with_ours
+    # A job on another GPU is none on this one; its process here is foreign.
+    assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
+
+
+@pytest.mark.parametrize(
+    "untold",
+    [
+        {"unmatched": True},
+        {"sample": GpuSample("U0", 0, "card", TOTAL, 9000, 95.0, (THEIRS,))},
+    ],
+    ids=["a pid of another namespace", "a process that is not listed"],
+)
+def test_a_load_that_cannot_be_told_apart_is_no_data(untold: dict[str, object]) -> None:
+    one = replace(at_work(95.0, None, (THEIRS,)), **untold)  # type: ignore[arg-type]
+    assert foreign_load(one, (), LIMITS) == 95.0
+    assert foreign_load(one, (running(1, vram=1000),), LIMITS) is None
+    assert foreign_load(Gpu("U0", 0), (), LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("loads", "mean"),
+    [((), None), ((None,), None), ((90.0,), 90.0), ((0.0, 0.0, 90.0), 30.0), ((None, 70.0, 90.0), 80.0)],
+)
+def test_the_mean_of_the_foreign_loads_that_are_known(
+    loads: tuple[float | None, ...], mean: float | None
+) -> None:
+    assert seen(gpu(0, foreign_loads=loads)).foreign_load == mean
+
+
+def test_our_own_job_drives_the_load_and_the_second_half_enters() -> None:
+    two = (GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 5, load_percent=0.0))
+    ours = running(1, share=500)
+    assert isinstance(start_of(at_work(90.0, None, two, owners={7: 1}), HALF, ours), act.Start)
+    untold = tuple(replace(process, load_percent=None) for process in two)
+    assert isinstance(start_of(at_work(90.0, None, untold, owners={7: 1}), HALF, ours), act.Start)
+    more = (two[0], GpuProcess(8, 5000, load_percent=85.0))
+    assert "foreign process 8, load 85 %" in str(
+        start_of(at_work(90.0, None, more, owners={7: 1}), HALF, ours)
+    )
 
 
 def test_two_who_exceed_together_what_is_free_do_not_both_start_in_one_round() -> None:

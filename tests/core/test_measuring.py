@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.actions import Action, Close, NoteExceeded, NoteHeld, NoteUse, Start, Wait
+from gpu_scheduler.core.actions import (
+    Action,
+    Close,
+    NoteExceeded,
+    NoteForeignLoad,
+    NoteHeld,
+    NoteUse,
+    Start,
+    Wait,
+)
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.measuring import measure, used_by
@@ -177,6 +186,28 @@ def test_what_everybody_else_holds_is_noted_when_it_changes() -> None:
         assert measure(facts(unknown)) == []
 
 
+@pytest.mark.parametrize(
+    ("noted", "at", "after"),
+    [
+        ((), None, (40.0,)),
+        ((90.0,), 998.0, (90.0, 40.0)),
+        ((None, 90.0, 80.0), 998.0, (90.0, 80.0, 40.0)),
+        ((40.0, 40.0), 998.0, (40.0, 40.0, 40.0)),
+        # The machine was started anew since then.
+        ((90.0,), 5000.0, (90.0, 40.0)),
+        # That sample is on the record, or it says nothing new.
+        ((90.0,), 999.0, None),
+        ((40.0, 40.0, 40.0), 998.0, None),
+    ],
+)
+def test_the_foreign_load_of_a_sample_is_noted_once(
+    noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
+) -> None:
+    one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), held={(8, 0.0): 30})
+    notes = measure(facts(replace(one, foreign_loads=noted, foreign_load_at=at)))
+    assert notes == ([] if after is None else [NoteForeignLoad("U0", after, 999.0)])
+
+
 def test_nothing_is_placed_before_what_was_measured_is_on_the_record() -> None:
     """A job that exceeds its declaration: the next one, which would fit beside it by declaration, waits."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
@@ -221,6 +252,8 @@ def applied(world: Facts, actions: list[Action]) -> Facts:
         elif isinstance(note, NoteExceeded):
             attempt = attempts[note.attempt_id]
             attempts[note.attempt_id] = replace(attempt, exceeded=(*attempt.exceeded, note.uuid))
+        elif isinstance(note, NoteForeignLoad):
+            gpus[note.uuid] = replace(gpus[note.uuid], foreign_loads=note.loads, foreign_load_at=note.at)
         elif isinstance(note, NoteHeld):
             held = {(pid, start): mib for pid, start, mib in note.held}
             gpus[note.uuid] = replace(gpus[note.uuid], held=held)

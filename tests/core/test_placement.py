@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import GpuView, Limits, Reason, obstacle, place
+from gpu_scheduler.core.placement import ForeignUse, GpuView, Limits, Reason, foreign_use, obstacle, place
 
 LIMITS = Limits()
 
@@ -51,7 +51,11 @@ def test_best_fit_then_least_load_then_lowest_index(
             Need(1, 500),
             "foreign process 8123 holds 21.5 GiB",
         ),
-        (gpu(0, foreign_mib=500, foreign="process 8", load=97.0), Need(1, 500), "process 8, load 97 %"),
+        (
+            gpu(0, foreign_mib=500, foreign="process 8", foreign_load=97.0),
+            Need(1, 500),
+            "process 8, load 97 %",
+        ),
         (gpu(0, foreign_mib=300, foreign="process 8"), Need(1, 1000, alone=True), "process 8 holds 300 MiB"),
         (gpu(0, foreign_mib=None), Need(1, 500), "memory unknown"),
         (gpu(0, taken=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
@@ -62,7 +66,9 @@ def test_a_gpu_that_takes_nothing_says_why(view: GpuView, need: Need, words: str
 
 
 def test_the_load_of_our_own_jobs_keeps_nobody_out() -> None:
-    assert place(Need(1, 500), None, [gpu(0, booked=500, load=97.0)], LIMITS) == ("U0",)
+    beside = gpu(0, booked=500, load=97.0, foreign_mib=5, foreign="process 8", foreign_load=0.0)
+    for need in (Need(1, 500), Need(1, vram=9000), Need(1, 500, vram=9000)):
+        assert place(need, None, [beside], LIMITS) == ("U0",)
 
 
 def test_what_could_never_fit_is_infeasible_and_pauses_are_not() -> None:
@@ -146,16 +152,16 @@ def test_a_threshold_is_reached_at_equality() -> None:
     assert place(
         Need(1, 500), None, [GpuView("U0", 0, 1000, foreign_mib=799, foreign="process 8")], LIMITS
     ) == ("U0",)
-    busy = gpu(0, foreign_mib=10, foreign="process 8", load=80.0)
+    busy = gpu(0, foreign_mib=201, foreign="process 8", foreign_load=80.0)
     assert "load 80 %" in why(place(Need(1, 500), None, [busy], LIMITS))
-    assert place(Need(1, 500), None, [gpu(0, foreign_mib=10, foreign="process 8", load=79.9)], LIMITS) == (
-        "U0",
-    )
+    less = gpu(0, foreign_mib=201, foreign="process 8", foreign_load=79.9)
+    assert place(Need(1, 500), None, [less], LIMITS) == ("U0",)
 
 
 def test_an_unknown_load_is_tried_last_and_keeps_nobody_out() -> None:
     assert place(Need(1, 1000), None, [gpu(0, load=None), gpu(1, load=99.0)], LIMITS) == ("U1",)
-    assert place(Need(1, 1000), None, [gpu(0, load=None, foreign="process 8")], LIMITS) == ("U0",)
+    unknown = gpu(0, load=None, foreign_mib=900, foreign="process 8", foreign_load=None)
+    assert place(Need(1, 1000), None, [unknown], LIMITS) == ("U0",)
 
 
 def test_equal_gpus_are_taken_from_the_lowest_index() -> None:
@@ -234,15 +240,45 @@ def test_what_a_little_of_others_makes_of_an_idle_gpu(mib: int, idle: bool) -> N
     assert obstacle(view, Need(1, 1000), LIMITS) is None
 
 
-@pytest.mark.parametrize("need", [Need(1, 1), Need(1, vram=1), Need(1, 1000, alone=True)])
-def test_the_thresholds_judge_others_whatever_is_needed(need: Need) -> None:
-    assert "foreign process 8" in (obstacle(crowded(), need, LIMITS) or "")
-    assert "load 97 %" in (obstacle(gpu(0, foreign="process 8", load=97.0), need, LIMITS) or "")
-    assert obstacle(gpu(0, load=97.0), need, LIMITS) is None
+SHARE, MEMORY, BOTH = Need(1, 1), Need(1, vram=1), Need(1, 1, vram=1)
+ALONE, EXCLUSIVE = Need(1, 1000, alone=True), Need(1, 1, exclusive=True)
 
 
-def crowded() -> GpuView:
-    return gpu(0, foreign_mib=20_000, foreign="process 8", memory_mib=22_000)
+@pytest.mark.parametrize("load", [None, 0.0, 79.9, 80.0, 100.0])
+@pytest.mark.parametrize("mib", [0, 5, 200, 201, 19_660, 19_661, 23_000])
+@pytest.mark.parametrize("need", [SHARE, MEMORY, BOTH, ALONE, EXCLUSIVE], ids=str)
+def test_which_use_by_others_keeps_which_job_out(need: Need, mib: int, load: float | None) -> None:
+    view = gpu(0, foreign_mib=mib, foreign="process 8", foreign_load=load, load=100.0, memory_mib=mib)
+    expected = None
+    if mib > 200:
+        if need.alone:
+            expected = ForeignUse.NOT_IDLE
+        elif mib >= 0.8 * 24_576 and need.vram is None:
+            expected = ForeignUse.MEMORY
+        elif load is not None and load >= 80:
+            expected = ForeignUse.LOAD
+    assert foreign_use(view, need, LIMITS) == expected
+    told = obstacle(view, need, LIMITS)
+    if expected is None:
+        assert told is None
+    elif expected is ForeignUse.LOAD:
+        assert told == f"foreign process 8, load {load:.0f} %"
+    else:
+        assert (told or "").startswith("foreign process 8 holds ")
+
+
+@pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
+def test_the_idle_threshold_is_tested_before_the_others(need: Need) -> None:
+    limits = Limits(memory=0.001, load=0.01, idle_mib=5000)
+    view = gpu(0, foreign_mib=5000, foreign="process 8", foreign_load=100.0, memory_mib=5500)
+    assert obstacle(view, need, limits) is None
+    assert "process 8" in (obstacle(gpu(0, foreign_mib=5001, foreign="process 8", foreign_load=100.0), need,
+                                    limits) or "")  # fmt: skip
+
+
+def test_a_gpu_that_is_full_names_no_foreign_process_that_counts_as_none() -> None:
+    view = gpu(0, foreign_mib=5, foreign="process 8", memory_mib=20_000)
+    assert obstacle(view, Need(1, vram=9000), LIMITS) == "room for 4.0 GiB"
 
 
 def test_what_lacks_memory_says_who_has_it() -> None:

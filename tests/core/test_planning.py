@@ -36,7 +36,8 @@ HALF, WHOLE, TWO = Ask(share=500), Ask(share=1000), Ask(gpus=2, share=1000)
 
 def gpu(index: int, used: int = 0, processes: tuple[GpuProcess, ...] | None = (), **values: object) -> Gpu:
     sample = GpuSample(f"U{index}", index, "card", 24576, used, 0.0, processes)
-    return Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, load=0.0, **values)  # type: ignore[arg-type]
+    base = Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, load=0.0, foreign_load_at=999.0)
+    return replace(base, **values)  # type: ignore[arg-type]
 
 
 def line(ask: Ask, *jobs: tuple[int, int], more: bool = False, reason: str | None = None) -> Line:

@@ -23,7 +23,7 @@ RUNNING = Attempt(
 
 def gpu(index: int, *processes: GpuProcess, owners: dict[int, int | None] | None = None) -> Gpu:
     sample = GpuSample(f"U{index}", index, "card", 24576, 0, 0.0, processes)
-    return Gpu(f"U{index}", index, sample=sample, sampled_at=1.0, load=0.0, owners=owners or {})
+    return Gpu(f"U{index}", index, False, sample, 1.0, 0.0, owners or {}, foreign_load_at=1.0)
 
 
 def facts(*gpus: Gpu, attempt: Attempt = RUNNING, others: tuple[Gpu, ...] = ()) -> Facts:

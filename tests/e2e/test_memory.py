@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.gpus import LOAD_SAMPLES
+from gpu_scheduler.core.gpu import LOAD_SAMPLES
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
@@ -217,9 +217,11 @@ def test_what_others_use(world: World) -> None:
         world.until(lambda jobs: told in (jobs.get(4, {}).get("reason") or ""), "job 4 waits")
     world.finished(4)
     world.append(f"[share=0.5] {SIMJOB} --vram 1000 --load 97 --hold 600")
-    loaded(world, 97)
-    world.append("[share=0.5] echo the second half")
-    assert world.finished(6)[6]["outcome"] == "completed"
+    with somebody(world, 1000, 0):
+        seen_on(world, 0, 2000)
+        loaded(world, 97)
+        world.append("[share=0.5] echo the second half")
+        assert world.finished(6)[6]["outcome"] == "completed"
 
 
 def test_needs_are_learned_from_what_was_seen(world: World) -> None:

@@ -20,7 +20,8 @@ FAKES = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as a test wants it seen: MiB, percent; processes as (pid, MiB); errors by NVML call."""
+    """A GPU as a test wants it seen: MiB, percent; processes as (pid, MiB); measured: (pid, percent, seconds
+    ago), the loads of processes that NVML tells; errors by NVML call."""
 
     uuid: str = "GPU-a"
     bus: int = 1
@@ -32,6 +33,7 @@ class Card:
     lost: bool = False
     mig: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
+    measured: tuple[tuple[int, int, float], ...] = ()
 
 
 class Machine:
@@ -68,7 +70,8 @@ class Machine:
             if card.load is None:
                 errors["GetUtilizationRates"] = 3
             values = {key: getattr(card, key) for key in ("uuid", "bus", "total", "used", "load", "mig")}
-            values |= {"compute": card.compute, "graphics": card.graphics, "errors": errors, "name": "Fake"}
+            values |= {"compute": card.compute, "graphics": card.graphics, "measured": card.measured}
+            values |= {"errors": errors, "name": "Fake"}
             raw.append(values)
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 

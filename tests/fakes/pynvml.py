@@ -2,6 +2,7 @@
 
     {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
                               "compute": [[pid, MiB]], "graphics": [[pid, MiB]],
+                              "measured": [[pid, percent, seconds ago]] (none: "Not Found"),
                               "mig": null, or the mode, or [the mode, that after the next reset],
                               "errors": {"call": code}}]}
 
@@ -22,6 +23,7 @@ from typing import Any
 NVML_ERROR_UNINITIALIZED = 1
 NVML_ERROR_NOT_SUPPORTED = 3
 NVML_ERROR_NO_PERMISSION = 4
+NVML_ERROR_NOT_FOUND = 6
 NVML_ERROR_DRIVER_NOT_LOADED = 9
 NVML_ERROR_TIMEOUT = 10
 NVML_ERROR_LIBRARY_NOT_FOUND = 12
@@ -37,6 +39,7 @@ SAYS = {
     1: "Uninitialized",
     3: "Not Supported",
     4: "Insufficient Permissions",
+    6: "Not Found",
     9: "Driver Not Loaded",
     10: "Timeout",
     12: "NVML Shared Library Not Found",
@@ -136,6 +139,18 @@ def nvmlDeviceGetComputeRunningProcesses(i: int) -> list[Any]:
 
 def nvmlDeviceGetGraphicsRunningProcesses(i: int) -> list[Any]:
     return _processes("Graphics", i)
+
+
+def nvmlDeviceGetProcessUtilization(i: int, last_seen: int) -> list[Any]:
+    now = time.time_ns() // 1000
+    measured = [
+        SimpleNamespace(pid=pid, smUtil=percent, timeStamp=now - int(ago * 1_000_000))
+        for pid, percent, ago in _card("GetProcessUtilization", i).get("measured", [])
+    ]
+    newer = [one for one in measured if one.timeStamp > last_seen]
+    if not newer:
+        raise NVMLError(NVML_ERROR_NOT_FOUND)
+    return newer
 
 
 def nvmlDeviceGetMigMode(i: int) -> list[int]:

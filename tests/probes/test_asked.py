@@ -237,7 +237,7 @@ def test_nothing_outlives_an_asker_that_is_killed(hang: bool, hanging: Machine) 
 
 
 def test_an_answer_survives_the_wire() -> None:
-    gpu = GpuSample("GPU-a", 0, "Fake", 24576, None, None, (GpuProcess(7, None, True),), "query failed: é\n")
+    gpu = GpuSample("GPU-a", 0, "Fake", 24576, None, None, (GpuProcess(7, None, True, 5.5),), "lost: é\n")
     for said in (Snapshot(12.5, (gpu,)), Snapshot(1.0, ()), ProbeFailure("broken", "mend it")):
         line = encode(3, said)
         assert line.count(b"\n") == 1

@@ -55,16 +55,63 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_graphics_only_processes_are_told_apart(machine: Machine) -> None:
     machine.plant(Card(compute=((10, 400), (12, None)), graphics=((10, 400), (11, 90), (13, None))))
     assert machine.probe().sample()[0].processes == (
-        GpuProcess(10, 400),
-        GpuProcess(12, None),
-        GpuProcess(11, 90, graphics_only=True),
-        GpuProcess(13, None, graphics_only=True),
+        GpuProcess(10, 400, load_percent=0.0),
+        GpuProcess(12, None, load_percent=0.0),
+        GpuProcess(11, 90, graphics_only=True, load_percent=0.0),
+        GpuProcess(13, None, graphics_only=True, load_percent=0.0),
     )
 
 
 def test_parts_of_one_process_are_added_up(machine: Machine) -> None:
     machine.plant(Card(compute=((10, 400), (10, 100), (11, 5), (11, None))))
-    assert machine.probe().sample()[0].processes == (GpuProcess(10, 500), GpuProcess(11, None))
+    (gpu,) = machine.probe().sample()
+    assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(10, 500), (11, None)]
+
+
+@pytest.mark.parametrize(
+    ("measured", "loads"),
+    [
+        ((), (0.0, 0.0, 0.0)),
+        (((10, 90, 0.5),), (90.0, 0.0, 0.0)),
+        (((10, 90, 0.5), (11, 7, 1.9), (12, 30, 0.1)), (90.0, 7.0, 30.0)),
+        # What was measured before the last two seconds says nothing of now.
+        (((10, 90, 2.5),), (0.0, 0.0, 0.0)),
+        # The newest of one pid counts, in whatever order they come; equally new ones are added up.
+        (((10, 90, 1.0), (10, 20, 0.5)), (20.0, 0.0, 0.0)),
+        (((10, 20, 0.5), (10, 90, 1.0)), (20.0, 0.0, 0.0)),
+        (((10, 20, 0.5), (10, 30, 0.5)), (50.0, 0.0, 0.0)),
+        (((10, 80, 0.5), (10, 70, 0.5)), (100.0, 0.0, 0.0)),
+        # What cannot be true was never measured.
+        (((10, 4_000_000_000, 0.5), (0, 0, 0.5)), (0.0, 0.0, 0.0)),
+        # A load of no listed process: a number of another pid namespace, or one that has just ended.
+        (((645400, 13, 0.5),), None),
+        (((645400, 13, 0.5), (10, 90, 0.5)), None),
+        (((645400, 0, 0.5), (10, 90, 0.5)), (90.0, 0.0, 0.0)),
+    ],
+)
+def test_the_load_of_each_process(
+    machine: Machine, measured: tuple[tuple[int, int, float], ...], loads: tuple[float, ...] | None
+) -> None:
+    machine.plant(Card(compute=((10, 400), (12, 5)), graphics=((11, 90),), measured=measured))
+    (gpu,) = machine.probe().sample()
+    found = {one.pid: one.load_percent for one in gpu.processes or ()}
+    assert found == dict(zip((10, 11, 12), loads or (None,) * 3, strict=True))
+    assert gpu.fault is None
+
+
+@pytest.mark.parametrize(
+    "code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA, TIMEOUT, UNKNOWN]
+)
+def test_a_driver_that_does_not_tell_loads_of_processes(machine: Machine, code: int) -> None:
+    machine.plant(Card(load=55.0, compute=((10, 400),), errors={"GetProcessUtilization": code}))
+    (gpu,) = machine.probe().sample()
+    assert (gpu.processes, gpu.load_percent, gpu.fault) == ((GpuProcess(10, 400),), 55.0, None)
+
+
+def test_a_library_without_the_call_tells_no_loads(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetProcessUtilization")
+    machine.plant(Card(compute=((10, 400),), measured=((10, 90, 0.5),)))
+    assert machine.probe().sample()[0].processes == (GpuProcess(10, 400),)
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND])

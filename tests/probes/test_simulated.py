@@ -49,6 +49,20 @@ def test_parse_simulate_means_what_is_written(parts: list[tuple[int, int]]) -> N
     assert parse_simulate(text) == tuple(size * 1024 for count, size in parts for _ in range(count))
 
 
+def test_each_process_makes_its_load_unless_the_card_does_not_tell(tmp_path: Path) -> None:
+    plant(tmp_path, os.getpid(), {"0": 5, "1": 5}, 70)
+    plant(tmp_path, os.getppid(), {"0": 5}, 20)
+    loads = {os.getpid(): 70.0, os.getppid(): 20.0}
+
+    def told() -> list[dict[int, float | None]]:
+        gpus = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
+        return [{process.pid: process.load_percent for process in gpu.processes or ()} for gpu in gpus]
+
+    assert told() == [loads, {os.getpid(): 70.0}]
+    usage.write_json(str(tmp_path / "withheld.json"), {"0": "process loads"})
+    assert told() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
+
+
 def test_processes_add_up_and_never_exceed_the_card(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 20000, "1": 100}, 70)
     plant(tmp_path, os.getppid(), {"0": 20000}, 70)

@@ -1,0 +1,122 @@
+"""The load of foreign processes: what the record says of it, and who is placed beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from tests.loop.rig import Rig
+
+#: A process that is none of our jobs: the one that runs the tests.
+THEM = os.getpid()
+WAIT = "echo $$ > pid.part; mv pid.part pid; sleep 60"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path, gpus=1)
+
+
+def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: int | None = None) -> None:
+    """A new sample of the GPU."""
+    mib = sum(one.used_mib or 0 for one in processes or ()) if used is None else used
+    listed = None if processes is None else tuple(processes)
+    rig.watch.take(Snapshot(rig.clock.now().boot, (GpuSample("U0", 0, "card", 24576, mib, card, listed),)))
+
+
+def loads(rig: Rig) -> list[float | None]:
+    """What the record says of the last samples."""
+    value: list[float | None] = json.loads(rig.store.gpus()[0]["foreign_loads"])
+    return value
+
+
+def half_job_runs(rig: Rig) -> tuple[int, int]:
+    """A job with half of the GPU that runs: its id and the process that uses the GPU."""
+    first = rig.add(WAIT, share=500)
+    rig.runner(first)
+    rig.until(lambda: (rig.folder / "pid").exists(), "the pid of the job")
+    return first, int((rig.folder / "pid").read_text())
+
+
+def ends(rig: Rig, *jobs: int) -> None:
+    for job in jobs:
+        rig.store.wish("cancel", str(job), grace_s=0)
+    for job in jobs:
+        rig.ends(job)
+
+
+def why_it_waits(rig: Rig) -> str:
+    rig.tick()
+    [reason] = rig.store.asks().values()
+    return reason or ""
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "withheld"])
+def test_a_second_half_enters_beside_an_idle_stranger_while_our_own_job_drives_the_load(
+    rig: Rig, told: bool
+) -> None:
+    first, pid = half_job_runs(rig)
+    ours = GpuProcess(pid, 5000, load_percent=90.0 if told else None)
+    theirs = GpuProcess(THEM, 5, load_percent=0.0 if told else None)
+    for _ in range(3):
+        sample(rig, 90.0, (ours, theirs))
+        rig.tick()
+    assert loads(rig)[-3:] == ([0.0] * 3 if told else [None] * 3)
+    second = rig.add("sleep 60", share=500)
+    rig.tick()
+    assert rig.job(second)["state"] in ("starting", "running")
+    ends(rig, first, second)
+
+
+def test_a_stranger_at_work_keeps_the_second_half_out_until_the_mean_falls(rig: Rig) -> None:
+    first, pid = half_job_runs(rig)
+    ours = GpuProcess(pid, 5000, load_percent=10.0)
+    for _ in range(3):
+        sample(rig, 95.0, (ours, GpuProcess(THEM, 3000, load_percent=85.0)))
+        rig.tick()
+    second = rig.add("sleep 60", share=500)
+    assert why_it_waits(rig).endswith(f"GPU 0 foreign process {THEM}, load 85 %")
+    sample(rig, 10.0, (ours, GpuProcess(THEM, 3000, load_percent=0.0)))
+    rig.tick()
+    assert loads(rig) == [85.0, 85.0, 0.0]
+    assert rig.job(second)["state"] in ("starting", "running")
+    ends(rig, first, second)
+
+
+def test_the_load_of_a_job_that_ended_is_never_taken_for_that_of_others(rig: Rig) -> None:
+    """The driver lists no processes: the samples with a job of ours say nothing of others."""
+    first = rig.add("sleep 60", share=500)
+    rig.runner(first)
+    for _ in range(3):
+        sample(rig, 95.0, None, used=5000)
+        rig.tick()
+    assert loads(rig) == [None] * 3
+    ends(rig, first)
+    sample(rig, 2.0, None, used=300)
+    rig.tick()
+    assert loads(rig)[-1] == 2.0
+    second = rig.add("true", share=500)
+    assert rig.ends(second)["outcome"] == "completed"
+    for _ in range(3):
+        sample(rig, 95.0, None, used=300)
+        rig.tick()
+    third = rig.add("true", share=500)
+    assert why_it_waits(rig).endswith("GPU 0 foreign memory, load 95 %")
+    assert rig.job(third)["state"] == "queued"
+
+
+def test_a_sample_is_judged_once_and_a_new_scheduler_begins_anew(rig: Rig) -> None:
+    sample(rig, 0.0, (GpuProcess(THEM, 3000, load_percent=85.0),))
+    for _ in range(3):
+        rig.tick()
+    assert loads(rig)[-2:] == [0.0, 85.0] or loads(rig) == [85.0]
+    assert rig.watch.snapshot is not None
+    rig.loop.recorder.note_gpus(rig.watch.snapshot.gpus, None, rig.clock.now())
+    assert loads(rig)[-1] == 85.0
+    rig.loop.recorder.note_gpus(rig.watch.snapshot.gpus, ["U0"], rig.clock.now())
+    assert loads(rig) == []
