@@ -218,7 +218,7 @@ def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> 
             [sys.executable, "-m", "tests.loop.crashing", "", "1", place.executor],
             cwd=place.folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
         )  # fmt: skip
-    wait_for(lambda: "job 1 started" in (place.folder / "out").read_text(), "the first one's job")
+    wait_for(lambda: "job 1 starts" in (place.folder / "out").read_text(), "the first one's job")
     assert place.run() == 1
     assert f"already (pid {first.pid})" in (place.folder / "out").read_text()
     go.touch()
