@@ -102,7 +102,7 @@ class Daemon:
             return None
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
-        return JobsWatch(self._store, path, known)
+        return JobsWatch(self._store, path, known, lambda: self._config.current)
 
     def launch(self, attempt_id: int) -> None:
         """What the loop calls; see Launcher.launch."""

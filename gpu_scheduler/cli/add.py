@@ -5,13 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 from argparse import Namespace
+from collections.abc import Iterator
 
+from gpu_scheduler.cli.need import config_of
 from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.linewarnings import line_warnings
+from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.store.started import started_with
 
 
@@ -20,7 +25,8 @@ def add(options: Namespace) -> int:
     script = _script(options.script)
     known, cwd = from_record(options, os.path.abspath(options.output_file))
     line = _line(options, script, known)
-    notes = _notes(options, _parsed(line, cwd))
+    spec = _parsed(line, cwd)
+    notes = [*_notes(options, spec), *_warnings(options, spec)]
     if options.output_file != "-":
         append(options.output_file, line)
     print(line)
@@ -94,6 +100,16 @@ def _notes(options: Namespace, spec: JobSpec) -> list[str]:
         other = watched or "no jobs file"
         notes.append(f"the scheduler (pid {pid}) does not read {path}; it watches {other}")
     return notes
+
+
+def _warnings(options: Namespace, spec: JobSpec) -> Iterator[str]:
+    """What will keep the job from running as expected."""
+    try:
+        with opened(options, foreign=True) as store:
+            config = config_of(store)
+    except SchedulerError:
+        config = LlmConfig()
+    return line_warnings(spec, resolve(Ask.of(spec), config).count, job_shell(os.environ))
 
 
 def append(path: str, line: str) -> None:

@@ -20,6 +20,7 @@ from gpu_scheduler.core.reading import Accepted, NewJob, diff
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filelook import LARGEST, JobsFile
 from gpu_scheduler.intake.filetext import FileText, TextParser
+from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.views.lint import Linted, to_json, to_text
@@ -39,7 +40,9 @@ def lint(options: Namespace) -> int:
     conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
     envs = _environments(parser, lines, conda_sh)
     totals, limits = _from_record(options)
-    setting = Setting(config.current, known, conda_sh, os.path.exists, envs, totals, limits)
+    setting = Setting(
+        config.current, known, conda_sh, os.path.exists, envs, totals, limits, job_shell(os.environ)
+    )
     good = tuple(_previews(parser, lines, setting))
     bad = [
         MalformedShown(options.file, line.number, line.text, line.problem or "", line.accepted)

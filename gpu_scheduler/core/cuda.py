@@ -49,7 +49,7 @@ def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
     """
     if mode == "off":
         return command
-    words = _words(command)
+    words = shell_words(command)
     changed, done, present = [], 0, False
     for word, following in zip_longest(words, words[1:]):
         if word.plain.startswith(f"{_OPTION}="):
@@ -66,7 +66,7 @@ def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Word:
+class Word:
     """A word of shell text by its place; `plain` is the text it stands for, as far as quotes go."""
 
     start: int
@@ -74,14 +74,15 @@ class _Word:
     plain: str
 
 
-def _words(command: str) -> list[_Word]:
-    words: list[_Word] = []
+def shell_words(command: str) -> list[Word]:
+    """The words of a shell text; what stands between them are blanks and operators."""
+    words: list[Word] = []
     start, plain, i = -1, "", 0
 
     def close(end: int) -> None:
         nonlocal start, plain
         if start >= 0:
-            words.append(_Word(start, end, plain))
+            words.append(Word(start, end, plain))
         start, plain = -1, ""
 
     while i < len(command):
@@ -114,12 +115,12 @@ def _piece(command: str, at: int) -> tuple[str, int]:
     return char, 1
 
 
-def _follows(command: str, option: _Word, value: _Word) -> bool:
+def _follows(command: str, option: Word, value: Word) -> bool:
     between = command[option.end : value.start]
     return between.strip(_BLANKS) == "" and "\n" not in between and not value.plain.startswith("-")
 
 
-def _takes_more(command: str, words: Sequence[_Word]) -> bool:
+def _takes_more(command: str, words: Sequence[Word]) -> bool:
     """Whether words at the end of the text would reach the command that the user means."""
     outside, done = [], 0
     for word in words:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gpu_scheduler.core.command import conda_of, shown
 from gpu_scheduler.core.csvline import parse_csv
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.linewarnings import JobShell, line_warnings
 from gpu_scheduler.core.needs import Ask, LlmConfig, Need, resolve
 from gpu_scheduler.core.order import NORMAL
 from gpu_scheduler.core.placement import Limits, could_fit
@@ -26,7 +27,7 @@ class Setting:
     """What a line is judged by. known_gpus: the indices there are, None = any; conda_sh: the file that has
     `conda`, None = there is no conda; exists: whether there is a file or folder of this path; conda_envs: the
     names of its environments, None = not known; totals: GPU index -> MiB that it has, where that is known;
-    limits: those of the scheduler."""
+    limits: those of the scheduler; shell: that of its jobs, None = not known."""
 
     config: LlmConfig
     known_gpus: Collection[int] | None
@@ -35,6 +36,7 @@ class Setting:
     conda_envs: Collection[str] | None = None
     totals: Mapping[int, int] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    shell: JobShell | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
         yield f"virtual environment {spec.venv} does not exist (no bin/activate in it)"
     if spec.script is not None and not setting.exists(spec.script):
         yield f"script {spec.script} does not exist"
+    yield from line_warnings(spec, need.count, setting.shell)
     missing = _missing(spec, setting.exists) if spec.kind == "command" else None
     if missing is not None:
         yield f"script {missing} does not exist"

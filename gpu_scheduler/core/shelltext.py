@@ -9,9 +9,17 @@ from gpu_scheduler.core.words import quotes_closed
 
 ACCEPTED = "one whole shell command on one line, in the foreground; or a script that holds the rest"
 
-_RESERVED = (
+RESERVED = (
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",
     "function", "time", "coproc", "{", "}", "!", "[[",
+)  # fmt: skip
+BUILTINS = (
+    ".", ":", "[", "alias", "bg", "bind", "break", "builtin", "caller", "cd", "command", "compgen",
+    "complete", "compopt", "continue", "declare", "dirs", "disown", "echo", "enable", "eval", "exec",
+    "exit", "export", "false", "fc", "fg", "getopts", "hash", "help", "history", "jobs", "kill", "let",
+    "local", "logout", "mapfile", "popd", "printf", "pushd", "pwd", "read", "readarray", "readonly",
+    "return", "set", "shift", "shopt", "source", "suspend", "test", "times", "trap", "true", "type",
+    "typeset", "ulimit", "umask", "unalias", "unset", "wait",
 )  # fmt: skip
 #: Text in which bash cannot find a syntax error: plain words and simple quotes.
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
@@ -39,7 +47,7 @@ def needs_bash(text: str) -> bool:
     """Whether the command has shell syntax, so that `bash -n` can refuse it."""
     if not _PLAIN.fullmatch(text) or SUBSCRIPT.search(text):
         return True
-    return re.split(r"[ \t]", text, maxsplit=1)[0] in _RESERVED
+    return re.split(r"[ \t]", text, maxsplit=1)[0] in RESERVED
 
 
 def cuda_note(text: str) -> str | None:

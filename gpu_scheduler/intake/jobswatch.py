@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.core import reading as said
 from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.linewait import LineWait
+from gpu_scheduler.core.linewarnings import line_warnings
+from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
+from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.store import readings
 from gpu_scheduler.store.store import Store
 
@@ -25,7 +28,7 @@ AT_A_TIME = 5_000
 
 
 class JobsWatch:
-    """Looks at the file when told to. Times: boot seconds.
+    """Looks at the file when told to. Times: boot seconds. config: what models need now.
 
     again_at   when to look again without an event; None = nothing waits.
     pending    something in the file waits to count.
@@ -34,7 +37,13 @@ class JobsWatch:
     waits      jobs that must not be started because of how their line stands in the file, and why.
     """
 
-    def __init__(self, store: Store, path: str, known_gpus: frozenset[int] | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        known_gpus: frozenset[int] | None,
+        config: Callable[[], LlmConfig] = LlmConfig,
+    ) -> None:
         self.path = Path(os.path.abspath(path))
         self.again_at: float | None = None
         self.pending = False
@@ -42,6 +51,7 @@ class JobsWatch:
         self.waits: Mapping[int, LineWait] = {}
         self._store = store
         self._key = str(self.path)
+        self._config = config
         here = os.getcwd()
         cwd = readings.working_folder(store, self._key, here)
         if cwd != here:
@@ -76,13 +86,16 @@ class JobsWatch:
         accepted = accepted.whole(before, newest)
         result = said.diff(before, accepted, jobs, newest)
         new: dict[int, int] = {}
-        told = list(result.said)
+        told, warned = list(result.said), list[str]()
+        shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
                 if isinstance(action, said.NewJob):
                     spec = self._reader.spec_of(accepted.lines[action.index])
                     new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
                     told.append(f"{action.say(new[action.index])}: {spec.text}")
+                    count = resolve(Ask.of(spec), config).count
+                    warned += [f"line {action.number}: {text}" for text in line_warnings(spec, count, shell)]
                 else:
                     self._wish(action, accepted.lines)
             reading = result.bound(new)
@@ -91,11 +104,14 @@ class JobsWatch:
             if len(new) < len(result.actions) or not (accepted.appended or _appended(before, reading)):
                 self._order(reading)
         self._reading = reading
-        self._log(told)
+        self._log(told, warned)
 
-    def _log(self, told: Sequence[str]) -> None:
-        for text in told[: max(0, TOLD - self._told)]:
+    def _log(self, told: Sequence[str], warned: Sequence[str]) -> None:
+        room = max(0, TOLD - self._told)
+        for text in told[:room]:
             log.info("%s, %s", self.path.name, text)
+        for text in warned[:room]:
+            log.warning("%s, %s", self.path.name, text)
         self._told += len(told)
 
     def _tell_rest(self) -> None:

@@ -38,6 +38,16 @@ def test_nothing_but_a_script_is_needed(desk: Desk, script: Path) -> None:
     assert desk.run("add", "./sub/../train.py") == (0, f"0,{script},,,\n", "")
 
 
+def test_a_line_that_will_disappoint_is_appended_with_a_warning(desk: Desk, script: Path) -> None:
+    code, out, err = desk.run("add", "train.py", "--args", "--device cuda:1")
+    assert (code, out) == (0, f"0,{script},,--device cuda:1,\n")
+    assert err == (
+        "gpu-scheduler: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number; write"
+        " cuda:0, and [allowed=1] for GPU 1\n"
+    )
+    assert (desk.path / "jobs.txt").read_text() == out
+
+
 def test_a_dash_only_prints(desk: Desk, script: Path) -> None:
     code, out, _ = desk.run("add", "train.py", "--output-file", "-", "--priority", "5", "--args", "--resume")
     assert (code, out) == (0, f"5,{script},,--resume,\n")

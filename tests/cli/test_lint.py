@@ -78,6 +78,20 @@ def test_the_accepted_forms_are_told_once(desk: Desk) -> None:
     assert '\n    accepted: 0,a.py,,"--x a,b",\n' in out
 
 
+def test_lines_that_will_disappoint_have_warnings(desk: Desk) -> None:
+    lines = ["pyhton train.py", "conda activate a && echo x", "torchrun --nproc-per-node 4 t.py"]
+    lines += ["echo --device cuda:1", "echo fine"]
+    (desk.path / "torchrun").touch()
+    (desk.path / "jobs.txt").write_text("\n".join(lines) + "\n")
+    code, out, err = desk.run("lint")
+    assert (code, err) == (0, "")
+    assert "    warning: `pyhton` is no program on PATH: bash will say `command not found`\n" in out
+    assert "; write [conda=a] echo x\n" in out
+    assert "torchrun starts 4 processes, and the line asks for 1 GPU; write [gpus=4]\n" in out
+    assert "warning: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number" in out
+    assert out.endswith("5 jobs, 4 lines with a warning, 0 malformed\n")
+
+
 def test_json_has_the_same(desk: Desk) -> None:
     write(desk)
     code, out, _ = desk.run("lint", "jobs.txt", "--json")

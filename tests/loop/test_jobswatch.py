@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.needs import Ask, parse_llm_config
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from tests.loop.rig import Rig
 
@@ -312,6 +312,20 @@ def test_a_reading_is_whole_or_not_at_all(desk: Desk, monkeypatch: pytest.Monkey
     desk.restart()
     desk.wait(30)
     assert desk.states() == {1: "held", 2: "held", 3: "held"}
+
+
+def test_lines_that_will_disappoint_are_warned_of_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')
+    desk.watch = JobsWatch(desk.rig.store, str(desk.path), None, lambda: config)
+    with caplog.at_level("WARNING"):
+        desk.save("# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n")
+        desk.wait(30)
+    assert caplog.messages == [
+        "jobs.txt, line 2: `pyhton` is no program on PATH: bash will say `command not found`",
+        "jobs.txt, line 4: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number; write"
+        " cuda:0, and [allowed=1] for GPU 1",
+    ]
+    assert len(desk.states()) == 3
 
 
 def test_a_file_that_cannot_be_read_is_named_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:

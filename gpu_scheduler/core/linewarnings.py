@@ -1,0 +1,187 @@
+"""Warnings about a well-formed line whose job will surely fail, or not run as its writer expects.
+
+Pure parsing. It stays silent where it cannot be sure. What a job's shell finds on its PATH, the caller knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpu_scheduler.core.attributes import parse_conda
+from gpu_scheduler.core.cuda import Word, shell_words
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.shelltext import BUILTINS, RESERVED, cuda_note
+
+
+@dataclass(frozen=True)
+class JobShell:
+    """The bash that runs a command. finds: whether it finds a program on its PATH, or a file in the working
+    folder, of this name (name, folder); functions: those that it inherits."""
+
+    finds: Callable[[str, str], bool]
+    functions: Collection[str] = ()
+
+
+#: A line without any of these needs no closer look.
+_SUSPECT = re.compile(r"activate|torchrun|torch\.distributed|accelerate|deepspeed|cuda:[0-9]")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
+_PLAIN = re.compile(r"[\w.+:@%,-]+")
+_FIRST = re.compile(r"[\w.+:@%,-]+(?=[ \t]|$)")
+_CONDA = ("conda", "mamba", "micromamba")
+#: Programs that run the one behind them.
+_RUNNERS = ("time", "exec", "nohup", "env", "nice", "command", "sudo", "uv", "poetry", "pixi", "run")
+_PYTHON = re.compile(r"python[0-9.]*")
+_PROCESSES = {
+    "torchrun": ("--nproc-per-node", "--nproc_per_node"),
+    "accelerate launch": ("--num_processes", "--num-processes"),
+    "deepspeed": ("--num_gpus",),
+}
+_MACHINES = ("--num_machines", "--num-machines", "--nnodes")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_DEVICE = re.compile(r"cuda:([0-9]{1,3})")
+
+
+def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[str]:
+    """The warnings, in words. gpus: how many the job gets; shell: None = it may know anything."""
+    text = spec.command or ""
+    if spec.kind == "command" and shell is not None:
+        yield from _first_word(spec, text, shell)
+    if spec.kind == "csv":
+        yield from _device(spec, spec.arguments, gpus)
+        return
+    if not _SUSPECT.search(text):
+        return
+    commands = list(_commands(text))
+    if shell is not None and "conda" not in shell.functions:
+        yield from _conda(text, commands)
+    words = [[word.plain for word in command] for command in commands]
+    for command in words:
+        yield from _processes(command, gpus)
+    if cuda_note(text) is None:
+        yield from _device(spec, [word for command in words for word in command], gpus)
+
+
+def _first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str]:
+    if spec.conda is not None or spec.venv is not None or "PATH" in dict(spec.env):
+        return
+    name = _program(text)
+    known = name is None or name in BUILTINS or name in RESERVED or name in shell.functions
+    if name is not None and not known and not shell.finds(name, spec.cwd):
+        yield f"`{name}` is no program on PATH: bash will say `command not found`"
+
+
+def _program(text: str) -> str | None:
+    """The plain word that bash would look up first; None where it looks up none, or it cannot be told."""
+    found = _FIRST.match(text)
+    if found is not None:
+        return None if text[found.end() :].lstrip().startswith("(") else found[0]
+    if not _ASSIGNMENT.match(text):
+        return None
+    done = 0
+    for word in shell_words(text):
+        raw = text[word.start : word.end]
+        if text[done : word.start].strip(" \t"):
+            return None  # an operator
+        done = word.end
+        assigned = _ASSIGNMENT.fullmatch(raw)
+        if assigned is None:
+            follows = text[word.end : word.end + 1] in ("", " ", "\t")
+            return raw if follows and _PLAIN.fullmatch(raw) else None
+        if assigned[1] == "PATH":
+            return None
+    return None
+
+
+def _commands(text: str) -> Iterator[list[Word]]:
+    """The simple commands of a shell text, each as its words; where a redirection leads is none of them."""
+    command: list[Word] = []
+    done = 0
+    for word in shell_words(text):
+        between = text[done : word.start]
+        done = word.end
+        redirected = re.search("[<>]", between) is not None and "(" not in between
+        if redirected:
+            continue
+        if re.search(r"[;&|()\n`]", between) and command:
+            yield command
+            command = []
+        command.append(word)
+    if command:
+        yield command
+
+
+def _conda(text: str, commands: Sequence[Sequence[Word]]) -> Iterator[str]:
+    for command in commands:
+        words = [word.plain for word in command]
+        if words[0] in ("source", ".", "eval"):
+            return  # what sets conda up
+        if words[0] not in _CONDA or words[1:2] != ["activate"]:
+            continue
+        name, rest = " ".join(words[2:3]) or "base", text[command[-1].end :].lstrip(" \t;&")
+        try:
+            parse_conda(name)
+        except ValueError:
+            name = "ENV"
+        first = command[0].start == 0 and rest
+        mended = f"[conda={name}] {rest}" if first else f"[conda={name}] in front of the line instead"
+        yield f"`{words[0]} activate` fails in a job, whose shell is not set up for it; write {mended}"
+        return
+
+
+def _processes(words: Sequence[str], gpus: int) -> Iterator[str]:
+    launcher, options = _launcher(words)
+    if launcher is None or "--cpu" in options or any(_number(options, (name,)) for name in _MACHINES):
+        return
+    count = _number(options, _PROCESSES[launcher])
+    if count is not None and count > gpus:
+        asks = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        yield f"{launcher} starts {count} processes, and the line asks for {asks}; write [gpus={count}]"
+
+
+def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """The program that starts the processes of a command, and its own options."""
+    at = next((i for i, word in enumerate(words) if not _is_before(word)), len(words))
+    program, options = words[at].rpartition("/")[2] if at < len(words) else "", words[at + 1 :]
+    if _PYTHON.fullmatch(program):
+        module = next((i for i, word in enumerate(options) if word in _MODULES), None)
+        if not module or options[module - 1] != "-m":
+            return None, ()
+        program, options = "torchrun", options[module + 1 :]
+    if program == "accelerate" and options[:1] == ["launch"]:
+        program = "accelerate launch"
+    if program not in _PROCESSES:
+        return None, ()
+    script = next((i for i, word in enumerate(options) if word.endswith(".py")), len(options))
+    return program, options[:script]
+
+
+def _is_before(word: str) -> bool:
+    """Whether it may stand before the program that is meant."""
+    return word in _RUNNERS or word.startswith("-") or _ASSIGNMENT.fullmatch(word) is not None
+
+
+def _number(options: Sequence[str], names: Sequence[str]) -> int | None:
+    """The value of the option of these names, where it is a number above 1."""
+    values = [option.partition("=")[2] for option in options if option.partition("=")[0] in names]
+    values += [value for name, value in pairwise(options) if name in names]
+    numbers = [int(value) for value in values if re.fullmatch("[0-9]{1,4}", value)]
+    return max((number for number in numbers if number > 1), default=None)
+
+
+def _device(spec: JobSpec, words: Sequence[str], gpus: int) -> Iterator[str]:
+    values = [word.removeprefix("--device=") for word in words if word.startswith("--device=")]
+    values += [value for name, value in pairwise(words) if name == "--device"]
+    for value in values:
+        device = _DEVICE.fullmatch(value)
+        if device is None or int(device[1]) < gpus:
+            continue
+        number = int(device[1])
+        seen = "one GPU, as cuda:0 whatever its number"
+        if gpus > 1:
+            seen = f"{gpus} GPUs, as cuda:0 to cuda:{gpus - 1} whatever their numbers"
+        pinned = f", and [allowed={number}] for GPU {number}" if gpus == 1 and spec.allowed is None else ""
+        yield f"--device cuda:{number}: the job sees {seen}; write cuda:0{pinned}"
+        return

@@ -1,0 +1,137 @@
+"""Warnings about lines that will disappoint; and none about usual lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.linewarnings import JobShell, line_warnings
+from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
+
+PROGRAMS = (
+    "python python3 torchrun accelerate deepspeed bash sh env sudo nohup nice conda make srun tee uv grep"
+    " nvidia-smi"
+)
+FILES = ("train.py", "Makefile")
+FIRST = "`{}` is no program on PATH: bash will say `command not found`"
+CONDA = "`conda activate` fails in a job, whose shell is not set up for it; write"
+ONE = "the line asks for 1 GPU; write"
+SEES = "the job sees one GPU, as cuda:0 whatever its number;"
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parents[2]
+
+
+def finds(name: str, cwd: str) -> bool:
+    return name in (*PROGRAMS.split(), *FILES)
+
+
+SHELL = JobShell(finds, frozenset({"activate_env"}))
+
+
+def warned(line: str, shell: JobShell | None = SHELL) -> list[str]:
+    read = parse_line(line, "/w", "/home/u")
+    assert isinstance(read, Parsed), read
+    return list(line_warnings(read.spec, resolve(Ask.of(read.spec), LlmConfig()).count, shell))
+
+
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        ("pyhton train.py --epochs 3", FIRST.format("pyhton")),
+        ("Done: 3 jobs", FIRST.format("Done:")),
+        ("SEED=1 NAME='a b' pyhton train.py", FIRST.format("pyhton")),
+        ("pyhton", FIRST.format("pyhton")),
+        ("[share=0.5 name=x] pyhton train.py", FIRST.format("pyhton")),
+        ("conda activate bert && python t.py --x 1", f"{CONDA} [conda=bert] python t.py --x 1"),
+        ("conda activate /opt/envs/a; python t.py", f"{CONDA} [conda=/opt/envs/a] python t.py"),
+        (
+            "cd x && conda activate $ENV && python t.py",
+            f"{CONDA} [conda=ENV] in front of the line instead",
+        ),
+        ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, and {ONE} [gpus=4]"),
+        (
+            "[gpus=2] torchrun --standalone --nproc_per_node=4 train.py",
+            "torchrun starts 4 processes, and the line asks for 2 GPUs; write [gpus=4]",
+        ),
+        (
+            "cd x && OMP_NUM_THREADS=4 python -m torch.distributed.run --nproc-per-node=2 train.py",
+            f"torchrun starts 2 processes, and {ONE} [gpus=2]",
+        ),
+        (
+            "accelerate launch --num_processes 2 train.py",
+            f"accelerate launch starts 2 processes, and {ONE} [gpus=2]",
+        ),
+        (
+            "uv run accelerate launch --multi_gpu --num_processes=2 train.py > log 2>&1",
+            f"accelerate launch starts 2 processes, and {ONE} [gpus=2]",
+        ),
+        (
+            "python train.py --device cuda:1",
+            f"--device cuda:1: {SEES} write cuda:0, and [allowed=1] for GPU 1",
+        ),
+        ("0,train.py,,--device=cuda:3,3", f"--device cuda:3: {SEES} write cuda:0"),
+        (
+            "[gpus=2] python train.py --device cuda:2 --x",
+            "--device cuda:2: the job sees 2 GPUs, as cuda:0 to cuda:1 whatever their numbers; write cuda:0",
+        ),
+    ],
+)
+def test_a_line_that_will_disappoint(line: str, warning: str) -> None:
+    assert warned(line) == [warning]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py", "VAR=1 python train.py", "VAR=1", "A=$(date) python train.py",
+        "A=(1 2); echo $A", "PATH=/opt/x:$PATH tool --x", "cd x && python train.py",
+        "if [ -f x ]; then python t.py; fi", "for i in 1 2; do python t.py $i; done",
+        "while read x; do echo $x; done < list", "{ echo a; echo b; }", "( cd x; make )",
+        "((i = 1)) && echo $i", "[] [[ -f x ]] && echo x", "[] [ -f x ] && echo x", "! false",
+        "time python t.py", "source venv/bin/activate && python t.py", ". ./env.sh; run_all", "./x --a",
+        "~/bin/x", "$HOME/x", "${TOOL} x", '"my prog" x', "'x' y", "\\python x", "sudo nvidia-smi", "*.sh",
+        "f() { echo a; }; f", "f () { echo a; }; f", "function f { echo a; }; f", "> out echo x", "eval x",
+        "train.py --epochs 3", "activate_env x", "bin/tool", "exec python t.py", "export A=1; python t.py",
+        "`which python` t.py", "$(which python) t.py", "case x in x) echo;; esac", "coproc cat",
+        "[conda=a] anything t.py", "[venv=/v] anything t.py", "[env:PATH=/opt] anything t.py",
+        "source /c/conda.sh && conda activate a && python t.py",
+        'eval "$(conda shell.bash hook)" && conda activate a', "conda run -n a python t.py", "conda info",
+        "echo conda activate a", "source activate a", "[gpus=4] torchrun --nproc-per-node 4 train.py",
+        "torchrun --nproc-per-node gpu train.py", "torchrun --nproc-per-node $N train.py",
+        "torchrun --nproc-per-node 1 train.py", "torchrun train.py", "torchrun train.py --nproc-per-node 4",
+        "echo torchrun --nproc-per-node 4", "grep accelerate log",
+        "accelerate launch --cpu --num_processes 4 train.py", "accelerate launch train.py",
+        "accelerate config", "accelerate launch --num_machines 2 --num_processes 4 t.py",
+        "python -m torch.distributed.run t.py", "python -m tool torch.distributed.run --nproc-per-node 4",
+        "0,train.py,,torchrun-4gpu,--x 3,", "python t.py --device cuda:0", "python t.py --device cuda",
+        "[gpus=2] python t.py --device cuda:1", "python t.py --device $D", "python t.py --note 'cuda:1'",
+        "0,train.py,,--device cuda:0,3", "CUDA_VISIBLE_DEVICES=0,1 python t.py --device cuda:1",
+        "0,train.py,,--cuda 1,1",
+    ],
+)  # fmt: skip
+def test_a_usual_line_gives_none(line: str) -> None:
+    assert warned(line) == []
+
+
+def test_a_shell_that_may_know_anything_gives_none_about_its_words() -> None:
+    assert warned("pyhton train.py", None) == []
+    assert warned("conda activate a && python t.py", None) == []
+    assert warned("conda activate a", JobShell(finds, frozenset({"conda"}))) == []
+
+
+def test_the_lines_of_the_documents_give_none() -> None:
+    readme = (ROOT / "README.md").read_text()
+    blocks = [text for kind, text in FENCED.findall(readme) if not kind]
+    (tour,) = re.findall(r"<<'END'\n([0-9],.*?)^END$", readme, re.DOTALL | re.MULTILINE)
+    lines = [*(ROOT / "jobs.txt.example").read_text().splitlines(), *tour.splitlines()]
+    lines += [line for block in blocks for line in block.splitlines()]
+    seen = 0
+    for line in lines:
+        read = parse_line(line, "/w", "/home/u")
+        if isinstance(read, Parsed):
+            seen += 1
+            assert warned(line) == [], line
+    assert seen >= 25
