@@ -135,7 +135,7 @@ def _conda_sh(parser: _Options) -> None:
                         help="profile.d/conda.sh, where it is not found")  # fmt: skip
 
 
-def _json(parser: argparse.ArgumentParser) -> None:
+def _json(parser: _Options) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable, see docs/json.md")
 
 
@@ -170,9 +170,14 @@ def lint(parser: argparse.ArgumentParser) -> None:
 
 def status(parser: argparse.ArgumentParser) -> None:
     """What is shown, and how."""
-    _json(parser)
-    parser.add_argument("--all", action="store_true", help="every queued and finished job")
+    way = parser.add_mutually_exclusive_group()
+    _json(way)
+    way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
+                     type=values.number(0, 3600, least=0.1),
+                     help="show it again and again, every 2 s by default, until Ctrl-C")  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="every queued and finished job, a line each")
     parser.add_argument("--failed", action="store_true", help="of the jobs only those that failed")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also paths, sessions, logs and memory")
 
 
 def gpus(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.cli.record import opened, pid_of, wished_verbs
@@ -24,27 +25,77 @@ from gpu_scheduler.views.report import JobsFileShown, JobShown, MalformedShown, 
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
+    from gpu_scheduler.views.lines import Screen
 
-#: Finished jobs that are shown, and queued or held ones in text, unless all are asked for.
+#: Finished jobs that are shown unless all are asked for, or a screen has more rows.
 SHOWN = 20
+#: Queued jobs that are read for a text, and as many held ones: equal ones become one row.
+GROUPED = 1000
+#: Bytes of the log of a running job that are looked through for its last line.
+_TAIL = 4096
 
 
 def status(options: Namespace) -> int:
     """Show what there is; never changes anything."""
-    with opened(options, foreign=True) as store:
-        queued = None if options.all or options.json else SHOWN
-        finished = None if options.all else SHOWN
-        report = read(store, queued=queued, finished=finished, only_failed=options.failed)
+    if options.watch is not None:
+        from gpu_scheduler.cli.watch import watch
+
+        return watch(options)
     if options.json:
+        with opened(options, foreign=True) as store:
+            finished = None if options.all else SHOWN
+            report = read(store, queued=None, finished=finished, only_failed=options.failed)
         from gpu_scheduler.views.as_json import to_json
 
         sys.stdout.write(to_json(report))
     else:
+        screen = screen_of_stdout()
+        with opened(options, foreign=True) as store:
+            report = report_for(store, options, screen)
         from gpu_scheduler.views.text import to_text
 
-        width = os.get_terminal_size().columns if sys.stdout.isatty() else None
-        sys.stdout.write(to_text(report, everything=options.all, width=width or None))
+        # What the user asks for in full may scroll. One row is the shell's.
+        has_no_end = options.all or options.verbose or screen.rows is None
+        fitted = replace(screen, rows=None if has_no_end else (screen.rows or 0) - 1)
+        sys.stdout.write(to_text(report, fitted, everything=options.all, verbose=options.verbose))
     return 0
+
+
+def screen_of_stdout() -> Screen:
+    """The terminal that stdout is; without end or colours where it is none."""
+    from gpu_scheduler.views.lines import Screen
+
+    if not sys.stdout.isatty():
+        return Screen()
+    size = os.get_terminal_size(sys.stdout.fileno())
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return Screen(size.columns or None, size.lines or None, not plain)
+
+
+def report_for(store: Store, options: Namespace, screen: Screen) -> Report:
+    """What a text for this screen shows."""
+    most = None if options.all else GROUPED
+    finished = None if options.all else max(SHOWN, screen.rows or 0)
+    report = read(store, queued=most, finished=finished, only_failed=options.failed)
+    return with_last_lines(report, store)
+
+
+def with_last_lines(report: Report, store: Store) -> Report:
+    """The report with what its running jobs printed last; logs of another host are not looked for here."""
+    if store.foreign is not None:
+        return report
+    return replace(report, jobs=tuple(map(_with_last_line, report.jobs)))
+
+
+def _with_last_line(job: JobShown) -> JobShown:
+    if JobState(job.state) not in ACTIVE or job.log is None:
+        return job
+    from gpu_scheduler.core.escapes import last_frame
+    from gpu_scheduler.logtail import tail_of
+    from gpu_scheduler.views.secrets import HIDDEN, holds_secret
+
+    line = last_frame(tail_of(job.log, _TAIL))
+    return replace(job, last_line=HIDDEN if line is not None and holds_secret(line) else line)
 
 
 def failed(store: Store) -> tuple[JobShown, ...]:
@@ -74,6 +125,7 @@ def read(store: Store, *, queued: int | None, finished: int | None, only_failed:
             gpus=gpus.shown(store.gpus(), unsettled, wished_pauses(store), started_with(store).limits),
             jobs=tuple(jobs.shown(row, attempts.get(row["id"]), context) for row in rows),
             counts=store.counts(),
+            unsuccessful=store.unsuccessful(),
             malformed=tuple(_malformed(row) for row in store.malformed()),
             jobs_files=tuple(JobsFileShown(row["path"], row["problem"]) for row in store.jobs_files()),
         )
@@ -98,6 +150,7 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
     return jobs.Context(
         now=Clock().now(),
         reasons=reasons,
+        needs=store.needs() if is_up else {},
         otherwise="not tried yet" if is_up else "no scheduler is running",
         infeasible=infeasible,
         indices=store.indices(),

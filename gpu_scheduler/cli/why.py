@@ -27,8 +27,8 @@ from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
 from gpu_scheduler.doctor.findings import line as finding_line
-from gpu_scheduler.evidence import tail_of
 from gpu_scheduler.intake.pauses import wished_pauses
+from gpu_scheduler.logtail import tail_of
 from gpu_scheduler.sight import look_at
 from gpu_scheduler.store.events import of_job
 from gpu_scheduler.store.started import started_with
@@ -106,10 +106,9 @@ def _asked(store: Store, job_id: int) -> Asked:
 
 def _headline(job: JobShown) -> str:
     state = outcome_words(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
-    unrecorded = "" if job.recorded else " (not recorded yet)"
     more = explanation(job.reason, job.exit_code, job.signal)
     reason = f": {more}" if more else ""
-    return f"job {job.id} {'' if job.outcome else 'is '}{state}{unrecorded}{reason}"
+    return f"job {job.id} {'' if job.outcome else 'is '}{state}{reason}"
 
 
 def _findings(asked: Asked) -> Iterator[Finding]:

@@ -4,9 +4,12 @@ performed; an action without anything to perform is a change of the record only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.states import JobState, Outcome
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.needs import Need
 
 
 @dataclass(frozen=True)
@@ -248,11 +251,12 @@ class SetPaused:
 
 @dataclass(frozen=True)
 class Wait:
-    """Say why the jobs of one Ask wait."""
+    """Say why the jobs of one Ask wait. need: what each of them needs, None = not said."""
 
     ask: str
     reason: str
     infeasible: bool
+    need: Need | None = None
 
 
 @dataclass(frozen=True)

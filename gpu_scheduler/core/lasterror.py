@@ -10,16 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpu_scheduler.core.escapes import ESCAPE
+
 #: Lines of one traceback that are looked through for its end.
 _LONGEST = 400
 #: Words that begin what Python prints about errors that ended nothing.
 _HARMLESS = ("Exception ignored in", "Error in atexit", "--- Logging error", "Exception in thread")
 _CHAINED = ("The above exception was", "During handling of the above")
 
-_ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]*(?:\x1b\\)?"
-    r"|[ -/]*[0-Z\\^-~])?"
-)
 #: What launchers put before each line of a process: torch, torchrun, accelerate, ray.
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|stderr: |\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ")
 _MARGIN = re.compile(r"( +)(?:[|+](?: |$)|\+[-+]{3,}.*)")
@@ -72,7 +70,7 @@ def last_error(tail: str, near: int | None = None) -> str | None:
 
 def text_lines(tail: str) -> list[str]:
     """The lines of a log as a terminal would show them in the end: no colours, the last state of each bar."""
-    shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _ESCAPE.sub("", tail).split("\n")]
+    shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPE.sub("", tail).split("\n")]
     if shown and not shown[-1]:
         shown.pop()
     # The runner's own last word.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core import wishes
@@ -16,6 +17,8 @@ from gpu_scheduler.core.placement import GpuView, Limits, Reason, could_fit, pla
 from gpu_scheduler.core.retrying import Cards
 from gpu_scheduler.core.settle import cooled, release, settle
 from gpu_scheduler.core.strays import strays
+
+_UNKNOWN: Mapping[Ask, Need] = {}
 
 
 def plan(facts: Facts) -> list[Action]:
@@ -113,7 +116,7 @@ def _place(facts: Facts) -> list[Action]:
             views[uuid] = _booked(views[uuid], need, facts.settings.limits)
         if line.more and job is line.jobs[-1]:
             break  # its next job, not known in this round, may come before all others
-    return starts + _reasons(facts.lines, reasons)
+    return starts + _reasons(facts.lines, reasons, needs)
 
 
 def _start(job_id: int, uuids: tuple[str, ...], need: Need, facts: Facts) -> Start:
@@ -158,10 +161,12 @@ def _booked(gpu: GpuView, need: Need, limits: Limits) -> GpuView:
     return replace(gpu, booked=booked, memory_mib=memory, taken=True)
 
 
-def _reasons(lines: tuple[Line, ...], reasons: dict[int, Reason]) -> list[Action]:
+def _reasons(
+    lines: tuple[Line, ...], reasons: dict[int, Reason], needs: Mapping[Ask, Need] = _UNKNOWN
+) -> list[Action]:
     changed: list[Action] = []
     for line in lines:
         reason = reasons.get(id(line))
         if reason is not None and reason.text != line.reason:
-            changed.append(Wait(line.ask.key(), reason.text, reason.infeasible))
+            changed.append(Wait(line.ask.key(), reason.text, reason.infeasible, needs.get(line.ask)))
     return changed

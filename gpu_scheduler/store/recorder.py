@@ -6,6 +6,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from gpu_scheduler.core import actions as act
@@ -353,7 +354,13 @@ class Recorder:
 
     def _wait(self, db: sqlite3.Connection, action: act.Wait, now: Now) -> None:
         db.execute(
-            "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)", (action.ask, action.reason, action.infeasible)
+            "INSERT OR REPLACE INTO waiting (ask, reason, infeasible, need) VALUES (?, ?, ?, ?)",
+            (
+                action.ask,
+                action.reason,
+                action.infeasible,
+                None if action.need is None else json.dumps(asdict(action.need)),
+            ),
         )
         if action.infeasible:
             rows = db.execute(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The columns of a job in a list of jobs: those that are shown, or decide how.
 _LISTED = (
-    "id, source, name, text, ask, priority, place, state, outcome, exit_code, signal, reason,"
+    "id, source, name, text, spec, ask, priority, place, state, outcome, exit_code, signal, reason,"
     " not_before_boot, boot_id, line_wait, created_at, finished_at"
 )
 
@@ -193,6 +193,11 @@ class Store:
         """Why the jobs of each ask wait."""
         return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
 
+    def needs(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the waiting jobs of each ask need: the fields of `core.needs.Need`, where that is known."""
+        rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
+        return {row["ask"]: json.loads(row["need"]) for row in rows}
+
     def newest_of(self, identities: Iterable[str]) -> dict[str, sqlite3.Row]:
         """The newest job of each identity, whatever it came from."""
         rows = self.db.rows(
@@ -229,6 +234,14 @@ class Store:
         """How many jobs are in each state."""
         rows = self.db.rows("SELECT state, jobs FROM tally WHERE jobs > 0")
         return {row["state"]: row["jobs"] for row in rows}
+
+    def unsuccessful(self) -> dict[str, int]:
+        """How many finished jobs have each outcome but `completed`."""
+        rows = self.db.rows(
+            "SELECT outcome, count(*) AS n FROM job WHERE state = 'finished' AND outcome <> 'completed'"
+            " GROUP BY outcome"
+        )
+        return {row["outcome"]: row["n"] for row in rows}
 
     def open_jobs(self, states: Collection[JobState], limit: int | None = None) -> list[sqlite3.Row]:
         """The jobs in these states (`finished` is none of them), in the order in which they are tried; of

@@ -31,14 +31,15 @@ class Row(Protocol):
 class Context:
     """What the words about a job depend on besides its own rows.
 
-    reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; infeasible: asks that can never
-    fit; indices: UUID -> GPU index; wished: job id -> what an open wish asks for; open: attempt id -> what
-    the record and the folder of an open attempt say; *_retries: of jobs whose line says nothing; is_up: a
-    scheduler watches the jobs file.
+    reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; needs: ask -> the fields of the
+    Need that its jobs wait for; infeasible: asks that can never fit; indices: UUID -> GPU index; wished:
+    job id -> what an open wish asks for; open: attempt id -> what the record and the folder of an open
+    attempt say; *_retries: of jobs whose line says nothing; is_up: a scheduler watches the jobs file.
     """
 
     now: Now
     reasons: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     otherwise: str = "not tried yet"
     infeasible: Collection[str] = ()
     indices: Mapping[str, int] = field(default_factory=dict)
@@ -52,11 +53,14 @@ class Context:
 def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
     """One job as it is, also where the record does not know it yet."""
     state = JobState(job["state"])
+    reason = _reason(job, attempt, context)
+    # What it waits for, where a GPU is all that it waits for.
+    need = context.needs.get(job["ask"]) if reason == context.reasons.get(job["ask"]) else None
     values = JobShown(
         id=job["id"],
         state=state.value,
         outcome=job["outcome"],
-        reason=_reason(job, attempt, context),
+        reason=reason,
         infeasible=state is JobState.QUEUED and job["ask"] in context.infeasible,
         name=job["name"],
         text=job["text"],
@@ -66,6 +70,8 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         finished_at=job["finished_at"],
         priority=job["priority"],
         source=job["source"],
+        spec=job["spec"],
+        need=need if state is JobState.QUEUED else None,
         line_wait=_line_wait(job) if state is JobState.QUEUED else None,
     )
     if attempt is None:

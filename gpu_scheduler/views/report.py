@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import FAILED, JobState
@@ -40,7 +41,8 @@ class JobShown:
     recorded: False where state and outcome come from the attempt's folder and are not on the record yet.
     line_wait: of a queued job that waits for its line of the jobs file.
     vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> the most MiB that it was seen to
-    use there.
+    use there. spec: its JobSpec as JSON; need: the fields of the Need for which it waits, None = it waits for
+    something else; last_line: what a running one printed last, None = nothing, or not asked for.
     """
 
     id: int
@@ -66,6 +68,9 @@ class JobShown:
     vram_declared: int | None = None
     peaks: Mapping[int, int] = field(default_factory=dict)
     line_wait: LineWait | None = None
+    spec: str = "{}"
+    need: Mapping[str, Any] | None = None
+    last_line: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,9 @@ class Report:
     """Everything that `status` shows, at `now` (wall seconds).
 
     pid: of the scheduler, None when none is up; host: of the record, where that is another one, whose
-    processes cannot be seen; counts: recorded state -> all jobs in it, shown or not; only_failed: it
-    is about jobs that failed, and no others.
+    processes cannot be seen; counts: recorded state -> all jobs in it, shown or not; unsuccessful: outcome ->
+    all finished jobs with it, but for the completed ones; only_failed: it is about jobs that failed, and no
+    others.
     """
 
     now: float
@@ -103,6 +109,7 @@ class Report:
     gpus: tuple[GpuShown, ...] = ()
     jobs: tuple[JobShown, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    unsuccessful: Mapping[str, int] = field(default_factory=dict)
     malformed: tuple[MalformedShown, ...] = ()
     jobs_files: tuple[JobsFileShown, ...] = ()
     troubles: tuple[Trouble, ...] = ()
@@ -112,5 +119,11 @@ class Report:
     def of_failed(self, most: int | None) -> Report:
         """The same about jobs that failed alone, at most so many."""
         jobs = tuple(job for job in self.jobs if job.outcome in FAILED)
-        counts = {JobState.FINISHED.value: sum(job.recorded for job in jobs)}
-        return replace(self, jobs=jobs[:most], counts=counts, only_failed=True)
+        recorded = [job.outcome or "" for job in jobs if job.recorded]
+        return replace(
+            self,
+            jobs=jobs[:most],
+            counts={JobState.FINISHED.value: len(recorded)},
+            unsuccessful={outcome: recorded.count(outcome) for outcome in recorded},
+            only_failed=True,
+        )

@@ -25,6 +25,11 @@ def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
 
+def holds_secret(text: str) -> bool:
+    """Whether a text holds what looks like a password in an address, or a well-known key."""
+    return _SECRET_VALUE.search(text) is not None
+
+
 def _is_secret(name: str, value: str) -> bool:
     by_name = _SECRET.fullmatch(name) is not None and name not in _NO_SECRET
-    return by_name or _SECRET_VALUE.search(value) is not None
+    return by_name or holds_secret(value)

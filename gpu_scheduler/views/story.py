@@ -122,10 +122,9 @@ def _row(title: str, value: str) -> str:
 
 def _facts(story: Story) -> Iterator[str]:
     job = story.job
-    unrecorded = "" if job.recorded else " (not recorded yet)"
     state = outcome_words(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
     yield _row(f"Job {job.id}", f"{job.name}: {job.text}" if job.name else job.text)
-    yield _row("State", state + unrecorded)
+    yield _row("State", state)
     if job.reason:
         yield _row("Reason", job.reason)
     yield from (_row("Seen", warning) for warning in job.warnings)

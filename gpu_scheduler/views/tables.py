@@ -1,14 +1,12 @@
-"""Plain tables of text cells.
-
-rich knows the widths of characters, and is imported when there are some that are not ASCII, never before. Its
-own tables take a hundred times as long for the rows of a long queue.
-"""
+"""Plain tables of text cells. rich's own take a hundred times as long for the rows of a long queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from gpu_scheduler.views.widths import columns_of, cut
 
 Column = tuple[str, Literal["left", "right"]]
 
@@ -35,7 +33,7 @@ def drawer(width: int | None) -> Draw:
         head, *rows = _aligned(columns, [entry.cells for entry in entries])
         lines = [head]
         for row, entry in zip(rows, entries, strict=True):
-            lines.append(row if width is None else _cut(row, max(20, width - 2)))
+            lines.append(row if width is None else cut(row, max(20, width - 2)))
             lines += [f"       {line}" for line in entry.below]
         return "\n".join(f"  {line}" for line in lines)
 
@@ -48,26 +46,9 @@ def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[s
     lines = [""] * len(table)
     for at, (_, justify) in enumerate(columns[:-1]):
         column = [row[at] for row in table]
-        sizes = [_columns_of(cell) for cell in column]
+        sizes = [columns_of(cell) for cell in column]
         widest = max(sizes)
         for n, (cell, size) in enumerate(zip(column, sizes, strict=True)):
             room = " " * (widest - size)
             lines[n] += f"{room}{cell}  " if justify == "right" else f"{cell}{room}  "
     return [(line + row[-1]).rstrip() for line, row in zip(lines, table, strict=True)]
-
-
-def _columns_of(text: str) -> int:
-    """How many columns of a terminal a text takes up."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
-def _cut(text: str, columns: int) -> str:
-    if _columns_of(text) <= columns:
-        return text
-    from rich.cells import set_cell_size
-
-    return f"{set_cell_size(text, columns - 1)}…"

@@ -1,166 +1,197 @@
-"""A report as text for people."""
+"""A report as text for people: a summary, what is wrong, the GPUs, and a line per job, fitted to a screen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Iterator
+from dataclasses import replace
 
-from gpu_scheduler.core.share import format_share
-from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.views.report import GpuShown, JobShown, Report
-from gpu_scheduler.views.tables import Column, Draw, Entry, drawer
-from gpu_scheduler.views.words import (
-    ago,
-    duration,
-    explanation,
-    memory_words,
-    outcome_words,
-    plural,
-    shortened,
-    size,
-    visible,
-)
+from gpu_scheduler.core.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.views.colours import BOLD, RED, YELLOW, of_outcome
+from gpu_scheduler.views.gpurows import gpu_rows
+from gpu_scheduler.views.jobrows import COLUMNS, NUMBERS, ROWS, below, grouped, state_word
+from gpu_scheduler.views.lines import Cell, Entry, Line, Listed, Screen, allot, printed, table
+from gpu_scheduler.views.report import JobShown, Report
+from gpu_scheduler.views.widths import columns_of, wrapped
+from gpu_scheduler.views.words import ago, shortened, visible
 
-#: Queued and held jobs, finished jobs, and malformed lines, that are shown unless all are asked for.
-SHOWN = 20
+#: Malformed lines, and warnings, that are shown: where rows have no end, and on a screen.
+SHOWN, FEW = 20, 3
+#: Lines that stay on a screen, however small it is, of: what runs, GPUs, what is queued, held, finished.
+_LEAST = (2, 3, 1, 1, 1)
+_PIPE = Screen()
 
 
-def to_text(report: Report, *, everything: bool = False, width: int | None = None) -> str:
-    """The report in tables, rows cut to `width` columns (None: not cut); everything: no line is left out."""
-    draw = drawer(width)
+def to_text(
+    report: Report,
+    screen: Screen = _PIPE,
+    *,
+    everything: bool = False,
+    verbose: bool = False,
+    clock: str = "",
+) -> str:
+    """The report. everything: every queued job has a line of its own; verbose: paths and more stand below
+    each job; clock: stands at the right end of the first line."""
+    head = _head(report, screen, everything=everything, verbose=verbose, clock=clock)
+    gpus = Listed("GPUs", gpu_rows(report.gpus)[1], len(report.gpus))
+    lists = [gpus, *_job_lists(report, everything=everything, verbose=verbose)]
+    given, is_tight = _allotted(lists, screen.rows, len(head))
+    shown = [each.shortened(lines) for each, lines in zip(lists, given, strict=True)]
+    blocks = [head]
+    if report.gpus:
+        blocks.append(table(gpu_rows(report.gpus)[0], shown[0], screen.width))
+    elif report.jobs:
+        blocks.append([[Cell("No GPUs are known yet.")]])
+    jobs = [entry for entries in shown[1:] for entry in entries]
+    if jobs:
+        blocks.append(table(COLUMNS, jobs, screen.width))
+    if is_tight and len(blocks) > 1:
+        blocks[:2] = [[*blocks[0], *blocks[1]]]
+    return "\n\n".join("\n".join(printed(line, screen) for line in block) for block in blocks) + "\n"
 
-    def section(title: str, state: JobState, table: str, jobs: Sequence[JobShown]) -> str:
-        if not jobs:
-            return ""
-        more = report.counts.get(state.value, 0) - sum(job.recorded for job in jobs)
-        rest = [f"  and {more:,} more (--all)"] if more > 0 else []
-        return "\n".join([f"{title} ({len(jobs) + max(0, more):,})", table, *rest])
 
-    active = [job for job in report.jobs if JobState(job.state) in ACTIVE]
-    queued = [job for job in report.jobs if job.state == JobState.QUEUED]
-    held = [job for job in report.jobs if job.state == JobState.HELD]
-    finished = [job for job in report.jobs if job.state == JobState.FINISHED]
-    blocks = [
-        _head(report),
-        _gpus(report, draw),
-        "" if report.jobs else "No job has failed." if report.only_failed else "No jobs yet.",
-        f"Running ({len(active)})\n{_running(active, report.now, draw)}" if active else "",
-        section("Queued", JobState.QUEUED, _waiting(queued, draw), queued),
-        section("Held", JobState.HELD, _waiting(held, draw), held),
-        section("Finished", JobState.FINISHED, _finished(finished, report.now, draw), finished),
-        _malformed(report, None if everything else SHOWN),
-    ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+def _job_lists(report: Report, *, everything: bool, verbose: bool) -> Iterator[Listed]:
+    """Those that run first, then those that wait, then those that are over."""
+    numbers = _numbers(report)
+    ended = sum(count for name, count in numbers.items() if not isinstance(name, JobState))
+    for what, states, total in (
+        ("running", ACTIVE, numbers[JobState.RUNNING]),
+        ("queued", (JobState.QUEUED,), numbers[JobState.QUEUED]),
+        ("held", (JobState.HELD,), numbers[JobState.HELD]),
+        ("finished", (JobState.FINISHED,), ended),
+    ):
+        jobs = [job for job in report.jobs if JobState(job.state) in states]
+        if what == "queued" and not everything and not verbose:
+            entries = grouped(jobs, report.now)
+        else:
+            entries = [_entry(job, report.now, verbose=verbose) for job in jobs]
+        if report.only_failed:
+            yield Listed("failed", entries, total, "status --failed --all")
+        else:
+            yield Listed(what, entries, total)
 
 
-def _head(report: Report) -> str:
-    up = f"running, pid {report.pid}" if report.pid is not None else "not running"
-    if report.host is not None:
-        up = f"on host {visible(report.host)}; seen from another host: what runs cannot be checked"
-    lines = [
-        f"Scheduler   {up}",
-        f"State file  {visible(report.state_file)}",
-        f"Record      {visible(report.data_dir)}",
-    ]
-    for file in report.jobs_files:
-        problem = f": {visible(file.problem)}" if file.problem else ""
-        lines.append(f"Jobs file   {visible(file.path)}{problem}")
+def _entry(job: JobShown, now: float, *, verbose: bool) -> Entry:
+    entry = ROWS[JobState(job.state)](job, now)
+    return replace(entry, below=below(job)) if verbose else entry
+
+
+def _allotted(lists: list[Listed], rows: int | None, head: int) -> tuple[list[int], bool]:
+    """How many lines each list gets, and whether there is no room for a blank line below the head."""
+    wanted = [each.lines for each in lists]
+    if rows is None:
+        return wanted, False
+    # Two blank lines, and the heads of two tables.
+    room = rows - head - 4
+    if sum(wanted) <= room:
+        return wanted, False
+    # What runs is cut last; of the rest at least a line tells that there is more.
+    gpus, runs, *others = lists
+    given = allot([runs, gpus, *others], _LEAST, room + 1)
+    return [given[1], given[0], *given[2:]], True
+
+
+def _numbers(report: Report) -> dict[JobState | Outcome, int]:
+    """How many jobs there are by state, and by outcome of those that are over, as they are now: also those
+    whose end is not on the record yet, where they count as running."""
+    counts = report.counts
+    numbers: dict[JobState | Outcome, int] = {
+        outcome: report.unsuccessful.get(outcome.value, 0) for outcome in Outcome
+    }
+    numbers[Outcome.COMPLETED] = counts.get(JobState.FINISHED.value, 0) - sum(numbers.values())
+    numbers[JobState.RUNNING] = sum(counts.get(state.value, 0) for state in ACTIVE)
+    for state in (JobState.QUEUED, JobState.HELD):
+        numbers[state] = counts.get(state.value, 0)
+    for job in report.jobs:
+        if not job.recorded and JobState(job.state) not in ACTIVE:
+            now = Outcome(job.outcome) if job.outcome else JobState(job.state)
+            numbers[JobState.RUNNING] = max(0, numbers[JobState.RUNNING] - 1)
+            numbers[now] += 1
+    return numbers
+
+
+def _head(report: Report, screen: Screen, *, everything: bool, verbose: bool, clock: str) -> list[Line]:
+    first = [*_summary(report)]
+    up = "" if report.pid is None else f"scheduler pid {report.pid}"
+    told = sum(columns_of(cell.text) for cell in first)
+    fits = screen.width is None or told + 2 + len(up) + len(clock) + 2 <= screen.width
+    if up and fits:
+        first.append(Cell(f"; {up}"))
+        told += len(up) + 2
+    if clock and screen.width is not None and told + 2 + len(clock) <= screen.width:
+        first.append(Cell(f"{clock:>{screen.width - told}}"))
+    lines: list[Line] = [first]
+    if up and not fits:
+        lines.append([Cell(up)])
+    lines += _scheduler(report)
+    lines += _places(report, verbose=verbose)
     for trouble in report.troubles:
         until = "; nothing new is started until then" if trouble.stops else ""
-        lines.append(f"Trouble     {visible(str(trouble))}{until}")
-    return "\n".join(lines)
+        text = f"Trouble: {visible(str(trouble))}{until}"
+        parts = [text] if screen.width is None else wrapped(text, screen.width)
+        lines += [[Cell(part, RED)] for part in parts]
+    most = None if everything else SHOWN if screen.rows is None else FEW
+    lines += _limited("warnings", [f"Warning: {visible(text)}" for text in _warnings(report)], most)
+    lines += _limited("malformed lines", list(_malformed(report)), most)
+    return lines
 
 
-def _gpus(report: Report, draw: Draw) -> str:
-    if not report.gpus:
-        return "No GPUs are known yet."
-    by_memory = any(gpu.by_memory for gpu in report.gpus)
-    booked: list[Column] = [("Booked", "right")] if by_memory else []
-    columns: list[Column] = [
-        ("GPU", "right"), ("Name", "left"), ("State", "left"), ("Share", "right"), *booked,
-        ("Memory", "right"), ("Load", "right"), ("Jobs", "left"),
-    ]  # fmt: skip
-    table = draw(columns, [_gpu(gpu, by_memory) for gpu in report.gpus])
-    sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
-    stale = report.pid is None and sampled
-    return f"GPUs{f', values as of {ago(max(sampled), report.now)}' if stale else ''}\n{table}"
+def _summary(report: Report) -> Iterator[Cell]:
+    numbers = _numbers(report)
+    total = sum(numbers.values())
+    if not total:
+        yield Cell("No job has failed" if report.only_failed else "No jobs yet", BOLD)
+        return
+    yield Cell(f"{total:,} job{'' if total == 1 else 's'}: ", BOLD)
+    between = ""
+    for state, count in numbers.items():
+        if count:
+            is_state = isinstance(state, JobState)
+            word = state.value if is_state else state_word(state.value)
+            colour = NUMBERS.get(state, "") if isinstance(state, JobState) else of_outcome(state.value)
+            yield Cell(between)
+            yield Cell(f"{count:,} {word}", colour)
+            between = ", "
 
 
-def _gpu(gpu: GpuShown, by_memory: bool) -> Entry:
-    load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
-    memory = f"{size(gpu.used_mib)} / {size(gpu.total_mib)}"
-    jobs = ", ".join(str(job) for job in gpu.jobs) or "-"
-    booked = [size(gpu.booked_mib)] if by_memory else []
-    cells = [
-        str(gpu.index),
-        visible(gpu.name),
-        gpu.state,
-        format_share(gpu.share),
-        *booked,
-        memory,
-        load,
-        jobs,
-    ]
-    return Entry(cells, [] if gpu.fault in (None, gpu.state) else [visible(gpu.fault or "")])
+def _scheduler(report: Report) -> Iterator[Line]:
+    """Told on a line of its own where none is up."""
+    if report.host is not None:
+        about = "seen from another host: what runs cannot be checked"
+        yield [Cell(f"Scheduler on host {visible(report.host)}; {about}", YELLOW)]
+    elif report.pid is None:
+        sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
+        stale = f"; values of GPUs as of {ago(max(sampled), report.now)}" if sampled else ""
+        yield [Cell(f"Scheduler not running{stale}", YELLOW)]
 
 
-def _title(job: JobShown) -> str:
-    return visible(shortened(f"{job.name}: {job.text}" if job.name else job.text))
+def _places(report: Report, *, verbose: bool) -> Iterator[Line]:
+    """Paths, where they are asked for; a jobs file that cannot be read in any case."""
+    if verbose:
+        yield [Cell(f"State file  {visible(report.state_file)}", is_path=True)]
+        yield [Cell(f"Record      {visible(report.data_dir)}", is_path=True)]
+    for file in report.jobs_files:
+        if verbose or file.problem:
+            path = file.path if verbose else posixpath.basename(file.path)
+            problem = f": {visible(file.problem)}" if file.problem else ""
+            yield [Cell(f"Jobs file   {visible(path)}{problem}", YELLOW if problem else "", is_path=True)]
 
 
-def _unrecorded(job: JobShown) -> str:
-    return "" if job.recorded else " (not recorded yet)"
+def _warnings(report: Report) -> list[str]:
+    return [text for job in report.jobs if JobState(job.state) in ACTIVE for text in job.warnings]
 
 
-def _running(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
-    columns: list[Column] = [
-        ("Job", "right"), ("GPUs", "left"), ("State", "left"), ("Since", "left"), ("What", "left"),
-    ]  # fmt: skip
-    entries = []
-    for job in jobs:
-        gpus = ",".join(str(gpu) for gpu in job.gpus) or "-"
-        since = ago(job.started_at, now) or "-"
-        cells = [str(job.id), gpus, job.state + _unrecorded(job), since, _title(job)]
-        about = [("", job.reason), *(("", text) for text in job.warnings)]
-        about += [("memory ", memory_words(job.peaks, job.vram_declared))]
-        about += [("session ", job.session), ("log ", job.log)]
-        entries.append(Entry(cells, [title + visible(value) for title, value in about if value]))
-    return draw(columns, entries)
+def _malformed(report: Report) -> Iterator[str]:
+    """The number first, then what to do: the line itself stands in the file."""
+    for bad in report.malformed:
+        accepted = f" (accepted: {visible(bad.accepted)})" if bad.accepted else ""
+        where = f"{visible(posixpath.basename(bad.path))}:{bad.number}"
+        line = f"{visible(shortened(bad.reason))}{accepted}: {visible(shortened(bad.text))}"
+        yield f"Malformed: {where}: {line}"
 
 
-def _waiting(jobs: Sequence[JobShown], draw: Draw) -> str:
-    columns: list[Column] = [("Job", "right"), ("Priority", "right"), ("What, and why it waits", "left")]
-    entries = []
-    for job in jobs:
-        why = visible(job.reason or "") + _unrecorded(job)
-        entries.append(Entry([str(job.id), str(job.priority), _title(job)], [why.strip()] if why else []))
-    return draw(columns, entries)
-
-
-def _finished(jobs: Sequence[JobShown], now: float, draw: Draw) -> str:
-    columns: list[Column] = [
-        ("Job", "right"), ("Outcome", "left"), ("Took", "right"), ("Ended", "left"), ("What", "left"),
-    ]  # fmt: skip
-    entries = []
-    for job in jobs:
-        outcome = outcome_words(job.outcome or "finished", job.exit_code, job.signal)
-        took = "-"
-        if job.started_at is not None and job.finished_at is not None:
-            took = duration(job.finished_at - job.started_at)
-        cells = [str(job.id), outcome + _unrecorded(job), took, ago(job.finished_at, now) or "-", _title(job)]
-        below = [explanation(job.reason, job.exit_code, job.signal), *job.warnings]
-        entries.append(Entry(cells, [visible(text) for text in below if text]))
-    return draw(columns, entries)
-
-
-def _malformed(report: Report, most: int | None) -> str:
-    if not report.malformed:
-        return ""
-    lines = [f"Malformed lines ({len(report.malformed):,}); they do not run until they are mended"]
-    for bad in report.malformed[:most]:
-        lines.append(f"  {visible(bad.path)}:{bad.number}: {visible(shortened(bad.text))}")
-        lines.append(f"    {visible(shortened(bad.reason))}")
-        if bad.accepted:
-            lines.append(f"    accepted: {visible(bad.accepted)}")
-    if most is not None and len(report.malformed) > most:
-        lines.append(f"  and {plural(len(report.malformed) - most, 'more line')} (--all)")
-    return "\n".join(lines)
+def _limited(what: str, lines: list[str], most: int | None) -> Iterator[Line]:
+    shown = lines if most is None or len(lines) <= most else lines[: most - 1]
+    yield from ([Cell(line, YELLOW)] for line in shown)
+    if len(shown) < len(lines):
+        yield [Cell(f"… and {len(lines) - len(shown):,} more {what} (status --all)", YELLOW)]

@@ -67,6 +67,16 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def elapsed(seconds: float) -> str:
+    """A length of time as a clock shows it: "0:05", "12:30", "3:04:05", "2-03:04:05"."""
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
 def ago(at: float | None, now: float) -> str:
     """How long ago, in one unit: "now", "5 s ago", "2 min ago"; "" if it has not been. Wall seconds."""
     if at is None:

@@ -83,7 +83,7 @@ def test_a_file_may_have_any_name_that_is_no_command() -> None:
         ("jobs.txt --jobs-file other.txt", ["two jobs files", "jobs.txt", "other.txt"]),
         ("jobs.txt status", ["unrecognized arguments: status", "the jobs file is jobs.txt"]),
         ("jobs.txt --json", ["--json", " start --help` says"]),
-        ("status --bogus", ["unrecognized arguments: --bogus; `status` takes --", "--json", "--all"]),
+        ("status --quux", ["unrecognized arguments: --quux; `status` takes --", "--json", "--all"]),
         ("start --quux", ["unrecognized arguments: --quux; `start` takes --", ", and others\n"]),
         ("hold 3 --bogus", ["--bogus; `hold` takes --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),

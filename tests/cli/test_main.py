@@ -121,7 +121,7 @@ def test_the_record_may_lie_elsewhere(desk: Desk) -> None:
     job_id = desk.job()
     desk.home.folder.rename(desk.path / "elsewhere")
     assert desk.run("status")[0] == 1
-    code, out, _ = desk.run("status", "--data-dir", "elsewhere")
+    code, out, _ = desk.run("status", "-v", "--data-dir", "elsewhere")
     assert code == 0
     assert f"Record      {desk.path}/elsewhere" in out
     assert f"{job_id}" in out

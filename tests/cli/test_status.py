@@ -6,16 +6,22 @@ import fcntl
 import json
 import os
 import pty
+import re
+import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.needs import Ask, Need
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.runner.protocol import observe
 from gpu_scheduler.store.started import Started, note
@@ -41,12 +47,14 @@ def test_whether_a_scheduler_is_up_and_where_the_record_lies(desk: Desk) -> None
     where = {"state_file": f"{desk.path}/gpu_scheduler_state.json",
              "data_dir": f"{desk.path}/gpu_scheduler_state.d"}  # fmt: skip
     assert report(desk)["scheduler"] == {"pid": None, "host": None, **where}
-    assert "Scheduler   not running" in desk.run("status")[1]
+    assert "Scheduler not running" in desk.run("status")[1]
     with desk.scheduler("deaf") as pid:
         assert report(desk)["scheduler"] == {"pid": pid, "host": None, **where}
         out = desk.run("status")[1]
-        assert f"Scheduler   running, pid {pid}" in out
-        assert all(place in out for place in where.values())
+        assert f"scheduler pid {pid}" in out
+        assert not any(place in out for place in where.values())
+        verbose = desk.run("status", "-v")[1]
+        assert all(place in verbose for place in where.values())
 
 
 def test_gpus_with_their_holders(desk: Desk) -> None:
@@ -86,7 +94,7 @@ def test_every_waiting_job_says_why(desk: Desk) -> None:
     assert "infeasible: needs 9 idle GPUs, 2 managed" in text
 
 
-def test_an_end_that_is_not_recorded_yet_is_marked(desk: Desk) -> None:
+def test_an_end_that_is_not_recorded_yet_is_told(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done; exit 7")
     seen = jobs(desk)[job]
     assert (seen["state"], seen["recorded"], seen["gpus"], seen["attempts"]) == ("running", True, [0], 1)
@@ -98,7 +106,9 @@ def test_an_end_that_is_not_recorded_yet_is_marked(desk: Desk) -> None:
     assert (seen["state"], seen["outcome"], seen["exit_code"]) == ("finished", "failed", 7)
     assert seen["recorded"] is False
     assert desk.state(job) == "running"
-    assert "failed, exit code 7 (not recorded yet)" in desk.run("status")[1]
+    out = desk.run("status")[1]
+    assert out.startswith("1 job: 1 failed\n")
+    assert re.search(rf"^ *{job}  failed  .*  exit code 7$", out, re.MULTILINE)
 
 
 def test_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
@@ -109,8 +119,8 @@ def test_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
         db.execute("UPDATE job SET finished_at = 1000 + id")
     assert list(jobs(desk)) == ids[:4:-1]
     assert list(jobs(desk, "--all")) == ids[::-1]
-    assert "and 5 more (--all)" in desk.run("status")[1]
-    assert "more (--all)" not in desk.run("status", "--all")[1]
+    assert "… and 5 more finished (status --all)" in desk.run("status")[1]
+    assert "(status --all)" not in desk.run("status", "--all")[1]
 
 
 def test_malformed_lines_and_unreadable_files_are_shown(desk: Desk) -> None:
@@ -129,9 +139,10 @@ def test_malformed_lines_and_unreadable_files_are_shown(desk: Desk) -> None:
     ]  # fmt: skip
     assert shown["jobs_files"] == [{"file": path, "problem": "Permission denied"}]
     text = desk.run("status")[1]
-    assert f"{path}:3: high,a.py,\\x1b[31menv" in text
-    assert "accepted: a whole number" in text
-    assert "Permission denied" in text
+    problem = "the priority is no number (accepted: a whole number)"
+    assert f"Malformed: jobs.txt:3: {problem}: high,a.py,\\x1b[31menv\n" in text
+    assert "Jobs file   jobs.txt: Permission denied\n" in text
+    assert path not in text
 
 
 def test_no_text_of_a_user_reaches_the_terminal_raw(desk: Desk) -> None:
@@ -147,8 +158,9 @@ def test_twenty_thousand_queued_jobs_are_short(desk: Desk) -> None:
             desk.job(f"echo {n}")
     code, out, _ = desk.run("status")
     assert code == 0
-    assert "Queued (20,000)" in out
-    assert "and 19,980 more (--all)" in out
+    assert out.startswith("20,000 jobs: 20,000 queued\n")
+    assert " 1,000 jobs wait, no scheduler is running: 1-1000 (echo …)\n" in out
+    assert "… and 19,000 more queued (status --all)" in out
     assert len(out.splitlines()) < 80
     assert len(report(desk)["jobs"]) == 20_000
 
@@ -177,28 +189,201 @@ def test_a_look_is_one_moment_and_writes_nothing(desk: Desk) -> None:
     assert tuple(version) == tuple(after)
 
 
-def test_on_a_terminal_rows_are_cut_to_its_width(desk: Desk) -> None:
-    job = desk.job("python " + "x" * 300)
+class Terminal:
+    """A terminal of its own, and `status` on it."""
+
+    def __init__(self, *words: str, size: tuple[int, int] = (24, 80), **env: str) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.resize(*size)
+        self.before = termios.tcgetattr(self._theirs)
+        command = [sys.executable, "-m", "gpu_scheduler", "status", *words]
+        plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            command, env={**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
+            stdin=self._theirs, stdout=self._theirs, start_new_session=True, preexec_fn=self._control,
+        )  # fmt: skip
+        self._said = b""
+
+    def _control(self) -> None:
+        """Make it the terminal that Ctrl-C on it ends the command."""
+        fcntl.ioctl(self._theirs, termios.TIOCSCTTY, 0)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self) -> str:
+        """Everything that has come so far."""
+        while select.select([self._ours], [], [], 0)[0]:
+            try:
+                self._said += os.read(self._ours, 65536)
+            except OSError:
+                break
+        return self._said.decode()
+
+    def press(self, key: bytes) -> None:
+        os.write(self._ours, key)
+
+    def until(self, text: str, since: int = 0) -> str:
+        """Wait until `text` has come, after so many characters. Everything since then."""
+        wait_for(lambda: text in self.read()[since:], f"{text!r}")
+        return self.read()[since:]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end: exit code, everything that it wrote."""
+
+        def is_over() -> bool:
+            self.read()
+            return self.process.poll() is not None
+
+        wait_for(is_over, "the end of the command")
+        said = self.read()
+        self.after = termios.tcgetattr(self._theirs)
+        return self.process.returncode, said.replace("\r", "")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._theirs)
+        os.close(self._ours)
+
+
+Terminals = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminals]:
+    """Makes terminals; what still runs on them is ended."""
+    made: list[Terminal] = []
+
+    def make(*words: str, size: tuple[int, int] = (24, 80), **env: str) -> Terminal:
+        made.append(Terminal(*words, size=size, **env))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+ENTER, LEAVE, DRAWN = "\x1b[?1049h", "\x1b[?1049l", "\x1b[J"
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
+
+
+def test_on_a_terminal_lines_are_cut_to_its_width(desk: Desk, terminal: Terminals) -> None:
+    job = desk.job("python " + "x" * 300 + " --last 3")
     desk.record(act.Finish(job, Outcome.CANCELLED, "y" * 200))
     assert desk.state(job) == JobState.FINISHED
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 70, 0, 0))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "gpu_scheduler", "status"]
-    process = subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs)
-    os.close(theirs)
-    read = b""
-    while True:
-        try:
-            chunk = os.read(ours, 65536)
-        except OSError:
-            break
-        read += chunk
-    os.close(ours)
-    assert process.wait(30) == 0
-    lines = read.decode().replace("\r", "").splitlines()
-    assert [len(line) for line in lines if "python xxx" in line] == [70]
-    assert any("y" * 200 in line for line in lines)
+    code, said = terminal(size=(40, 70)).end()
+    lines = plain(said).splitlines()
+    assert code == 0
+    assert max(map(len, lines)) == 70
+    assert any(re.search("python x+…x*.--last 3  y+…$", line) for line in lines)
+    assert "\x1b[33mcancelled\x1b[0m" in said
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        code, said = terminal(size=(40, 70), **env).end()
+        assert (code, "\x1b" in said) == (0, False)
+        assert "cancelled" in said
+
+
+def test_a_terminal_of_few_rows_is_not_scrolled(desk: Desk, terminal: Terminals) -> None:
+    with desk.store.db.transaction():
+        ids = [desk.job(f"echo {n}") for n in range(60)]
+    desk.record(*(act.Finish(job, Outcome.COMPLETED, "") for job in ids[:50]))
+    _, said = terminal(size=(24, 80)).end()
+    assert len(said.splitlines()) == 23
+    assert "10 jobs wait, no scheduler is running: 51-60 (echo …)" in plain(said)
+    assert "more finished (status --all)" in said
+    _, said = terminal("--all", size=(24, 80)).end()
+    assert len(said.splitlines()) > 60
+
+
+def test_the_last_line_of_what_runs(desk: Desk) -> None:
+    script = r"printf ' 10%%|#\r 20%%|##'; while [ ! -e go ]; do sleep 0.01; done"
+    job = desk.run_job(script)
+    log = desk.path / f"job_{job}.log"
+    wait_for(lambda: "20%" in log.read_text(), "the output")
+    assert re.search(rf"^ *{job}  running  0  .*  20%\|##$", desk.run("status")[1], re.MULTILINE)
+    log.write_text("loss 0.1\nto https://me:word@host/x\n")
+    out = desk.run("status")[1]
+    assert "word" not in out
+    assert out.rstrip().endswith("(hidden)")
+    log.write_text("x" * 9000 + "\n\x1b]0;owned\x07loss \x1b[1m0.1\x08\x1b[0m")
+    out = desk.run("status")[1]
+    assert out.rstrip().endswith(r"  loss 0.1\x08")
+    assert "owned" not in out
+    (desk.path / "go").touch()
+    desk.wait_until_gone()
+
+
+def test_jobs_that_wait_for_one_thing_are_one_row(desk: Desk) -> None:
+    with desk.scheduler("deaf"):
+        ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
+        row = desk.store.job(ids[0])
+        assert row is not None
+        desk.record(act.Wait(row["ask"], "needs 0.5 of a GPU, 0 free", False, Need(1, 500)))
+        out = desk.run("status")[1]
+        assert f"     3 jobs wait for half a GPU: {ids[0]}-{ids[-1]} (echo …)\n" in out
+        assert desk.run("status", "--all")[1].count("needs 0.5 of a GPU, 0 free") == 3
+
+
+def test_watch_redraws_in_place_and_gives_the_terminal_back(desk: Desk, terminal: Terminals) -> None:
+    first = desk.job("echo first")
+    shown = terminal("--watch", "0.1")
+    said = shown.until(DRAWN)
+    assert said.index(ENTER) < said.index("1 job: ")
+    assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}", said)
+    at = len(shown.read())
+    desk.record(act.Finish(first, Outcome.COMPLETED, ""))
+    frame = shown.until("1 done", at)
+    assert ENTER not in frame
+    shown.press(b"\x03")
+    code, said = shown.end()
+    assert code == 0
+    assert said.count(ENTER) == said.count(LEAVE) == 1
+    assert said.endswith(f"\x1b[?25h{LEAVE}")
+    assert shown.after == shown.before
+
+
+def test_watch_follows_the_size_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
+    desk.job("python " + "x" * 300)
+    shown = terminal("--watch", "3600", size=(24, 80))
+    shown.until(DRAWN)
+    at = len(shown.read())
+    shown.resize(8, 50)
+    frame = shown.until(DRAWN, at).partition(DRAWN)[0]
+    lines = plain(frame).splitlines()
+    assert len(lines) <= 8
+    assert max(map(len, lines)) == 49
+    shown.process.send_signal(signal.SIGTERM)
+    code, said = shown.end()
+    assert code == -signal.SIGTERM
+    assert said.endswith(LEAVE)
+    assert shown.after == shown.before
+
+
+def test_watch_goes_on_when_the_record_is_gone_for_a_while(desk: Desk, terminal: Terminals) -> None:
+    desk.job("echo hello")
+    shown = terminal("--watch", "0.1")
+    shown.until(DRAWN)
+    desk.home.folder.rename(desk.path / "away")
+    shown.until("no scheduler record")
+    at = len(shown.read())
+    (desk.path / "away").rename(desk.home.folder)
+    shown.until("1 job: ", at)
+    shown.press(b"q")
+    code, said = shown.end()
+    assert (code, said.endswith(LEAVE)) == (0, True)
+
+
+def test_watch_needs_a_terminal(desk: Desk) -> None:
+    assert desk.store
+    code, out, err = desk.run("status", "--watch")
+    assert (code, out) == (2, "")
+    assert "this is none: leave out --watch, or use `status --json`" in err
+    assert desk.run("status", "--watch", "2", "--json")[0] == 2
+    assert desk.run("status", "--watch", "0")[0] == 2
 
 
 def test_memory_that_is_booked_and_used(desk: Desk) -> None:
@@ -214,8 +399,8 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     assert jobs(desk)[job]["peaks"] == {"1": 17910}
     assert [gpu["memory_booked_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
     out = desk.run("status")[1]
-    assert "memory 17910 of 18432 MiB\n" in out
     assert " 0.75  18.0 GiB " in out
+    assert "memory 17910 of 18432 MiB\n" in desk.run("status", "-v")[1]
     desk.record(
         act.NoteUse(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
         act.NoteExceeded(job, this, "SIM-1", 21000, 18432),

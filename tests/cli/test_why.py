@@ -244,9 +244,7 @@ def test_a_job_that_failed(desk: Desk) -> None:
     assert found["by hand"][1] == f"bash {desk.folder(row)}/command.sh"
     assert told["log_end"] == [*map(str, range(12, 21)), "ModuleNotFoundError: No module named 'torch'"]
     out = desk.run("why", job)[1]
-    assert out.startswith(
-        f"job {job} failed, exit code 1 (not recorded yet): ModuleNotFoundError: No module named 'torch'\n"
-    )
+    assert out.startswith(f"job {job} failed, exit code 1: ModuleNotFoundError: No module named 'torch'\n")
     assert "The end of its log:\n  12\n" in out
 
 

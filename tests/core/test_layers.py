@@ -72,6 +72,7 @@ FRONT_MAY = (
     "asking",
     "doctor",
     "evidence",
+    "logtail",
     "llmconfig",
     "probes.asked",
     "probes.visible",

@@ -121,7 +121,9 @@ def after_append(reader: Reader) -> None:
 
 def after_status(reader: Reader) -> None:
     said = reader.said["python ../scheduler.py status"]
-    assert re.search(r"session [0-9]+\.gpujob_0_train_1\n +log \S+/job_1_", said)
+    assert re.match(r"6 jobs: .* running.*; scheduler pid [0-9]+\n", said)
+    assert re.search(r"^ +1  running +0 .* train\.py --llm qwen2\.5-7b-inst ", said, re.MULTILINE)
+    assert re.search(r"^ +5  queued +pair +needs 2 idle GPUs, ", said, re.MULTILINE)
     assert expect(reader.world, j6="failed")[6]["exit_code"] == 7
 
 
@@ -145,9 +147,7 @@ def after_pause(reader: Reader) -> None:
 
 def after_stop(reader: Reader) -> None:
     said = reader.said["python ../scheduler.py cancel 1"]
-    assert re.search(
-        r"has ended.*not running.*session \S+gpujob_0_train_1.*job 1: cancelled", said, re.DOTALL
-    )
+    assert re.search(r"has ended.*not running.*  1  running +0 .*job 1: cancelled", said, re.DOTALL)
     assert reader.world.process is not None
     assert reader.world.process.wait(20) == 0
     # What was cancelled while no scheduler was up is known to the next one.

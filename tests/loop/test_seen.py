@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler import evidence
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.evidence import tail_of
+from gpu_scheduler.logtail import tail_of
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import Started, note, started_with
 from gpu_scheduler.store.store import Store

@@ -111,7 +111,7 @@ def test_simulated_gpus_leave_nothing_behind_that_would_hold_for_real_ones(desk:
     raised = Ask.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
     desk.execute(f"UPDATE job SET raised_mib = 70000, ask = '{raised}'")
     desk.execute("UPDATE gpu SET paused = 1, held = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
-    desk.execute("INSERT INTO waiting VALUES ('x', 'room for it', 0)")
+    desk.execute("INSERT INTO waiting (ask, reason, infeasible) VALUES ('x', 'room', 0)")
     desk.store.wish("pause", "SIM-1")
     desk.measure(5000)
     change_kind(desk.store, SIMULATED, NOW)

@@ -20,7 +20,7 @@ NOW = Now(1000.0, 500.0, "boot")
 
 def job(**values: Any) -> dict[str, Any]:
     return {
-        "id": 3, "state": "queued", "outcome": None, "reason": None, "ask": "ASK", "name": None,
+        "id": 3, "spec": "{}", "state": "queued", "outcome": None, "reason": None, "ask": "ASK", "name": None,
         "text": "echo hello", "exit_code": None, "signal": None, "created_at": 900.0, "finished_at": None,
         "priority": 200, "source": "file:/home/me/jobs.txt", "line_wait": None, "cancel_cause": None,
         "cancel_grace_s": None, "launch_failures": 0, "not_before_boot": None, "boot_id": None, **values,

@@ -7,11 +7,15 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
+from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.views.as_json import to_json
+from gpu_scheduler.views.lines import Screen
 from gpu_scheduler.views.report import GpuShown, JobsFileShown, JobShown, MalformedShown, Report
 from gpu_scheduler.views.text import to_text
 
@@ -37,6 +41,7 @@ REPORT = Report(
             3, "running", text="0,/home/me/train.py,,--llm qwen", gpus=(0,), attempts=1,
             session="912.gpujob_0_train_3", log="/tmp/gpu_scheduler_logs/job_3.log",
             created_at=NOW - 500, started_at=NOW - 130, priority=0, vram_declared=81_920, peaks={0: 69_500},
+            spec='{"script": "/home/me/train.py", "arguments": ["--llm", "qwen"]}', last_line="loss 0.2 \x07",
         ),
         JobShown(5, "running", recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
         JobShown(6, "queued", text="python big.py", reason="needs 2 free GPUs, 1 free", priority=200),
@@ -56,6 +61,7 @@ REPORT = Report(
         ),
     ),
     counts={"running": 2, "queued": 20_002, "held": 1, "finished": 9},
+    unsuccessful={"failed": 4},
     malformed=(
         MalformedShown("/home/me/jobs.txt", 4, "train.py &\x07", "it ends in &", "the same without the &"),
     ),
@@ -76,53 +82,189 @@ def check(name: str, text: str) -> None:
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("width", [None, 72])
-def test_text_is_golden(width: int | None) -> None:
-    text = to_text(REPORT, width=width)
+PIPE, NARROW = Screen(), Screen(72, 60)
+
+
+@pytest.mark.parametrize("screen", [PIPE, NARROW], ids=["pipe", "72"])
+def test_text_is_golden(screen: Screen) -> None:
+    text = to_text(REPORT, screen)
     assert "\x1b" not in text
-    check(f"status_{width or 'pipe'}.txt", text)
+    check(f"status_{screen.width or 'pipe'}.txt", text)
 
 
-def test_rows_are_cut_and_what_is_below_them_is_not() -> None:
-    job = JobShown(1, "running", text="python " + 90 * "x", log="/" + 90 * "y")
-    wide = replace(job, text=60 * "模")
-    lines = to_text(Report(NOW, 1, "s", "d", jobs=(job, wide)), width=60).splitlines()
-    assert [len(line) for line in lines if "xxx" in line] == [60]
-    assert next(line for line in lines if "xxx" in line).endswith("…")
-    assert any(line.endswith("/" + 90 * "y") for line in lines)
-    (row,) = [line for line in lines if "模" in line]
-    assert 58 <= len(row) + row.count("模") <= 60
+def test_verbose_text_is_golden() -> None:
+    check("status_verbose.txt", to_text(REPORT, Screen(72), verbose=True))
 
 
-def test_memory_is_told_only_where_there_is_something_to_tell() -> None:
+def many() -> Report:
+    """40 jobs on 8 GPUs, of every kind, with long titles and wide characters."""
+    sweep = JobSpec(
+        "csv",
+        "",
+        "/",
+        script="/home/me/sweep/train.py",
+        arguments=("--llm", "qwen2.5-3b-inst", "--seed", "1"),
+    ).to_json()
+    bar = "epoch 3/30:  35%|███████             | 58/600 [01:39<05:00,  1.00it/s, loss=2.104]"
+    jobs = [
+        JobShown(n, "running", text="x", spec=sweep, gpus=(n - 1,), started_at=NOW - 60 * n, last_line=bar)
+        for n in range(1, 8)
+    ]
+    jobs.append(replace(jobs[0], id=8, name="模型训练" * 9, gpus=(7,), last_line="载入" * 20))
+    half = {"count": 1, "share": 500}
+    waits = JobShown(9, "queued", text="x", spec=sweep, reason="needs 0.5 of a GPU, 0 free", need=half)
+    jobs += [replace(waits, id=n) for n in range(9, 29)]
+    jobs.append(JobShown(29, "queued", name="ddp", reason="needs 2 idle GPUs, 0 free"))
+    jobs.append(JobShown(30, "held", text="python t.py", reason="held by its line"))
+    over = JobShown(31, "finished", "completed", text="python t.py", started_at=NOW - 90, finished_at=NOW - 5)
+    jobs += [replace(over, id=n) for n in range(31, 40)]
+    jobs.append(
+        replace(over, id=40, outcome="failed", exit_code=1, reason="exit code 1: ValueError: " + "x" * 90)
+    )
+    gpu = replace(REPORT.gpus[0], by_memory=False)
+    return Report(
+        NOW, 4711, "s", "d", tuple(replace(gpu, index=n, jobs=(n + 1,)) for n in range(8)), tuple(jobs),
+        counts={"running": 8, "queued": 21, "held": 1, "finished": 10}, unsuccessful={"failed": 1},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "rows"), [(100, 45), (80, 24)])
+def test_forty_jobs_fit_on_a_screen(width: int, rows: int) -> None:
+    text = to_text(many(), Screen(width, rows - 1))
+    lines = text.splitlines()
+    assert len(lines) < rows
+    assert max(map(cell_len, lines)) <= width
+    check(f"status_{width}x{rows}.txt", text)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9, 14, 20, 30, 60])
+@pytest.mark.parametrize("width", [10, 40, 80, 200])
+def test_what_runs_is_cut_last(width: int, rows: int) -> None:
+    lines = to_text(many(), Screen(width, rows)).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert len(lines) <= max(rows, 7)
+    if width > 40 and rows >= 17:
+        assert sum(" running " in line for line in lines[1:]) == 8
+
+
+def test_nothing_is_cut_in_a_pipe() -> None:
+    report = many()
+    lines = to_text(report).splitlines()
+    [failed] = [line for line in lines if line.startswith(" 40  failed")]
+    assert failed.endswith(f"exit code 1: ValueError: {'x' * 90}")
+    assert sum("loss=2.104]" in line for line in lines) == 7
+    assert sum("模型训练" * 9 in line for line in lines) == 1
+    assert "\x1b" not in to_text(report)
+
+
+def test_states_outcomes_and_reasons_are_coloured() -> None:
+    text = to_text(many(), Screen(100, 45, colour=True))
+    red, green, yellow, cyan = (f"\x1b[3{code}m" for code in (1, 2, 3, 6))
+    for word in (f"{cyan}running", f"{red}failed", f"{green}done", f"{yellow}held", f"{red}exit code 1: Val",
+                 f"{yellow}wait for half a GPU\x1b[0m"):  # fmt: skip
+        assert word in text
+
+
+def test_queued_jobs_of_one_reason_are_one_row() -> None:
+    [row] = [line for line in to_text(many()).splitlines() if " jobs wait " in line]
+    assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
+    text = to_text(many(), everything=True)
+    assert text.count("needs 0.5 of a GPU, 0 free") == 20
+    stopped = tuple(replace(job, need=None, reason="no scheduler is running") for job in many().jobs)
+    text = to_text(replace(many(), jobs=stopped, pid=None))
+    assert "     21 jobs wait, no scheduler is running: 9-29\n" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "No jobs yet; scheduler pid 4711"),
+        ({"counts": {"queued": 1}}, "1 job: 1 queued; scheduler pid 4711"),
+        (
+            {
+                "counts": {"finished": 33, "starting": 1, "running": 2, "stopping": 1, "queued": 2},
+                "unsuccessful": {"failed": 2},
+            },
+            "39 jobs: 31 done, 2 failed, 4 running, 2 queued; scheduler pid 4711",
+        ),
+        (
+            {
+                "counts": {"finished": 2000, "running": 2, "held": 1},
+                "unsuccessful": {"cancelled": 3, "timed_out": 1},
+                "jobs": (JobShown(1, "finished", "cancelled", recorded=False),),
+            },
+            "2,003 jobs: 1,996 done, 1 timed out, 4 cancelled, 1 running, 1 held; scheduler pid 4711",
+        ),
+        (
+            {"counts": {"running": 1}, "jobs": (JobShown(1, "held", recorded=False),)},
+            "1 job: 1 held; scheduler pid 4711",
+        ),
+    ],
+)
+def test_the_first_line_counts_all_jobs(values: dict[str, Any], said: str) -> None:
+    assert to_text(Report(NOW, 4711, "s", "d", **values)).splitlines()[0] == said
+
+
+def test_an_end_is_told_as_what_it_is_also_before_it_is_recorded() -> None:
+    job = JobShown(1, "finished", "cancelled", recorded=False, text="t", reason="cancelled by the user")
+    text = to_text(Report(NOW, None, "s", "d", jobs=(job,), counts={"running": 1}))
+    assert "  1  cancelled " in text
+    assert "recorded" not in text
+
+
+def test_the_clock_stands_at_the_right_end_of_the_first_line() -> None:
+    first = to_text(many(), Screen(100, 45), clock="05:27:41").splitlines()[0]
+    assert first.endswith("  05:27:41")
+    assert len(first) == 100
+    assert "05:27" not in to_text(many(), Screen(40, 45), clock="05:27:41")
+
+
+def test_warnings_of_running_jobs_are_told_and_no_others() -> None:
+    told = replace(REPORT.jobs[0], warnings=("job 3 uses GPU 1",))
+    over = replace(REPORT.jobs[-1], warnings=("job 1 used GPU 1",))
+    text = to_text(replace(REPORT, jobs=(told, over)))
+    assert "Warning: job 3 uses GPU 1\n" in text
+    assert "job 1 used" not in text
+
+
+def test_a_trouble_is_told_in_full_on_a_narrow_screen() -> None:
+    text = to_text(REPORT, Screen(40, 60))
+    assert "nothing new is started until then" in text.replace("\n", " ")
+
+
+def test_booked_memory_is_told_only_where_there_is_some() -> None:
+    assert "Booked" in to_text(REPORT)
     gpus = tuple(replace(gpu, by_memory=False) for gpu in REPORT.gpus)
-    jobs = tuple(replace(job, vram_declared=None, peaks={}) for job in REPORT.jobs)
-    text = to_text(replace(REPORT, gpus=gpus, jobs=jobs))
-    assert "Booked" not in text
-    assert "MiB" not in text.partition("Running")[2]
-    text = to_text(replace(REPORT, gpus=gpus, jobs=(replace(jobs[0], peaks={0: 70, 1: 80}), *jobs[1:])))
-    assert "\n         memory GPU 0 70, GPU 1 80 MiB\n" in text
+    assert "Booked" not in to_text(replace(REPORT, gpus=gpus))
+
+
+def test_memory_of_jobs_is_told_where_everything_is() -> None:
+    jobs = (replace(REPORT.jobs[0], peaks={0: 70, 1: 80}),)
+    assert "     memory GPU 0 70, GPU 1 80 of 81920 MiB\n" in to_text(
+        replace(REPORT, jobs=jobs), verbose=True
+    )
+    assert "81920" not in to_text(REPORT)
 
 
 def test_without_a_scheduler_the_values_of_gpus_have_an_age() -> None:
     text = to_text(replace(REPORT, pid=None, now=NOW + 178))
-    assert "Scheduler   not running" in text
-    assert "GPUs, values as of 3 min ago" in text
+    assert "Scheduler not running; values of GPUs as of 3 min ago\n" in text
 
 
 def test_what_is_left_out_is_counted() -> None:
     text = to_text(REPORT)
-    assert "Queued (20,002)" in text
-    assert "and 20,000 more (--all)" in text
-    many = tuple(replace(REPORT.malformed[0], number=n) for n in range(25))
-    assert "and 5 more lines (--all)" in to_text(replace(REPORT, malformed=many))
-    assert "more line" not in to_text(replace(REPORT, malformed=many), everything=True)
+    assert "… and 20,000 more queued (status --all)" in text
+    assert "… and 7 more finished (status --all)" in text
+    bad = tuple(replace(REPORT.malformed[0], number=n) for n in range(25))
+    assert "… and 6 more malformed lines (status --all)" in to_text(replace(REPORT, malformed=bad))
+    assert "… and 23 more malformed lines (status --all)" in to_text(replace(REPORT, malformed=bad), NARROW)
+    assert "more malformed" not in to_text(replace(REPORT, malformed=bad), everything=True)
 
 
 def test_an_empty_record_says_so() -> None:
-    text = to_text(Report(NOW, None, "/s.json", "/s.d"))
-    assert "No GPUs are known yet." in text
-    assert "No jobs yet." in text
+    assert to_text(Report(NOW, None, "/s.json", "/s.d")) == "No jobs yet\nScheduler not running\n"
+    only = Report(NOW, None, "/s.json", "/s.d", jobs=REPORT.jobs[2:3], counts={"queued": 1})
+    assert "No GPUs are known yet." in to_text(only)
 
 
 def test_json_is_golden() -> None:

@@ -1,0 +1,145 @@
+"""`status --watch`: the status again and again, in place, on the terminal's other screen."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import time
+from argparse import Namespace
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from gpu_scheduler.cli.record import opened
+from gpu_scheduler.cli.status import report_for, screen_of_stdout
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.views.text import to_text
+from gpu_scheduler.views.widths import wrapped
+from gpu_scheduler.views.words import visible
+
+#: The other screen, without a cursor; and back.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+#: Signals that end this process, and by default would leave the terminal as it is.
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def watch(options: Namespace) -> int:
+    """Show it until Ctrl-C, or q. Raises UsageError where there is no terminal."""
+    if not sys.stdout.isatty():
+        raise UsageError(
+            "status --watch draws on a terminal, and this is none: leave out --watch, or use `status --json`"
+        )
+    frame = _frame(options)  # what cannot be shown at all is said before the screen changes
+    screen = _OtherScreen()
+    try:
+        while True:
+            screen.draw(frame)
+            if screen.wait(options.watch):
+                return 0
+            try:
+                frame = _frame(options)
+            except SchedulerError as error:
+                frame = "\n".join(_told(error))
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        screen.close()
+
+
+def _frame(options: Namespace) -> str:
+    screen = screen_of_stdout()
+    # The last column stays free: a terminal that has filled it would clear it with the rest of the line.
+    screen = replace(screen, width=None if screen.width is None else screen.width - 1)
+    with opened(options, foreign=True) as store:
+        report = report_for(store, options, screen)
+    clock = time.strftime("%H:%M:%S", time.localtime(report.now))
+    text = to_text(report, screen, everything=options.all, verbose=options.verbose, clock=clock)
+    return "\n".join(text.splitlines()[: screen.rows])
+
+
+def _told(error: SchedulerError) -> list[str]:
+    width = screen_of_stdout().width
+    lines = visible(str(error), lines=True).split("\n")
+    return lines if width is None else [part for line in lines for part in wrapped(line, width - 1)]
+
+
+class _OtherScreen:
+    """The terminal's other screen, until `close`; what ends or stops this process gives it back first."""
+
+    def __init__(self) -> None:
+        self._keys: list[Any] | None = None
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        self._wake = wake
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGWINCH, _nothing)
+        signal.signal(signal.SIGTSTP, self._stop)
+        for number in _ENDING:
+            signal.signal(number, self._end)
+        self._enter()
+
+    def draw(self, frame: str) -> None:
+        """Draw a frame over the last one, in one write."""
+        lines = "\n".join(f"{line}{_END_OF_LINE}" for line in frame.split("\n"))
+        _write(f"{_HOME}{lines}{_END_OF_SCREEN}")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the next frame is due, or the size has changed. True: q was pressed."""
+        fds = [self._woken] if self._keys is None else [self._woken, 0]
+        ready, _, _ = select.select(fds, [], [], seconds)
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+        return 0 in ready and os.read(0, 4096) in (b"q", b"Q", b"")
+
+    def close(self) -> None:
+        """Give the terminal back. Nothing interrupts that."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._leave()
+        for number in (signal.SIGWINCH, signal.SIGTSTP, *_ENDING):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        os.close(self._woken)
+        os.close(self._wake)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _enter(self) -> None:
+        if os.isatty(0):
+            self._keys = termios.tcgetattr(0)
+            quiet = termios.tcgetattr(0)
+            quiet[3] &= ~(termios.ECHO | termios.ICANON)
+            termios.tcsetattr(0, termios.TCSADRAIN, quiet)
+        _write(_ENTER)
+
+    def _leave(self) -> None:
+        _write(_LEAVE)
+        if self._keys is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, self._keys)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        """Ctrl-Z: the shell gets its screen; `fg` goes on here."""
+        self._leave()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.signal(number, self._stop)
+        self._enter()
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        self._leave()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _nothing(_: int, __: FrameType | None) -> None:
+    """A signal that only wakes."""
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except RuntimeError:  # a signal came while the same buffer was being written
+        os.write(1, text.encode("utf-8", "backslashreplace"))

@@ -1,0 +1,48 @@
+"""What a job is called in a list: its name, else its script and arguments, else its command."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shlex
+from collections.abc import Sequence
+
+from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.words import shortened, visible
+
+
+def title(job: JobShown) -> str:
+    """One line of printable text, in full."""
+    return visible(shortened(job.name or _runs(job)))
+
+
+def _runs(job: JobShown) -> str:
+    """Its script and arguments, without the other fields of a CSV line; else the text of its line."""
+    spec = json.loads(job.spec)
+    script = spec.get("script")
+    if script is None:
+        return job.text
+    return " ".join([posixpath.basename(script), *map(shlex.quote, spec.get("arguments", ()))])
+
+
+def in_common(titles: Sequence[str]) -> str:
+    """The words with which all these titles begin, `…` for what differs; "" if they begin differently."""
+    words = [text.split(" ") for text in titles]
+    count = 0
+    for nth in zip(*words, strict=False):
+        if len(set(nth)) > 1:
+            break
+        count += 1
+    same = " ".join(words[0][:count])
+    return same if not same or all(len(each) == count for each in words) else f"{same} …"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ids as people write them: "3, 7-9, 12-31"; two that follow each other stay apart."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

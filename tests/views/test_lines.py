@@ -1,0 +1,94 @@
+"""Tables and lists that fit a screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.views.lines import Cell, Column, Entry, Listed, Screen, allot, printed, table
+
+
+def listed(entries: int, total: int | None = None) -> Listed:
+    rows = [Entry((Cell(str(n)),)) for n in range(entries)]
+    return Listed("jobs", rows, entries if total is None else total)
+
+
+@pytest.mark.parametrize(
+    ("lists", "least", "room", "given"),
+    [
+        ([listed(3), listed(4)], [1, 1], 9, [3, 4]),
+        ([listed(3), listed(4)], [1, 1], 5, [3, 2]),
+        ([listed(9), listed(4)], [2, 1], 5, [4, 1]),
+        ([listed(9), listed(4), listed(1)], [2, 1, 1], 2, [2, 0, 0]),
+        ([listed(0), listed(4, 50)], [2, 1], 9, [0, 5]),
+        ([listed(3)], [1], -2, [0]),
+    ],
+)
+def test_lists_in_front_are_cut_last(
+    lists: list[Listed], least: list[int], room: int, given: list[int]
+) -> None:
+    assert allot(lists, least, room) == given
+
+
+@pytest.mark.parametrize(
+    ("whole", "lines", "told"),
+    [
+        (listed(3), 3, ["0", "1", "2"]),
+        (listed(3), 2, ["0", "… and 2 more jobs (status --all)"]),
+        (listed(3), 1, ["… 3 jobs (status --all)"]),
+        (listed(3), 0, []),
+        (listed(0), 0, []),
+        (listed(2, 2_000), 9, ["0", "1", "… and 1,998 more jobs (status --all)"]),
+        (listed(2, 2_000), 2, ["0", "… and 1,999 more jobs (status --all)"]),
+    ],
+)
+def test_a_list_that_is_cut_tells_how_much_is_left_out(whole: Listed, lines: int, told: list[str]) -> None:
+    shown = whole.shortened(lines)
+    assert ["".join(cell.text for cell in entry.cells) for entry in shown] == told
+    assert sum(entry.count for entry in shown) == (whole.total if lines else 0)
+
+
+COLUMNS = (Column("Job", is_right=True), Column("What", is_flexible=True), Column("Last line"))
+ROWS = [
+    Entry((Cell("7"), Cell("train.py --epochs 30 --seed 1"), Cell("epoch 3/30: loss 0.25", keeps_end=True))),
+    Entry((Cell("模型"),), spans=True),
+    Entry((Cell("12"), Cell("t.py", "31"), Cell(""))),
+]
+
+
+@pytest.mark.parametrize("width", [1, 12, 30, 44, 60, 200])
+def test_no_line_of_a_table_is_wider_than_the_screen(width: int) -> None:
+    from rich.cells import cell_len
+
+    screen = Screen(width, 20)
+    lines = [printed(line, screen) for line in table(COLUMNS, ROWS, width)]
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_both_ends_of_a_title_and_of_a_last_line_stay() -> None:
+    lines = [printed(line, Screen(44, 20)) for line in table(COLUMNS, ROWS, 44)]
+    assert lines == [
+        "Job  What                Last line",
+        "  7  train.py …--seed 1  epoch 3/3…loss 0.25",
+        "     模型",
+        " 12  t.py",
+    ]
+
+
+def test_a_pipe_gets_everything_and_one_long_cell_moves_no_other_row() -> None:
+    rows = [*ROWS, Entry((Cell("13"), Cell("x" * 500), Cell("last")))]
+    lines = [printed(line, Screen()) for line in table(COLUMNS, rows, None)]
+    assert lines[-1] == f" 13  {'x' * 500}  last"
+    assert len(lines[1]) < 100
+
+
+def test_colours_are_written_only_where_they_are_shown() -> None:
+    line = [Cell("ok "), Cell("failed", "31"), Cell("", "31")]
+    assert printed(line, Screen(80, 24)) == "ok failed"
+    assert printed(line, Screen(80, 24, colour=True)) == "ok \x1b[31mfailed\x1b[0m"
+    assert printed(line, Screen(6, 24, colour=True)) == "ok \x1b[31mfa…\x1b[0m"
+
+
+def test_a_path_is_cut_only_where_rows_are_counted() -> None:
+    line = [Cell("log /" + "y" * 90, is_path=True)]
+    assert len(printed(line, Screen(40))) == 95
+    assert len(printed(line, Screen(40, 24))) == 40

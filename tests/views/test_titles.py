@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.titles import in_common, ranges, title
+
+LINE = "0,/home/me/train.py,env,--llm qwen --note two,0-3"
+
+
+def shown(text: str, name: str | None = None, **spec: object) -> JobShown:
+    value = JobSpec(kind="command", text=text, cwd="/", **spec)  # type: ignore[arg-type]
+    return JobShown(1, "queued", text=text, name=name, spec=value.to_json())
+
+
+@pytest.mark.parametrize(
+    ("job", "called"),
+    [
+        (shown("python t.py --x 1"), "python t.py --x 1"),
+        (shown("python t.py --x 1", name="bert"), "bert"),
+        (shown(LINE, script="/home/me/train.py", arguments=("--llm", "qwen")), "train.py --llm qwen"),
+        (shown(LINE, script="/x/t.py", arguments=("--note", "two words")), "t.py --note 'two words'"),
+        (shown(LINE, script="/x/t.py"), "t.py"),
+        (shown("evil \x1b[2J"), r"evil \x1b[2J"),
+        (shown(LINE, script="/x/\x1b.py"), r"\x1b.py"),
+    ],
+)
+def test_what_a_job_is_called(job: JobShown, called: str) -> None:
+    assert title(job) == called
+    assert json.loads(job.spec)["text"] == job.text
+
+
+@pytest.mark.parametrize(
+    ("titles", "same"),
+    [
+        (["t.py --seed 1", "t.py --seed 2"], "t.py --seed …"),
+        (["t.py --seed 1", "t.py --seed 1"], "t.py --seed 1"),
+        (["t.py", "t.py --seed 1"], "t.py …"),
+        (["a.py", "b.py"], ""),
+    ],
+)
+def test_what_titles_have_in_common(titles: list[str], same: str) -> None:
+    assert in_common(titles) == same
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [([], ""), ([3], "3"), ([3, 4], "3, 4"), ([5, 3, 4], "3-5"), ([12, 13, 14, 1, 7, 8], "1, 7, 8, 12-14")],
+)
+def test_ids_as_ranges(numbers: list[int], told: str) -> None:
+    assert ranges(numbers) == told

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, wrapped
+
+TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "at_end", "in_the_middle"),
+    [
+        ("train.py", 8, "train.py", "train.py"),
+        ("train.py", 7, "train.…", "tra….py"),
+        ("train.py --epochs 3", 11, "train.py -…", "train…chs 3"),
+        ("模型训练", 8, "模型训练", "模型训练"),
+        ("模型训练", 7, "模型训…", "模…练"),
+        ("abc", 2, "a…", "a…"),
+        ("abc", 1, "…", "…"),
+        ("abc", 0, "", ""),
+    ],
+)
+def test_a_text_is_cut_to_a_width(text: str, columns: int, at_end: str, in_the_middle: str) -> None:
+    assert cut(text, columns) == at_end
+    assert cut_in_the_middle(text, columns) == in_the_middle
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS, st.integers(0, 40))
+def test_no_cut_text_is_too_wide(text: str, columns: int) -> None:
+    assert columns_of(text) == cell_len(text)
+    for shown in (cut(text, columns), cut_in_the_middle(text, columns)):
+        assert columns_of(shown) <= columns or shown == text
+    if columns:
+        assert all(columns_of(line) <= max(columns, 2) for line in wrapped(text, columns))
+
+
+def test_a_long_text_is_broken_at_blanks() -> None:
+    assert wrapped("free space there, then go on", 12) == ["free space", "there, then", "go on"]
+    assert wrapped("/a/path/without/blanks x", 10) == ["/a/path/wi", "thout/blan", "ks x"]
+    assert wrapped("short", 10) == ["short"]
