@@ -6,8 +6,10 @@ import os
 import stat
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.pauses import imports_older
 from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.oldsessions import STILL_RUN, WHEN_ENDED, old_sessions
 from gpu_scheduler.store.gpukind import recorded
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
@@ -34,6 +36,15 @@ def check_record(options: StartOptions, home: Home) -> None:
     found = recorded(home.database)
     if found is not None and found.is_other_than(options.simulated):
         raise UsageError("\n".join(found.refusal(home.folder)))
+
+
+def check_old_sessions(options: StartOptions, home: Home) -> list[str]:
+    """What to warn of: sessions of the older scheduler that live. Raises SchedulerError if its state file is
+    to be taken over beside them."""
+    sessions = old_sessions()
+    if sessions and not options.ignore_old_sessions and imports_older(home):
+        raise SchedulerError("\n  ".join([STILL_RUN, *map(str, sessions)]) + f"\n{WHEN_ENDED}")
+    return [f"a job of the older scheduler still runs: {session}" for session in sessions]
 
 
 def _check_state_file(path: str) -> None:

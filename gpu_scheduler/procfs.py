@@ -78,6 +78,18 @@ class Proc:
             # A parent that began later has the number of one that has died meanwhile.
             link = parent if parent is not None and parent.start <= link.start else None
 
+    def words(self, pid: int) -> list[str]:
+        """Its command line; empty if it has none."""
+        content = self._read(pid, "cmdline")
+        return [os.fsdecode(word) for word in content.removesuffix(b"\0").split(b"\0")] if content else []
+
+    def user(self, pid: int) -> int | None:
+        """Its real user id."""
+        for line in self._read(pid, "status").splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1])
+        return None
+
     def token(self, pid: int) -> str | None:
         """The attempt's token in its environment."""
         environment = b"\0" + self._read(pid, "environ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sqlite3
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 
 from gpu_scheduler import wiring
-from gpu_scheduler.checks import check_paths, check_record
+from gpu_scheduler.checks import check_old_sessions, check_paths, check_record
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.core.facts import Settings
@@ -24,6 +25,8 @@ from gpu_scheduler.storage import refusal
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
 
 #: A variable that, set to "exec", has every runner started anew instead of forked from a loaded one.
 RUNNERS = "GPU_SCHEDULER_RUNNERS"
@@ -45,6 +48,7 @@ def run(
     settings = settings or wiring.settings_of(options)
     home = Home.of(options.state_file, options.data_dir)
     check_record(options, home)
+    warnings = check_old_sessions(options, home)
     check_paths(options)
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)
@@ -55,6 +59,8 @@ def run(
         # Document 004 names the main log: all state files of a folder share it.
         name = home.state_file.name
         begin_logging(home.log, console, "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%"))
+        for warning in warnings:
+            log.warning("%s", warning)
         with ExitStack() as at_end:
             try:
                 store = at_end.enter_context(closing(Store(home, create=True)))

@@ -97,6 +97,8 @@ def _start_self(group: argparse._ArgumentGroup) -> None:
            help="longest time until an edit of the state file is seen (default: 20)")  # fmt: skip
     _log_dir(group)
     option("--daemon", action="store_true", help="go on in the background once it is up; print pid and log")
+    option("--ignore-old-sessions", action="store_true",
+           help="start although jobs of the older scheduler still run in Screen")  # fmt: skip
     option("--take-over", action="store_true", help="go on with the record of another host, which is gone")
 
 

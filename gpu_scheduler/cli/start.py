@@ -119,6 +119,7 @@ def start_options(options: Namespace) -> StartOptions:
         verbose=options.verbose,
         fresh=options.fresh,
         keep_history=options.keep_history,
+        ignore_old_sessions=options.ignore_old_sessions,
     )
 
 

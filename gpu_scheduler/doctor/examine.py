@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.core.environment import find_conda_sh
-from gpu_scheduler.doctor import files, gpus, logind, machine, software
+from gpu_scheduler.doctor import files, gpus, logind, machine, older, software
 from gpu_scheduler.doctor.findings import Finding
 from gpu_scheduler.doctor.screen import screen
 from gpu_scheduler.joblogs import LogFolder, user_name
@@ -38,6 +38,7 @@ def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> I
     yield software.packages()
     yield software.user(uid)
     yield from screen()
+    yield older.sessions(home)
     waits("asks conda")
     yield from software.conda(
         asked.conda_sh or find_conda_sh(os.environ, os.path.exists), asked.conda_sh is not None

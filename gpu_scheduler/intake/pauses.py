@@ -9,6 +9,8 @@ from typing import Any
 
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.store import statefile
+from gpu_scheduler.store.database import peek
+from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 
 #: Seconds within which an edit on the base of the last one was made on that one, rather than beside it.
@@ -67,6 +69,16 @@ def take_in(store: Store, content: bytes) -> list[str]:
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
     return said
+
+
+def imports_older(home: Home) -> bool:
+    """Whether a first start here takes over the state file of the older scheduler."""
+    try:
+        state = statefile.parse(home.state_file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    written = peek(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")
+    return statefile.is_older(state) and not written
 
 
 def _on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
@@ -18,6 +18,20 @@ def _log_pages(folder: Path) -> int:
     """After how many pages the write-ahead log is emptied: SQLite's own 1000 alone fill a small disk."""
     disk = os.statvfs(folder)
     return max(32, min(1000, disk.f_bavail * disk.f_frsize // 8 // 4096))
+
+
+def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
+    """The rows of a query on a database that is not changed, not even to a newer schema; None: there is none,
+    or it cannot be read now."""
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
+            db.row_factory = sqlite3.Row
+            db.execute("PRAGMA query_only = 1")
+            return db.execute(sql).fetchall()
+    except sqlite3.Error:
+        return None  # whoever opens it next tells what is wrong with it
 
 
 class Database:

@@ -5,12 +5,11 @@ The managed GPUs on the record tell the kind, so records of every version do. No
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.core.gpu import is_simulated
+from gpu_scheduler.store.database import peek
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,10 @@ class Recorded:
 
 
 def recorded(database: Path) -> Recorded | None:
-    """The kind and the number of jobs in a database, which is not changed, not even to a newer schema; None:
-    there is none, or it cannot be read now."""
-    if not database.exists():
+    """The kind and the number of jobs in a database, which is not changed; None: there is none, or it cannot
+    be read now."""
+    gpus = peek(database, "SELECT uuid FROM gpu WHERE managed")
+    jobs = peek(database, "SELECT count(*) AS n FROM job")
+    if gpus is None or not jobs:
         return None
-    try:
-        with closing(sqlite3.connect(database, isolation_level=None, timeout=10.0)) as db:
-            db.execute("PRAGMA query_only = 1")
-            uuids = [row[0] for row in db.execute("SELECT uuid FROM gpu WHERE managed")]
-            [jobs] = db.execute("SELECT count(*) FROM job").fetchone()
-    except sqlite3.Error:
-        return None  # whoever opens it next tells what is wrong with it
-    return Recorded(any(map(is_simulated, uuids)) if uuids else None, jobs)
+    return Recorded(any(is_simulated(row["uuid"]) for row in gpus) if gpus else None, jobs[0]["n"])

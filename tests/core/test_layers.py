@@ -53,7 +53,11 @@ MAY = {
         "executors.screen",
         "gpus",
         "views.words",
+        "oldsessions",
+        "intake.pauses",
     ),
+    "oldsessions": ("procfs", "views.words"),
+    "procfs": (),
 }
 
 #: Front ends record wishes and read; they neither decide nor do. `status` may look at the GPUs by itself.

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.world import CONDA, World, make_conda
 
@@ -59,7 +64,8 @@ def told(world: World) -> dict[str, list[dict[str, Any]]]:
 
 def test_the_folder_of_the_older_scheduler_starts_as_it_is(world: World) -> None:
     older(world)
-    world.start("--conda-sh", str(CONDA))
+    # Jobs of an older scheduler may run on the machine of the test.
+    world.start("--conda-sh", str(CONDA), "--ignore-old-sessions")
     jobs = world.finished(*range(1, 8))
     assert {job["outcome"] for job in jobs.values()} == {"completed"}, jobs
     report = world.status()
@@ -94,6 +100,34 @@ def test_the_folder_of_the_older_scheduler_starts_as_it_is(world: World) -> None
     assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
     assert state["paused_gpus"] == [1, 3]
     assert state["screen_sessions"] == json.loads((OLDER / world.state).read_text())["screen_sessions"]
+
+
+@pytest.mark.skipif(
+    shutil.which("screen") is None and "CI" not in os.environ, reason="screen is not installed"
+)
+def test_a_line_that_runs_under_the_older_scheduler_is_not_started_beside_it(world: World) -> None:
+    world.append("echo $$ >> ran; while [ ! -e end ]; do sleep 0.02; done")
+    (world.folder / world.state).write_text('{"gpu_status": [1.0], "paused_gpus": []}')
+    name = f"gpujob_0_train_{os.getpid()}"
+    argv = ["screen", "-dmS", name, "bash", "-c", world.jobs_file.read_text()]
+    subprocess.run(argv, cwd=world.folder, env=world.env, check=True, timeout=20)
+    try:
+        world.wait_text("ran")
+        before = sorted(path.name for path in world.folder.iterdir())
+        refused = world.cli("start", "--simulate", "1", "--drain", "--log-dir", "logs")
+        assert refused.returncode == 1
+        named = rf"[0-9]+\.{name}, GPU 0, for .*: `screen -r [0-9]+\.{name}` opens it"
+        assert re.search(named, refused.stderr)
+        assert sorted(path.name for path in world.folder.iterdir()) == before
+        world.start("--ignore-old-sessions")
+        assert f".{name}, GPU 0" in world.said()
+        world.wait_text("ran", 2)
+        assert world.end() == 0
+        world.start()  # on a record of its own it only warns
+        assert world.said().count(f".{name}, GPU 0") == 2
+    finally:
+        (world.folder / "end").touch()
+    world.finished(1)
 
 
 def test_torchrun_on_more_gpus_than_there_are_waits_and_says_why(world: World) -> None:

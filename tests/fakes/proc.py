@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class Machine:
         state: str = "S",
         threads: int = 1,
         name: str | None = None,
+        words: tuple[str, ...] = (),
+        user: int = os.getuid(),
     ) -> int:
         """A process, as it is from now on; its number."""
         folder = self.root / (name or str(pid))
@@ -41,7 +44,9 @@ class Machine:
         (folder / "stat").write_text(f"{pid} (a) b (c) {' '.join(map(str, fields))}\n")
         (folder / "environ").write_text(f"A=1\0GPU_SCHEDULER_TOKEN={token}\0" if token else "A=1\0")
         (folder / "cgroup").write_text(f"4:memory:/{pid}\n0::{group}\n")
-        (folder / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{' '.join(map(str, inner))}\n")
+        numbers = " ".join(map(str, inner))
+        (folder / "status").write_text(f"Name:\tx\nUid:\t{user}\t{user}\nNSpid:\t{pid}\t{numbers}\n")
+        (folder / "cmdline").write_text("".join(f"{word}\0" for word in words))
         if opened is not None:
             (folder / "fd" / "3").symlink_to(opened)
         return pid

@@ -1,0 +1,74 @@
+"""Screen sessions that the older scheduler started and that still live: its jobs, unknown to every record.
+
+Looks at processes only: `screen -ls` misses new sessions and shows dead ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from gpu_scheduler.procfs import Proc
+from gpu_scheduler.views.words import duration
+
+_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
+#: Of a first start beside jobs of the older scheduler: why it is refused, and what to do.
+STILL_RUN = "jobs of the older scheduler run in Screen; a line that runs there would run a second time here"
+WHEN_ENDED = "start when they have ended; or take their lines out of jobs.txt and add --ignore-old-sessions"
+
+
+@dataclass(frozen=True)
+class OldSession:
+    """name: `PID.NAME`, as Screen takes it; gpus: as in the name; began: wall seconds."""
+
+    name: str
+    gpus: str
+    began: float
+
+    def __str__(self) -> str:
+        age = duration(time.time() - self.began)
+        return f"{self.name}, GPU {self.gpus}, for {age}: `screen -r {self.name}` opens it"
+
+
+def old_sessions(proc: Proc | None = None) -> list[OldSession]:
+    """Sessions of this user named `gpujob_*` in which a process runs, but none with a token of ours."""
+    proc = Proc() if proc is None else proc
+    found = {}
+    for process in proc.processes():
+        words = proc.words(process.pid)
+        name = _session(words)
+        if name is not None and proc.user(process.pid) == os.getuid():
+            found[process.pid] = (process, name, words)
+    if not found:
+        return []
+    children: dict[int, list[int]] = {pid: [] for pid in found}
+    for process in proc.processes():
+        if process.parent in children and not process.ended:
+            children[process.parent].append(process.pid)
+    return [
+        OldSession(f"{pid}.{name[0]}", name["gpus"], proc.seconds(process))
+        for pid, (process, name, words) in sorted(found.items())
+        if _runs_without_token(proc, children[pid], words)
+    ]
+
+
+def _session(words: Sequence[str]) -> re.Match[str] | None:
+    """The name of the session that a process with these words serves: `SCREEN -dmS NAME …`."""
+    if not words or PurePosixPath(words[0]).name != "SCREEN":
+        return None
+    for option, value in pairwise(words):
+        if re.fullmatch(r"-[A-Za-z]*S", option):
+            return _NAME.fullmatch(value)
+    return None
+
+
+def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
+    """Whether these children of a session run something, none of them for us. words: of the session."""
+    # Until it has become the command of the window, a child is a copy of the session itself.
+    begun = [pid for pid in children if proc.words(pid) not in ([], words)]
+    return bool(begun) and not any(proc.token(pid) for pid in begun)

@@ -1,0 +1,107 @@
+"""Sessions of the older scheduler: found among all processes, and what `doctor` makes of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.doctor import older
+from gpu_scheduler.oldsessions import OldSession, old_sessions
+from gpu_scheduler.procfs import Proc
+from gpu_scheduler.store.home import Home
+from tests.fakes.proc import Machine
+from tests.waiting import wait_for
+
+SESSION = ("SCREEN", "-dmS", "gpujob_0,1_train_8c1d", "bash", "-c", "python train.py")
+OLDER = '{"gpu_status": [1.0, 0.0], "paused_gpus": []}'
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path / "proc")
+    made.run(30, words=SESSION, start=200)
+    return made
+
+
+def names(machine: Machine) -> list[str]:
+    return [session.name for session in old_sessions(Proc(str(machine.root)))]
+
+
+def test_a_session_with_a_process_that_is_not_ours(machine: Machine) -> None:
+    machine.run(31, parent=30, words=("bash", "-c", "python train.py"))
+    [found] = old_sessions(Proc(str(machine.root)))
+    assert (found.name, found.gpus, found.began) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
+    assert "GPU 0,1, for " in str(found)
+    assert str(found).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it")
+
+
+def test_sessions_that_are_not_those_of_a_job_of_the_older_scheduler(machine: Machine) -> None:
+    assert names(machine) == []  # nothing runs in it
+    machine.run(31, parent=30, words=SESSION)  # not yet the command of its window
+    machine.run(32, parent=30, words=("bash",), state="Z")
+    assert names(machine) == []
+    machine.run(31, parent=30, words=("python", "start.py"), token="1234")
+    assert names(machine) == [], "our own"
+    bash = ("bash", "-c", "x")
+    other = os.getuid() + 1
+    for pid, words, user in (
+        (40, ("SCREEN", "-dmS", "work", *bash), os.getuid()),
+        (50, ("screen", "-r", "gpujob_0_train_1"), os.getuid()),
+        (60, ("vim", "-S", "gpujob_0_train_1"), os.getuid()),
+        (70, SESSION, other),
+        (80, ("SCREEN",), os.getuid()),
+    ):
+        machine.run(pid, words=words, user=user)
+        machine.run(pid + 1, parent=pid, words=bash)
+    assert names(machine) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("/usr/bin/SCREEN", "-dmS", "gpujob_3_eval_1"),
+        ("SCREEN", "-S", "gpujob_3_eval_1", "-dm"),
+        ("SCREEN", "-c", "rc", "-d", "-m", "-S", "gpujob_3_eval_1"),
+    ],
+)
+def test_ways_to_name_a_session(machine: Machine, words: tuple[str, ...]) -> None:
+    machine.run(90, words=words)
+    machine.run(91, parent=90, words=("python",))
+    assert names(machine) == ["90.gpujob_3_eval_1"]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[str]:
+    """The name of a real session, as the older scheduler makes one; ended with the test."""
+    if shutil.which("screen") is None and "CI" not in os.environ:
+        pytest.skip("screen is not installed")
+    name = f"gpujob_0_train_{os.getpid()}"
+    script = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
+    subprocess.run(["screen", "-dmS", name, "bash", "-c", script], check=True, timeout=20)
+    wait_for(lambda: [one for one in old_sessions() if one.name.endswith(f".{name}")], "the session")
+    yield name
+    (tmp_path / "end").touch()
+    wait_for(lambda: not [one for one in old_sessions() if one.name.endswith(f".{name}")], "its end")
+
+
+def test_doctor_names_a_real_one_and_says_if_start_would_be_refused(session: str, tmp_path: Path) -> None:
+    home = Home.of(str(tmp_path / "state.json"))
+    told = older.sessions(home)
+    assert (told.grade, f".{session}, GPU 0, for " in told.says) == ("warn", True)
+    home.state_file.write_text(OLDER)
+    told = older.sessions(home)
+    assert (told.grade, f".{session}, GPU 0, for " in told.says) == ("bad", True)
+    assert "--ignore-old-sessions" in told.remedy
+
+
+def test_doctor_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> list[OldSession]:
+        return []
+
+    monkeypatch.setattr(older, "old_sessions", none)
+    assert older.sessions(Home.of(str(tmp_path / "state.json"))).grade == "ok"
