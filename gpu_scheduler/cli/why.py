@@ -10,6 +10,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import dropwhile
+from textwrap import wrap
 
 from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.look import job_of
@@ -234,19 +236,29 @@ def _last_lines(asked: Asked) -> tuple[str, ...]:
 
 def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
     """brief: of the checks only what to do now, and what went wrong beside the end itself."""
-    lines = [visible(shortened(unrepeated(answer.headline, answer.log))), ""]
+    lines = [*_wrapped(visible(shortened(unrepeated(answer.headline, answer.log)))), ""]
     told = [*answer.log, asked.shown.reason or ""]
     findings = [replace(one, says=unrepeated(one.says, told)) for one in answer.findings]
     if brief:
         remedies = [one.remedy for one in findings if one.check in _ENDS and one.remedy]
-        lines += [f"What to do: {visible(remedy)}" for remedy in remedies]
+        lines += [line for remedy in remedies for line in _wrapped(f"What to do: {visible(remedy)}")]
         findings = [one for one in findings if one.check in _BESIDE and one.grade != "ok"]
     lines += [finding_line(finding) for finding in findings]
     if answer.log:
-        lines += ["", "The end of its log:", *(f"  {visible(shortened(line))}" for line in answer.log)]
+        output = [*dropwhile(lambda line: line.startswith("# "), answer.log)]  # less the runner's header
+        end = [f"  {visible(shortened(line))}" for line in output]
+        lines += ["", "The end of its log:", *end] if end else ["", "It printed nothing."]
     if brief:
         lines += ["", f"`why {asked.shown.id} -v` shows every check."]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    """The text in rows of the terminal, no word of it broken; as it is where stdout is none."""
+    if not sys.stdout.isatty():
+        return [text]
+    columns = os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    return wrap(text, max(20, columns), break_long_words=False, break_on_hyphens=False)
 
 
 def _to_json(asked: Asked, answer: Answer) -> str:

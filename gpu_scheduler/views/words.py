@@ -34,7 +34,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
 
 
 def unrepeated(text: str, others: Iterable[str], most: int = 80) -> str:
-    """The text, where what it repeats of one of the others is cut after `most` characters."""
+    """The text, where what it repeats of one of the others is cut after about `most` characters."""
     for other in others:
         # An explanation has one blank where a log may have several.
         same = " ".join(other.split())
@@ -45,7 +45,8 @@ def unrepeated(text: str, others: Iterable[str], most: int = 80) -> str:
         while end < len(text) and text[end] == same[end - at : end - at + 1]:
             end += 1
         if end > at + most:
-            text = f"{text[: at + most].rstrip()}…{text[end:].removeprefix('…')}"
+            begin = text[at : at + most + 1].rpartition(" ")[0] or text[at : at + most]
+            text = f"{text[:at]}{begin} …{text[end:].removeprefix('…')}"
     return text
 
 

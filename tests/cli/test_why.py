@@ -18,6 +18,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.started import Started, note
 from tests.cli.desk import Desk
+from tests.cli.test_look import on_terminal
 from tests.waiting import wait_for
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
@@ -304,12 +305,29 @@ def test_an_error_of_several_hundred_characters_is_told_once(desk: Desk) -> None
         assert (out.count("total capacity"), out.count(f"  {oom}\n")) == (1, 1), out
         head = out.splitlines()[0]
         assert "exit code 1" in head
-        assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 h…")
+        assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 …")
     assert told["reason"] in {one["says"] for one in told["checks"]}
     assert told["log_end"] == [oom]
     # Without its log only the reason has it.
     (desk.path / f"job_{job}.log").unlink()
     assert "is not there any more" in desk.run("why", job)[1]
+
+
+def test_what_to_do_is_broken_at_words_on_a_terminal(desk: Desk) -> None:
+    job = ended(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
+    rows = on_terminal("why", job).decode().splitlines()
+    begin = rows.index("What to do: install it in the environment of the job, or name the right one")
+    assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
+
+
+def test_the_header_of_a_log_is_no_output(desk: Desk) -> None:
+    job = ended(desk, "exit 3")
+    log = desk.path / f"job_{job}.log"
+    header, end = "# job 1, attempt 1: exit 3\n# GPUs: 0\n", "--- failed: exit code 3, after 0.1 s\n"
+    log.write_text(f"{header}{end}")
+    assert desk.run("why", job)[1].endswith(f"\n\nIt printed nothing.\n\n`why {job} -v` shows every check.\n")
+    log.write_text(f"{header}one\n# two\n{end}")
+    assert "The end of its log:\n  one\n  # two\n\n" in desk.run("why", job)[1]
 
 
 def test_what_was_seen_of_a_job_that_failed_is_told_beside_its_end(desk: Desk) -> None:

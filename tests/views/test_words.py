@@ -116,11 +116,12 @@ LONG = "Error: " + " ".join(str(n) for n in range(100))
     ("text", "others", "shown"),
     [
         ("exit code 1: short", ["short", ""], "exit code 1: short"),
-        (f"exit code 1: {LONG}", ["other", LONG], f"exit code 1: {LONG[:20]}…"),
-        (f"1: {LONG}; retries used up", [LONG], f"1: {LONG[:20]}…; retries used up"),
-        (f"1: {LONG[:200]}…; retries used up", [LONG], f"1: {LONG[:20]}…; retries used up"),
-        (f"1: {LONG}", [LONG.replace(" ", "  ")], f"1: {LONG[:20]}…"),
+        (f"exit code 1: {LONG}", ["other", LONG], f"exit code 1: {LONG[:20]} …"),
+        (f"1: {LONG}; retries used up", [LONG], f"1: {LONG[:20]} …; retries used up"),
+        (f"1: {LONG[:200]}…; retries used up", [LONG], f"1: {LONG[:20]} …; retries used up"),
+        (f"1: {LONG}", [LONG.replace(" ", "  ")], f"1: {LONG[:20]} …"),
         (LONG[:20], [LONG], LONG[:20]),
+        ("x" * 30, ["x" * 40], f"{'x' * 20} …"),
         (LONG, [LONG[:20]], LONG),
     ],
 )
