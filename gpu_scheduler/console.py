@@ -18,6 +18,7 @@ from pathlib import Path
 from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views import colours
 from gpu_scheduler.views.events import Told
 from gpu_scheduler.views.terminal import Terminal, of_event, of_message
 from gpu_scheduler.views.words import visible
@@ -227,8 +228,7 @@ def _terminal() -> Terminal:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):
         columns = 0
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return Terminal(columns or 80, not plain, sys.stdout.encoding or "ascii")
+    return Terminal(columns or 80, colours.wanted(os.environ), sys.stdout.encoding or "ascii")
 
 
 def begin_logging(path: Path, console: Console, mark: str = "") -> None:

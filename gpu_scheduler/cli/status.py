@@ -63,13 +63,13 @@ def status(options: Namespace) -> int:
 
 def screen_of_stdout() -> Screen:
     """The terminal that stdout is; without end or colours where it is none."""
+    from gpu_scheduler.views.colours import wanted
     from gpu_scheduler.views.lines import Screen
 
     if not sys.stdout.isatty():
         return Screen()
     size = os.get_terminal_size(sys.stdout.fileno())
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return Screen(size.columns or None, size.lines or None, not plain)
+    return Screen(size.columns or None, size.lines or None, wanted(os.environ))
 
 
 def report_for(store: Store, options: Namespace, screen: Screen) -> Report:

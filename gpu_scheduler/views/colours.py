@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpu_scheduler.core.states import JobState, Outcome
 
 #: The terminal's own colours, by their codes.
@@ -19,6 +21,11 @@ OF_OUTCOME = {
     Outcome.CANCELLED.value: YELLOW,
     Outcome.SKIPPED.value: YELLOW,
 }
+
+
+def wanted(environ: Mapping[str, str]) -> bool:
+    """Whether a terminal with these variables is to show colours."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def painted(text: str, colour: str) -> str:

@@ -5,10 +5,7 @@ The log file has the same messages in full, with date and level.
 
 from __future__ import annotations
 
-import json
 import logging
-import posixpath
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from gpu_scheduler.core.states import WAITING, JobState
 from gpu_scheduler.views.board import AGAIN_MARK, BAD_MARK, GOOD_MARK, RUNNING_MARK, WAITING_MARK
 from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, of_outcome, painted
 from gpu_scheduler.views.events import Told
+from gpu_scheduler.views.titles import title_of
 from gpu_scheduler.views.widths import cut, cut_in_the_middle
 from gpu_scheduler.views.words import visible
 
@@ -82,7 +80,8 @@ def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
 def _subject(event: Event, told: Told, room: int) -> str:
     """The job and what it is called, in so many columns if that is enough for it."""
     room -= len(f"{told.subject} : ")
-    title = cut_in_the_middle(visible(_title(event)), room if room >= _LEAST_TITLE else _TITLE)
+    title = title_of(event.name, event.command, event.spec)
+    title = cut_in_the_middle(title, room if room >= _LEAST_TITLE else _TITLE)
     return f"{told.subject} {title}: " if title else f"{told.subject}: "
 
 
@@ -118,13 +117,3 @@ def _mark(event: Event, level: int) -> tuple[str, str]:
     if event.kind in WAITING or event.kind == "infeasible":
         return WAITING_MARK, warning
     return (WARNING_MARK, warning) if warning else (NO_MARK, "")
-
-
-def _title(event: Event) -> str:
-    """Its name, else its script and arguments without the other fields of a CSV line, else its command."""
-    if event.name:
-        return event.name
-    spec = json.loads(event.spec)
-    if spec.get("script") is None:
-        return event.command
-    return " ".join([posixpath.basename(spec["script"]), *map(shlex.quote, spec.get("arguments", ()))])

@@ -13,15 +13,20 @@ from gpu_scheduler.views.words import shortened, visible
 
 def title(job: JobShown) -> str:
     """One line of printable text, in full."""
-    return visible(shortened(job.name or _runs(job)))
+    return title_of(job.name, job.text, job.spec)
 
 
-def _runs(job: JobShown) -> str:
+def title_of(name: str | None, text: str, spec: str) -> str:
+    """The same. text: the job's line; spec: its JobSpec as JSON."""
+    return visible(shortened(name or _runs(text, spec)))
+
+
+def _runs(text: str, spec_json: str) -> str:
     """Its script and arguments, without the other fields of a CSV line; else the text of its line."""
-    spec = json.loads(job.spec)
+    spec = json.loads(spec_json)
     script = spec.get("script")
     if script is None:
-        return job.text
+        return text
     return " ".join([posixpath.basename(script), *map(shlex.quote, spec.get("arguments", ()))])
 
 
