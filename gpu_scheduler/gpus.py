@@ -25,8 +25,8 @@ def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
     found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
     if option is None:
         return list(samples)
-    if re.fullmatch(r"[0-9]+", option.strip()):
-        count = int(option)
+    count = _count(option)
+    if count is not None:
         if not 1 <= count <= len(samples):
             raise UsageError(
                 f"--gpus {option}: {found}; give a count from 1 to {len(samples)}, or leave it out"
@@ -37,6 +37,26 @@ def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
     except ValueError as error:
         raise UsageError(f"--gpus {option}: {error}; {found}") from None
     return list(samples) if indices is None else [s for s in samples if s.index in indices]
+
+
+def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
+    """What `--gpus` means, where its number could be taken for that of a GPU; None where nothing is left out.
+
+    samples: all GPUs, of which `choose` takes the first ones.
+    """
+    count = None if option is None else _count(option)
+    if count is None or count >= len(samples):
+        return None
+    chosen = [str(sample.index) for sample in samples[:count]]
+    note = f"--gpus {count} is a count: GPU{'s' * (count > 1)} {', '.join(chosen)}"
+    if count in [sample.index for sample in samples]:
+        note += f"; for GPU {count} alone write --gpus {count},"
+    return note
+
+
+def _count(option: str) -> int | None:
+    """The number of a `--gpus` that is a count; None for a list."""
+    return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None
 
 
 class GpuWatch:

@@ -12,7 +12,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.gpu import NAMELESS, GpuSample, Snapshot, is_simulated
 from gpu_scheduler.core.recovery import GOOD_SAMPLES, UNLISTED, UNREADABLE, Change, Known, settle
 from gpu_scheduler.errors import GpuStateError, UsageError
-from gpu_scheduler.gpus import GpuWatch, choose
+from gpu_scheduler.gpus import GpuWatch, choose, count_note
 from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure, UnreadableError
 from gpu_scheduler.probes.visible import restrict
 from gpu_scheduler.store.gpuswitch import change_kind
@@ -95,6 +95,8 @@ class Sampler:
         recorder.note_gpus(_named(settled), [gpu.uuid for gpu in managed], self._clock.now())
         names = ", ".join(f"{gpu.index} {gpu.name}" for gpu in managed)
         log.info("%d GPU%s: %s", len(managed), "" if len(managed) == 1 else "s", names)
+        if (counted := count_note(samples, option)) is not None:
+            log.info("%s", counted)
         if simulated:
             log.info("only the GPUs are simulated: every command really runs, and counts as run")
         for gpu in managed:

@@ -104,7 +104,7 @@ def _start_self(group: argparse._ArgumentGroup) -> None:
 
 def _gpus(parser: _Options) -> None:
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
-                        help="a count (4) or a list (0,2,3 or 3,)")  # fmt: skip
+                        help="a count (4), or a list (0,2,3; GPU 3 alone: 3,)")  # fmt: skip
 
 
 def _jobs_file(parser: _Options, default: str | None = config.JOBS_FILE) -> None:

@@ -106,7 +106,7 @@ def gpu_choice(text: str) -> str:
     try:
         if re.fullmatch(r"[0-9]+", stripped):
             if int(stripped) == 0:
-                raise ValueError("at least 1 GPU is needed; 4 is a count, 0, is a list")
+                raise ValueError("write --gpus 0, (GPU 0) or --gpus 4 (how many)")
         elif not stripped:
             raise ValueError("give a count such as 4, or a list such as 0,2,3")
         else:

@@ -172,13 +172,28 @@ def _infeasible(
         # One of unknown size could fit, and so is none of those that could not.
         sizes = sorted((gpu.total_mib or MOST_MIB for gpu in candidates), reverse=True)
         kind = "allowed" if allowed is not None else "managed"
-        which = f"the largest {kind} GPU has" if need.count == 1 else f"no {need.count} {kind} GPUs have over"
-        size = shown_mib(sizes[need.count - 1])
-        return f"infeasible: needs {need}, {which} {size}, of which {limits.margin_mib} MiB stay free"
+        return f"infeasible: needs {need}, but {_too_small(need, kind, sizes, limits)}"
     if allowed is not None and len(candidates) < min(len(allowed), len(gpus)):
         return f"infeasible: needs {need}; of its allowed GPUs {len(candidates)} managed"
     have = f"{len(candidates)} allowed" if allowed is not None else f"{len(gpus)} managed"
     return f"infeasible: needs {need}, {have}"
+
+
+def _too_small(need: Need, kind: str, sizes: Sequence[int], limits: Limits) -> str:
+    """What the largest GPUs can give. sizes: of the GPUs of this kind, the largest first."""
+    size = sizes[need.count - 1]
+    if need.count == 1:
+        have = f"the largest {kind} GPU has"
+    elif size == sizes[0]:
+        have = f"the largest {kind} GPUs have"
+    else:
+        have = f"the smallest of the {need.count} largest {kind} GPUs has"
+    most = max(0, size - limits.margin_mib)
+    given = shown_mib(most)
+    if need.vram is not None and given == shown_mib(need.vram):
+        given = f"{most} MiB"  # rounded they would look equal
+    margin = shown_mib(limits.margin_mib)
+    return f"{have} {shown_mib(size)}, of which {given} can be given to jobs (margin {margin})"
 
 
 def _waiting(need: Need, free: int, obstacles: Sequence[tuple[GpuView, str]]) -> str:

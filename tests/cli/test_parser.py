@@ -97,7 +97,7 @@ def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--max-assign-attempts", "0"], ["--max-assign-attempts", "'0'", "from 1 to 1000"]),
         (["start", "--max-assign-attempts", "2.5"], ["--max-assign-attempts", "'2.5'", "whole number"]),
         (["start", "--assign-retry-wait", "-1"], ["--assign-retry-wait", "from 0 to 3600"]),
-        (["start", "--gpus", "0"], ["--gpus", "at least 1 GPU"]),
+        (["start", "--gpus", "0"], ["--gpus", "write --gpus 0, (GPU 0) or --gpus 4 (how many)"]),
         (["start", "--gpus", "1-0"], ["--gpus", "runs backward"]),
         (["start", "--gpus", "x"], ["--gpus", "'x'", "0,2"]),
         (["start", "--gpu-probe", "magic"], ["--gpu-probe", "magic", "nvml"]),

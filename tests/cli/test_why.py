@@ -149,8 +149,8 @@ def test_what_can_never_fit_for_its_memory(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(vram=24576))["placing"]
     assert (grade, says) == (
         "bad",
-        "infeasible: needs 24.0 GiB of a GPU, the largest managed GPU has 24.0 GiB, of which 512 MiB stay"
-        " free",
+        "infeasible: needs 24.0 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
+        " can be given to jobs (margin 512 MiB)",
     )
     assert remedy.startswith("mend its line: less memory (vram=), fewer GPUs")
 

@@ -339,20 +339,20 @@ def test_best_fit_leaves_the_largest_headroom_in_one_piece(
         (
             Need(1, vram=24_065),
             None,
-            "infeasible: needs 23.5 GiB of a GPU, the largest managed GPU has 24.0 GiB, of which 512 MiB stay"
-            " free",
+            "infeasible: needs 23.5 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 24064"
+            " MiB can be given to jobs (margin 512 MiB)",
         ),
         (
             Need(2, vram=12_000),
             None,
-            "infeasible: needs 11.7 GiB of each of 2 GPUs, no 2 managed GPUs have over 8.0 GiB, of which 512"
-            " MiB stay free",
+            "infeasible: needs 11.7 GiB of each of 2 GPUs, but the smallest of the 2 largest managed GPUs has"
+            " 8.0 GiB, of which 7.5 GiB can be given to jobs (margin 512 MiB)",
         ),
         (
             Need(1, vram=9000),
             (0,),
-            "infeasible: needs 8.8 GiB of a GPU, the largest allowed GPU has 8.0 GiB, of which 512 MiB stay"
-            " free",
+            "infeasible: needs 8.8 GiB of a GPU, but the largest allowed GPU has 8.0 GiB, of which 7.5 GiB"
+            " can be given to jobs (margin 512 MiB)",
         ),
         (Need(3, vram=9000), None, "infeasible: needs 8.8 GiB of each of 3 GPUs, 2 managed"),
         (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, 1 allowed"),
@@ -380,7 +380,16 @@ def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
     both = place(Need(2, vram=9000), None, gpus, LIMITS)
     assert isinstance(both, Reason)
     assert both.infeasible
-    assert "no 2 managed GPUs have over 8.0 GiB" in both.text
+    assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in both.text
+
+
+def test_gpus_of_one_size_that_are_too_small_are_told_together() -> None:
+    answer = place(Need(2, vram=30_720), None, [gpu(0), gpu(1), card(2, 8192)], Limits(margin_mib=1024))
+    assert answer == Reason(
+        "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB, of which"
+        " 23.0 GiB can be given to jobs (margin 1.0 GiB)",
+        infeasible=True,
+    )
 
 
 def test_memory_alone_is_no_matter_of_shares_however_many_are_booked() -> None:

@@ -383,8 +383,8 @@ def test_an_infeasible_need_is_said_with_its_numbers_and_taken_back_when_the_gpu
     assert isinstance(wait, act.Wait)
     assert wait.infeasible
     assert wait.reason == (
-        "infeasible: needs 29.3 GiB of a GPU, the largest managed GPU has 24.0 GiB, of which 512 MiB stay"
-        " free"
+        "infeasible: needs 29.3 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
+        " can be given to jobs (margin 512 MiB)"
     )
     larger = replace(facts(0, line(ask, (1, 0), reason=wait.reason)), gpus=(gpu(0), sized(1, 81_920)))
     assert starts(plan(larger)) == {1: ("U1",)}

@@ -119,7 +119,7 @@ def test_the_example_of_document_001_as_it_stands(world: World) -> None:
     world.env["PATH"] = f"{bin_folder}:{world.env['PATH']}"
     done = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2")
     assert done.returncode == 3, done.stdout + done.stderr
-    told = "infeasible: needs 30.0 GiB of each of 2 GPUs, no 2 managed GPUs have over 24.0 GiB"
+    told = "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB"
     assert f"job 4 waits, {told}" in done.stdout
     outcomes = {job: about["outcome"] for job, about in world.jobs().items()}
     assert outcomes == {**dict.fromkeys((1, 2, 3, 5, 6), "completed"), 4: None}

@@ -265,6 +265,14 @@ class Sampled(Rig):
         self.bench.sampler.read(self.bench.recorder)
 
 
+def test_a_start_with_a_count_says_which_gpus_it_takes(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gpu_scheduler")
+    bench.begin(FOUR, "1")
+    assert "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1," in caplog.messages
+
+
 def test_a_job_on_a_lost_gpu_goes_on_keeps_its_share_and_nothing_new_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.gpus import GpuWatch, choose
+from gpu_scheduler.gpus import GpuWatch, choose, count_note
 from gpu_scheduler.wakeups import Wakeups
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
@@ -39,6 +39,25 @@ CARDS = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
 )
 def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
     assert [gpu.index for gpu in choose(CARDS, option)] == chosen
+
+
+@pytest.mark.parametrize(
+    ("cards", "option", "note"),
+    [
+        (CARDS, "1", "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1,"),
+        (CARDS, "3", "--gpus 3 is a count: GPUs 0, 1, 2; for GPU 3 alone write --gpus 3,"),
+        (CARDS, "4", None),
+        (CARDS, "1,", None),
+        (CARDS, "all", None),
+        (CARDS, None, None),
+        # Of CUDA_VISIBLE_DEVICES=2,3: there is no GPU 1 to be had.
+        (CARDS[2:], "1", "--gpus 1 is a count: GPU 2"),
+    ],
+)
+def test_a_count_that_leaves_gpus_out_says_which_it_takes(
+    cards: list[GpuSample], option: str | None, note: str | None
+) -> None:
+    assert count_note(cards, option) == note
 
 
 @pytest.mark.parametrize("option", ["0", "5", "7,", "1,1", "3-1", "x", "-1"])
