@@ -3,7 +3,8 @@
 The answer decides whether the job is tried again with more memory. So a line that tells of it (a table:
 oomtexts.SIGNATURES) is not enough; it must be what the program died of: no other error after it, but for
 errors that only report that one (a launcher's, the other ranks', one raised while it was handled), and the
-program did not go on. Memory of the host is another matter and never counts.
+program did not go on. Memory of the host is another matter and never counts. A program that catches the error
+may print it in its own words, and exit with an error: these count among the last lines only.
 
 Not counted though it looks alike: vLLM's "max seq len ... larger than the maximum number of tokens that can
 be stored in KV cache". No allocation failed there; the length asked for does not suit the share of the card
@@ -18,12 +19,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_scheduler.core.lasterror import last_error, text_lines
-from gpu_scheduler.core.oomtexts import KEY_WORDS, SIGNATURES
+from gpu_scheduler.core.oomtexts import ABOUT, BEFORE, BEHIND, HANDLED, KEY_WORDS, PHRASE, SIGNATURES
 
 #: Lines of ordinary output that may follow: after more of them the program had gone on.
 _NEAR = 40
-#: The same for a line that a library logs whether or not its caller can do without the memory.
+#: The same for a line that a library logs whether or not its caller can do without the memory, or that a
+#: program has worded itself.
 _NEAR_LOGGED = 5
+#: Characters around such words that are looked at.
+_AROUND = 200
 #: Lines of one traceback, from its end up to its head.
 _LONGEST = 400
 
@@ -114,6 +118,28 @@ def _has_key_word(text: str) -> bool:
     return any(word in lower for word in KEY_WORDS)
 
 
+def _is_signature(text: str) -> bool:
+    """Whether a library says here that GPU memory is exhausted."""
+    for row in SIGNATURES:
+        found = row.pattern.search(text)
+        if found is not None:
+            before = text[: found.start()]
+            return not _ADVICE.search(before) and not (row.is_name and ABOUT.search(before[-_AROUND:]))
+    return False
+
+
+def _is_own_words(text: str) -> bool:
+    """Whether a program says here, in its own words, that it ran out of GPU memory."""
+    if HANDLED.search(text):
+        return False
+    for found in PHRASE.finditer(text):
+        before = text[max(0, found.start() - _AROUND) : found.start()]
+        behind = text[found.end() : found.end() + _AROUND]
+        if BEFORE.search(before) and BEHIND.match(behind):
+            return not ABOUT.search(before) and not _ADVICE.search(before)
+    return False
+
+
 def _parted(text: str) -> _Line:
     prefix = _PREFIX.match(text)
     assert prefix is not None  # every part of it may be missing
@@ -131,8 +157,7 @@ class _Log:
             return False
         if _HARMLESS.search(text) or _RECOVERED.search(text):
             return False
-        found = next(filter(None, (row.pattern.search(text) for row in SIGNATURES)), None)
-        return found is not None and not _ADVICE.search(text[: found.start()])
+        return _is_signature(text) or _is_own_words(text)
 
     def is_other(self, at: int, named: bool) -> bool:
         """Whether the line tells of another end than by what stands above it, or that there was none yet.
@@ -162,7 +187,7 @@ class _Log:
         """Whether the program said little more after this line."""
         text, rank = self.lines[at]
         more = (line.text for line in self.lines[at + 1 :] if line.rank in ("", rank))
-        near = _NEAR_LOGGED if _LOGGED.search(text) else _NEAR
+        near = _NEAR_LOGGED if _LOGGED.search(text) or not _is_signature(text) else _NEAR
         return sum(not _AFTERMATH.match(text) for text in more) <= near
 
     def find(self, error: str | None) -> int | None:

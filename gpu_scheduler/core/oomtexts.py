@@ -7,15 +7,19 @@ from typing import NamedTuple
 
 
 class Signature(NamedTuple):
-    """How one library says that GPU memory is exhausted; the example is of this row alone."""
+    """How one library says that GPU memory is exhausted; the example is of this row alone.
+
+    is_name: it is the name of an error, which settings and sentences about it hold too.
+    """
 
     name: str
     pattern: re.Pattern[str]
     example: str
+    is_name: bool = False
 
 
-def _row(name: str, pattern: str, example: str) -> Signature:
-    return Signature(name, re.compile(pattern), example)
+def _row(name: str, pattern: str, example: str, *, is_name: bool = False) -> Signature:
+    return Signature(name, re.compile(pattern), example, is_name)
 
 
 SIGNATURES = (
@@ -27,8 +31,9 @@ SIGNATURES = (
     ),
     _row(
         "PyTorch, the class",
-        r"\btorch\.(?:cuda\.)?OutOfMemoryError(?::|$)|\bOutOfMemoryError: Allocation on device",
+        r"\btorch\.(?:cuda\.)?OutOfMemoryError(?::\s*\S|$)|\bOutOfMemoryError: Allocation on device",
         "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+        is_name=True,
     ),
     _row(
         "PyTorch that cannot ask NVML for its message's figures",
@@ -165,4 +170,37 @@ KEY_WORDS = (
     *("oom when allocating", "alloc_failed", "allocation_failed", "failed to allocate", "cuda calloc"),
     *("no available memory", "free memory on device", "not enough memory"),
     *("no executable batch size", "pool size exceeded"),
+)
+
+#: What a program that has caught the error prints of it. These words stand in help, settings and statistics
+#: as well: only together with what is BEFORE and BEHIND them do they tell that memory was exhausted.
+PHRASE = re.compile(
+    r"(?i:\b(?:CUDA|HIP) out of memory\b)"
+    r"|(?<![\w.])(?:(?:CUDA |torch\.(?:cuda\.)?)?OutOfMemoryError)\b(?!: (?!.{0,200}(?:CUDA|HIP|GPU)\b))"
+)
+#: Where a clause begins: a line, a log's time or level, a mark, some verbs; or the message of a log in JSON.
+BEFORE = re.compile(
+    r"(?i)(?:^\W*|[:\]>|!*)]\s*|[^\w\s\x00-\x7f]\s*|[.-]\s+|\d\d:\d\d(?::[\d.,]+)?\s+|<class '"
+    r"|\b(?:error|exception|fatal|critical|warning|info|caught|got|hit|encountered|raised|due to|because of"
+    r"|caused by|(?:failed|crashed|died|ended|exit(?:ed|ing)|abort(?:ed|ing)|stopp(?:ed|ing)|terminated)"
+    r" (?:with|on|by|from))\s+(?:an? |the )?|\"(?:message|msg|error|exception|event|reason)\": ?\")$"
+)
+#: Where one ends, or goes on with when and where it happened.
+BEHIND = re.compile(
+    r"(?i)(?:'>|\(\))?(?:\s+(?:error|exception))?"
+    r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
+    r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
+)
+#: A setting, an item, advice, another run: what stands before the name of an error that is not reported.
+ABOUT = re.compile(
+    r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
+    r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"
+    r"|(?:^|[\W_])(?:on|catch(?:es|ing)?|except|handl\w*|retry\w*|retries|ignor\w*|skip\w*|notes?|hints?"
+    r"|tips?|see|faq|examples?|patterns?|match\w*|expect\w*|avoid\w*|prevent\w*|recover\w*|common|possible"
+    r"|oom_\w+)\W*|\w_oom\W*)$"
+)
+#: A line of a program that goes on, or that counts.
+HANDLED = re.compile(
+    r"(?i)\b(?:handl(?:ed|ers?|ing)|recover(?:ed|ing|y)|ignor(?:ed|ing)|continuing|resum(?:ed|ing)|survived"
+    r"|counte?r?|events?|policy|hook|callback|enabled|disabled|supported)\b|\w=(?:True|False|None)\b"
 )

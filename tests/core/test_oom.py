@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.oom import cuda_oom
-from gpu_scheduler.core.oomtexts import KEY_WORDS, SIGNATURES, Signature
+from gpu_scheduler.core.oomtexts import KEY_WORDS, PHRASE, SIGNATURES, Signature
+
+ROWS = [row.pattern for row in SIGNATURES]
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.35 GiB. GPU 3 has a total capacity of"
@@ -958,6 +960,171 @@ def test_other_words_of_the_same(line: str) -> None:
     assert cuda_oom(f"starting\n{line}\n") == line
 
 
+#: What programs print that catch the error, before they exit with one.
+CAUGHT = (
+    "CUDA out of memory",
+    "CUDA out of memory!",
+    "CUDA out of memory.",
+    "Error: CUDA out of memory",
+    "ERROR:root:CUDA out of memory",
+    "2025-01-01 10:00:00,123 - ERROR - CUDA out of memory, try a smaller batch",
+    "[ERROR] CUDA out of memory",
+    "OutOfMemoryError",
+    "torch.OutOfMemoryError",
+    "caught torch.cuda.OutOfMemoryError, exiting",
+    "Caught OutOfMemoryError",
+    "<class 'torch.OutOfMemoryError'>",
+    "training failed: OutOfMemoryError",
+    "OutOfMemoryError: CUDA out of memory",
+    "OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')",
+    "Out of memory: OutOfMemoryError()",
+    "❌ CUDA out of memory",
+    "** CUDA out of memory **",
+    "Training stopped: CUDA out of memory (batch 64)",
+    "GPU 0: CUDA out of memory",
+    "epoch 3 failed with CUDA out of memory",
+    "Exiting because of CUDA out of memory",
+    "hit OutOfMemoryError at step 3",
+    "fatal: CUDA out of memory at step 12",
+    "RuntimeError caught: CUDA out of memory",
+    "error_type: OutOfMemoryError",
+    '{"level": "error", "message": "CUDA out of memory"}',
+    "Cuda out of memory",
+    "CUDA OUT OF MEMORY ERROR!",
+    "CUDA out of memory error encountered.",
+    "CUDA Out of Memory error. Try using a GPU with more VRAM.",
+    "CUDA out of memory: stop other GPU jobs or use --device cpu",
+    "CUDA out of memory during model loading. Try reducing batch size.",
+    "CUDA out of memory. Try reducing --batch_size or --img_size.",
+    "HIP out of memory",
+)
+#: Lines that hold these words and report nothing: settings, help, statistics, source, other runs, the host.
+MENTIONS = (
+    "catch_OutOfMemoryError=True",
+    "catch_oom: OutOfMemoryError",
+    "retry_on: OutOfMemoryError",
+    "retry_on: torch.cuda.OutOfMemoryError",
+    "retry on torch.OutOfMemoryError: 3 times",
+    "oom_exception=torch.OutOfMemoryError",
+    "oom_exception: torch.OutOfMemoryError",
+    "Config(retry_on=<class 'torch.OutOfMemoryError'>)",
+    "except_types: [<class 'torch.OutOfMemoryError'>]",
+    "retry exceptions: (OutOfMemoryError, TimeoutError)",
+    "  - OutOfMemoryError",
+    "  - torch.cuda.OutOfMemoryError",
+    "- CUDA out of memory",
+    "except torch.cuda.OutOfMemoryError:",
+    "except OutOfMemoryError:",
+    "except torch.OutOfMemoryError as error:",
+    "raise OutOfMemoryError",
+    "import OutOfMemoryError",
+    "from torch.cuda import OutOfMemoryError",
+    "handling CUDA out of memory errors by halving the batch",
+    "CUDA out of memory handler installed",
+    "CUDA out of memory handling: on",
+    "OutOfMemoryError handler registered",
+    "OutOfMemoryError handling enabled",
+    "CUDA out of memory: 0",
+    "CUDA out of memory: 0 events",
+    "CUDA out of memory events: 0",
+    "CUDA out of memory count: 3",
+    "CUDA out of memory: skip",
+    "on CUDA out of memory: skip the batch",
+    "on_oom: CUDA out of memory",
+    "hint: CUDA out of memory, use --small",
+    "Note: CUDA out of memory means that the batch is too large",
+    "tip: to avoid CUDA out of memory, lower --batch",
+    "To avoid CUDA out of memory: use --small",
+    "If it dies: CUDA out of memory, use --small",
+    "When this happens: CUDA out of memory, lower it",
+    "recovered from CUDA out of memory",
+    "Recovered: CUDA out of memory at step 3",
+    "CUDA out of memory at step 3, recovered",
+    "CUDA out of memory at step 3, continuing with the next batch",
+    "CUDA out of memory, ignoring batch 3",
+    "CUDA out of memory caught and handled",
+    "CUDA out of memory may occur with long sequences",
+    "CUDA out of memory errors are retried",
+    "no CUDA out of memory so far",
+    "without CUDA out of memory",
+    "survived CUDA out of memory",
+    "avoid CUDA out of memory",
+    "known issues: CUDA out of memory on 8 GiB cards",
+    "FAQ: CUDA out of memory",
+    'see "CUDA out of memory" in the FAQ',
+    'patterns: "CUDA out of memory"',
+    'oom_patterns = ["CUDA out of memory", "OutOfMemoryError"]',
+    'markers: ["CUDA out of memory", "OutOfMemoryError"]',
+    "reading /data/cuda out of memory.txt",
+    "docs/CUDA out of memory.md",
+    "java.lang.OutOfMemoryError: Java heap space",
+    "OutOfMemoryError: Java heap space",
+    "OutOfMemoryError: GC overhead limit exceeded",
+    "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
+    "duckdb.OutOfMemoryError",
+    "test_OutOfMemoryError passed",
+    "MyOutOfMemoryErrorHandler",
+    "OutOfMemoryErrorPolicy: retry",
+    "class OutOfMemoryError(RuntimeError):",
+    "simulated: CUDA out of memory",
+    "simulating CUDA out of memory",
+    "expected CUDA out of memory",
+    "expected error: CUDA out of memory, got nothing",
+    "export MSG='CUDA out of memory'",
+    'echo "CUDA out of memory"',
+    'grep -q "CUDA out of memory" log.txt',
+    "+ grep 'CUDA out of memory' log.txt",
+    'if "CUDA out of memory" in str(e):',
+    '        if "out of memory" in str(error) or "CUDA out of memory" in text:',
+    'raise RuntimeError("CUDA out of memory")',
+    'logger.error("CUDA out of memory")',
+    "tests/test_oom.py::test_CUDA out of memory PASSED",
+    "| CUDA out of memory | lower the batch |",
+    "| error | CUDA out of memory | lower the batch |",
+    "OOM policy: CUDA out of memory during eval skips the batch",
+    "CUDA out of memory? Try a smaller batch",
+    "retries after CUDA out of memory: 3 of 5",
+    "--on-oom TEXT  what to do on CUDA out of memory (default: fail)",
+    "  --retry  retry on OutOfMemoryError",
+    "usage: t.py [--retry-on OutOfMemoryError]",
+    "metrics: oom=0 (CUDA out of memory)",
+    "loss=0.3 oom_errors=0 OutOfMemoryError=0",
+    "CPU OutOfMemoryError",
+    "DefaultCPUAllocator OutOfMemoryError",
+    "0 CUDA out of memory errors",
+    "3x CUDA out of memory",
+    "previous run: CUDA out of memory",
+    "resuming after CUDA out of memory",
+    "last attempt failed with CUDA out of memory, this one uses batch 8",
+    "loaded checkpoint of a run that died with CUDA out of memory",
+    "CUDA out of memory protection: enabled",
+)
+
+
+@pytest.mark.parametrize("line", CAUGHT)
+def test_a_program_may_catch_the_error_and_word_it_itself(line: str) -> None:
+    told = line.strip()
+    assert cuda_oom(f"epoch 1\n{line}\n") == told
+    assert cuda_oom(f"{PROGRESS}{line}\nexiting\nwandb: Run history:\n") == told
+    assert cuda_oom(of("[rank1]: ", f"{line}\n")) == told
+
+
+@pytest.mark.parametrize("line", CAUGHT)
+def test_words_of_its_own_count_only_as_the_last_ones(line: str) -> None:
+    assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
+    of_library = any(pattern.search(line) for pattern in ROWS)
+    assert cuda_oom(f"{line}\n" + "epoch\n" * 6) == (line if of_library else None)
+    assert cuda_oom(f"{line}\n{MISTAKE}") is None
+    assert cuda_oom(f"{line}\nretrying with batch size 8, as memory is short\nepoch 2\n") is None
+    assert cuda_oom(f"{line}\nKilled\n") is None
+
+
+@pytest.mark.parametrize("line", MENTIONS)
+def test_a_line_that_only_mentions_the_error_is_none(line: str) -> None:
+    assert cuda_oom(f"epoch 1\n{line}\n") is None
+    assert cuda_oom(f"{line}\nepoch 1\n") is None
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -1148,7 +1315,7 @@ def test_text_without_the_words_never_matches(text: str) -> None:
 @given(st.lists(st.sampled_from((*PIECES, *(f"{row.example}\n" for row in SIGNATURES))), max_size=30))
 def test_it_never_fails_and_tells_one_line(pieces: list[str]) -> None:
     told = cuda_oom(" ".join(pieces))
-    assert told is None or ("\n" not in told and any(row.pattern.search(told) for row in SIGNATURES))
+    assert told is None or ("\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PHRASE)))
 
 
 @pytest.mark.parametrize(
@@ -1167,6 +1334,9 @@ def test_a_full_tail_without_the_words_costs_a_few_ms(piece: str) -> None:
         "cudaMalloc( out of memory",
         "OOM when allocating tensor / ",
         "NVML_SUCCESS == ",
+        "CUDA out of memory ",
+        "OutOfMemoryError: ",
+        "if a.",
         "a.",
         " ",
     ],
