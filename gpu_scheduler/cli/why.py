@@ -16,6 +16,7 @@ from textwrap import wrap
 from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.look import job_of
 from gpu_scheduler.cli.need import need_now
+from gpu_scheduler.cli.oomadvice import oom_case
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.status import context_of, troubles_of
 from gpu_scheduler.core.command import conda_of
@@ -24,7 +25,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lasterror import text_lines
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.remedies import remedy
+from gpu_scheduler.core.remedies import oom_remedy, remedy
 from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
@@ -203,11 +204,22 @@ def _of_finished(asked: Asked) -> Iterator[Finding]:
     if job.outcome not in FAILED:
         yield warn("end", told, again)
         return
-    found = remedy(told)
+    found = _oom_remedy(asked, told) or remedy(told)
     yield bad("end", told, f"{found}; then {again}" if found else again)
     if asked.attempt is not None:
         folder = asked.store.home.attempt(job.id, asked.attempt["number"], asked.attempt["token"])
         yield checks.by_hand(str(folder))
+
+
+def _oom_remedy(asked: Asked, told: str) -> str | None:
+    """The advice for a job that ran out of GPU memory, by its log, or without that by the recorded reason."""
+    from gpu_scheduler.core.oom import cuda_oom  # its expressions take 20 ms
+
+    tail = tail_of(asked.shown.log)
+    if asked.attempt is None or cuda_oom(tail or told) is None:
+        return None
+    ended_at = asked.shown.finished_at or asked.now.wall
+    return oom_remedy(oom_case(asked.store, asked.attempt, asked.spec, ended_at))
 
 
 def _of_logs(asked: Asked) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def explain(result: ResultNote, evidence: Evidence | None = None) -> str:
 
     tail = evidence.tail if evidence is not None else ""
     told = ended(result)
-    error = last_error(tail, None if result.exit_code == 1 else _NEAR)
+    error = last_error(tail, None if result.exit_code == 1 else _NEAR) or _own_words(tail)
     if error is not None:
         told += f": {_line(error, _LONGEST_ERROR)}"
     if result.oom_kills and not _is_sigkill(result) and _killed_one(text_lines(tail)[-_NEAR:]):
@@ -70,6 +70,13 @@ def explain(result: ResultNote, evidence: Evidence | None = None) -> str:
     if _DUPLICATE in tail and _DUPLICATE not in told:
         told += f"; NCCL: {_DUPLICATE}"
     return _line(told, _LONGEST)
+
+
+def _own_words(tail: str) -> str | None:
+    """What a program has printed that caught the error of which it died."""
+    from gpu_scheduler.core.oom import cuda_oom
+
+    return cuda_oom(tail)
 
 
 def ended(result: ResultNote) -> str:

@@ -1,9 +1,10 @@
-"""What to do about a job that failed, by what is told of its end, and about a GPU that takes no job, by what
-placement says of it. Where nothing is known to help, nothing is said."""
+"""What to do about a job that failed, by what is told of its end and what it had, and about a GPU that takes
+no job, by what placement says of it. Where nothing is known to help, nothing is said."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.placement import ForeignUse, GpuView, Limits, foreign_use
@@ -30,13 +31,7 @@ _REMEDIES = tuple(
             " [gpus=2], or start fewer",
         ),
         (
-            r"CUDA out of memory|CUDA error: out of memory|(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED"
-            r"|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation",
-            "the GPU was full: ask for more (vram= or share=), let it run again with more (oom-retries=), or"
-            " make the batch smaller",
-        ),
-        (
-            r"probably out of memory|MemoryError|Cannot allocate memory",
+            r"probably out of memory|(?<!OutOf)MemoryError|Cannot allocate memory",
             "the machine's own memory ran out: fewer workers, smaller batches, or fewer jobs at once",
         ),
         (
@@ -97,6 +92,38 @@ def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
         return ""
     use = foreign_use(gpu, need, limits)
     return f"wait for its end, or end it; {_FOREIGN_REMEDIES[use]}" if use is not None else ""
+
+
+@dataclass(frozen=True)
+class OomCase:
+    """What a job had that ran out of GPU memory.
+
+    gpus: how many; alone: nobody else was on them; at_limit: it declared as much memory as a GPU can give;
+    larger: the GPUs (indices) that it may use and that have more memory than its own.
+    """
+
+    gpus: int = 1
+    alone: bool = False
+    at_limit: bool = False
+    larger: tuple[int, ...] = ()
+
+
+def oom_remedy(case: OomCase) -> str:
+    """What to do about a job that ran out of GPU memory: "ask for more" only where there is more."""
+    if not (case.alone or case.at_limit):
+        return (
+            "the GPU was full, and others were on it: ask for more (vram= or share=), let it run again with"
+            " more (oom-retries=), or make the batch smaller"
+        )
+    one = case.gpus == 1
+    had = f"its GPU{'' if one else 's'} alone" if case.alone else "the most memory that a GPU can give"
+    indices = ", ".join(map(str, case.larger))
+    where = f" (GPU{'' if len(case.larger) == 1 else 's'} {indices})" if case.larger else ""
+    more = "two" if one else str(case.gpus + 1)
+    return (
+        f"it had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs ([gpus={case.gpus + 1}]), if"
+        " the program can split its model"
+    )
 
 
 def remedy(told: str) -> str | None:

@@ -330,6 +330,70 @@ def test_the_header_of_a_log_is_no_output(desk: Desk) -> None:
     assert "The end of its log:\n  one\n  # two\n\n" in desk.run("why", job)[1]
 
 
+OOM = 'echo "CUDA out of memory, try a smaller batch"; exit 1'
+
+
+def advice(desk: Desk, job: int) -> str:
+    return checks(desk, job)["end"][2].partition(";")[0]
+
+
+def test_a_job_that_had_its_gpu_alone_is_not_told_to_ask_for_more_of_it(desk: Desk) -> None:
+    job = ended(desk, OOM)
+    assert answer(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
+    alone = (
+        "it had its GPU alone: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]), if the program can"
+        " split its model"
+    )
+    assert advice(desk, job) == alone
+    assert f"What to do: {alone}; then `retry {job}`" in desk.run("why", job)[1]
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE gpu SET total_mib = 81920 WHERE uuid = 'SIM-1'")
+    assert "a larger GPU (GPU 1), or two GPUs" in advice(desk, job)
+
+
+def test_a_job_that_shared_its_gpu_is_told_to_ask_for_more(desk: Desk) -> None:
+    neighbor = desk.attempt(desk.job())
+    job = ended(desk, OOM)
+    shared = "the GPU was full, and others were on it: ask for more (vram= or share=)"
+    assert advice(desk, job).startswith(shared)
+    with desk.store.db.transaction() as db:
+        # It would have to be on the same GPU, at the same time.
+        db.execute("UPDATE attempt SET gpus = '[\"SIM-1\"]' WHERE id = ?", (neighbor["id"],))
+    assert advice(desk, job).startswith("it had its GPU alone")
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE attempt SET gpus = '[\"SIM-0\"]', ended_at = 5.0 WHERE id = ?", (neighbor["id"],))
+    assert advice(desk, job).startswith("it had its GPU alone")
+
+
+@pytest.mark.parametrize(
+    ("held", "processes", "alone"),
+    [
+        ([[77, 1.0, 9000]], [[77, 9000, False]], False),
+        ([[77, 1.0, 9000]], [[77, 9000, True]], True),
+        ([[77, 1.0, 100]], [[77, 100, False]], True),
+    ],
+)
+def test_programs_of_others_share_a_gpu_as_well(
+    desk: Desk, held: list[Any], processes: list[Any], alone: bool
+) -> None:
+    job = ended(desk, OOM)
+    with desk.store.db.transaction() as db:
+        db.execute(
+            "UPDATE gpu SET held = ?, processes = ? WHERE uuid = 'SIM-0'",
+            (json.dumps(held), json.dumps(processes)),
+        )
+    assert advice(desk, job).startswith("it had its GPU alone") is alone
+
+
+def test_a_job_that_declared_all_that_a_gpu_can_give_is_not_told_to_ask_for_more(desk: Desk) -> None:
+    desk.attempt(desk.job())
+    job = ended(desk, OOM)
+    for vram, most in ((23_863, False), (23_864, True)):
+        with desk.store.db.transaction() as db:
+            db.execute("UPDATE attempt SET vram = ? WHERE job_id = ?", (vram, job))
+        assert advice(desk, job).startswith("it had the most memory that a GPU can give: use a") is most
+
+
 def test_what_was_seen_of_a_job_that_failed_is_told_beside_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
     row = desk.attempt(job)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.explain import ended, explain, is_failure
 from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.placement import GpuView, Limits, obstacle
-from gpu_scheduler.core.remedies import gpu_remedy, remedy
+from gpu_scheduler.core.remedies import OomCase, gpu_remedy, oom_remedy, remedy
 from gpu_scheduler.core.sighting import Evidence, ResultNote
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
@@ -163,10 +163,9 @@ def test_it_is_always_one_line_that_can_be_printed(
     [
         (f"exit code 1: {ORDINAL}{ADVICE}", None),
         ("exit code 2: t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
-        (
-            "exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-            "more (vram= or share=)",
-        ),
+        # Of the GPU's memory: `oom_remedy`.
+        ("exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
+        ("exit code 1: MemoryError", "fewer workers"),
         ("killed by SIGKILL, probably out of memory", "fewer workers"),
         ("exit code 1: ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
         ("exit code 127 (command not found)", "check the spelling"),
@@ -181,6 +180,29 @@ def test_it_is_always_one_line_that_can_be_printed(
 def test_the_remedy(told: str, words: str | None) -> None:
     found = remedy(told)
     assert (found is None) if words is None else (found is not None and words in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (OomCase(), "the GPU was full, and others were on it: ask for more (vram= or share=), let it run"),
+        (OomCase(alone=True), "it had its GPU alone: use a smaller batch, a larger GPU, or two GPUs"),
+        (OomCase(alone=True, larger=(1,)), "alone: use a smaller batch, a larger GPU (GPU 1), or two"),
+        (OomCase(alone=True, larger=(1, 3)), "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
+        (OomCase(2, alone=True), "it had its GPUs alone: use a smaller batch, a larger GPU, or 3"),
+        (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
+    ],
+)  # fmt: skip
+def test_what_to_do_about_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) -> None:
+    assert words in oom_remedy(case)
+    assert ("ask for more" in oom_remedy(case)) == (case == OomCase())
+
+
+def test_an_error_that_the_program_has_caught_is_told() -> None:
+    tail = "epoch 1\nCUDA out of memory, try a smaller batch\n"
+    assert explain(result(1), Evidence(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
+    assert explain(result(3), Evidence(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"
+    assert explain(result(1), Evidence(f"{tail}ValueError: bad\n")) == "exit code 1: ValueError: bad"
 
 
 @pytest.mark.parametrize(

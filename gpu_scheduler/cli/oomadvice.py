@@ -1,0 +1,48 @@
+"""Reads from the record what a job had that ran out of GPU memory, which the advice depends on."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.remedies import OomCase
+from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.store import Store
+
+#: Seconds: a neighbor that ended no longer before it counts, as it may have died of the same.
+_JUST_S = 10.0
+
+
+def oom_case(store: Store, attempt: sqlite3.Row, spec: JobSpec, ended_at: float) -> OomCase:
+    """attempt: its row; ended_at: wall seconds."""
+    uuids = json.loads(attempt["gpus"])
+    limits = started_with(store).limits
+    rows = [row for row in store.gpus() if spec.allowed is None or row["idx"] in spec.allowed]
+    totals = {row["uuid"]: row["total_mib"] for row in store.gpus() if row["total_mib"]}
+    own = max((totals[uuid] for uuid in uuids if uuid in totals), default=0)
+    sizes = sorted((row["total_mib"] for row in rows if row["total_mib"]), reverse=True)
+    room = sizes[len(uuids) - 1] - limits.margin_mib - limits.idle_mib if len(sizes) >= len(uuids) else None
+    foreign = max((_foreign_mib(row) for row in rows if row["uuid"] in uuids), default=0)
+    return OomCase(
+        gpus=len(uuids),
+        alone=foreign <= limits.idle_mib and not _has_neighbors(store, attempt, ended_at),
+        at_limit=attempt["vram"] is not None and room is not None and attempt["vram"] >= room,
+        larger=tuple(row["idx"] for row in rows if own and (row["total_mib"] or 0) > own),
+    )
+
+
+def _has_neighbors(store: Store, attempt: sqlite3.Row, ended_at: float) -> bool:
+    """Whether another job of ours was on its GPUs when it ended."""
+    found = store.db.row(
+        "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND (ended_at IS NULL OR ended_at > ?)"
+        " AND EXISTS (SELECT 1 FROM json_each(attempt.gpus) WHERE value IN (SELECT value FROM json_each(?)))",
+        attempt["job_id"], ended_at, ended_at - _JUST_S, attempt["gpus"],
+    )  # fmt: skip
+    return found is not None
+
+
+def _foreign_mib(gpu: sqlite3.Row) -> int:
+    """What programs of others hold there, as last seen; displays do not count."""
+    displays = {pid for pid, _, graphics_only in json.loads(gpu["processes"] or "[]") if graphics_only}
+    return sum(mib for pid, _, mib in json.loads(gpu["held"]) if pid not in displays)
