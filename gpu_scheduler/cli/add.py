@@ -5,28 +5,35 @@ from __future__ import annotations
 import fcntl
 import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 from gpu_scheduler.cli.need import config_of
 from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of
+from gpu_scheduler.core.attributes import MEANINGS
+from gpu_scheduler.core.compose import command_line, script_line
+from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.gpulist import parse_gpu_list
-from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.linewarnings import line_warnings
-from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
+from gpu_scheduler.core.needs import LlmConfig
+from gpu_scheduler.core.placement import Limits
+from gpu_scheduler.core.preview import Setting, preview
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.filetext import FileText, TextParser
 from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.store.started import started_with
 
 
 def add(options: Namespace) -> int:
     """Check everything, then append the line and print it; notes about it go to stderr."""
-    script = _script(options.script)
-    known, cwd = from_record(options, os.path.abspath(options.output_file))
-    line = _line(options, script, known)
-    spec = _parsed(line, cwd)
-    notes = [*_notes(options, spec), *_warnings(options, spec)]
+    known, recorded = from_record(options, os.path.abspath(options.output_file))
+    is_command = options.script is None
+    line = _command_line(options, known, recorded) if is_command else _script_line(options, known)
+    spec, notes = _parsed(line, recorded or os.getcwd(), known)
+    notes += [*_notes(options, spec), *_warnings(options, spec, known)]
     if options.output_file != "-":
         append(options.output_file, line)
     print(line)
@@ -35,35 +42,79 @@ def add(options: Namespace) -> int:
     return 0
 
 
-def from_record(options: Namespace, path: str) -> tuple[frozenset[int] | None, str]:
-    """The indices of the GPUs there are (None: not known), and the folder in which lines of that file run.
+def from_record(options: Namespace, path: str) -> tuple[frozenset[int] | None, str | None]:
+    """The indices of the GPUs there are, and the folder in which lines of that jobs file run; None: unknown.
 
-    That is the one recorded for its jobs file, else the present one. A record that is absent, or cannot be
-    read, keeps no line out.
+    A record that is absent, or cannot be read, keeps no line out.
     """
     try:
         with opened(options, foreign=True) as store:
             folders = [row["cwd"] for row in store.jobs_files() if row["path"] == path]
-            return frozenset(store.indices().values()) or None, (folders or [os.getcwd()])[0]
+            return frozenset(store.indices().values()) or None, folders[0] if folders else None
     except SchedulerError:
-        return None, os.getcwd()
+        return None, None
 
 
-def _script(given: str) -> str:
-    path = os.path.abspath(os.path.expanduser(given) if given.startswith("~/") else given)
-    if not os.path.isfile(path):
-        what = "is not a file" if os.path.exists(path) else "does not exist"
-        raise UsageError(f"SCRIPT {given}: {path} {what}; nothing was added")
-    return path
+def _script_line(options: Namespace, known: frozenset[int] | None) -> str:
+    given: str = options.script
+    if given == "-":
+        where = "jobs.txt" if options.output_file == "-" else options.output_file
+        raise UsageError(
+            "a line is not read from the standard input; append it to the jobs file yourself:"
+            f" … >> {where}; nothing was added"
+        )
+    script = os.path.abspath(os.path.expanduser(given) if given.startswith("~/") else given)
+    if not os.path.isfile(script):
+        what = "is not a file" if os.path.exists(script) else "does not exist"
+        raise UsageError(f"SCRIPT {given}: {script} {what}; nothing was added")
+    allowed = _allowed(options, known)
+    return _made(
+        lambda: script_line(
+            _items(options), script, options.conda or None, options.args, options.priority, allowed
+        )
+    )
 
 
-def _line(options: Namespace, script: str, known: frozenset[int] | None) -> str:
+def _command_line(options: Namespace, known: frozenset[int] | None, recorded: str | None) -> str:
+    """The line of a command, which runs in the present folder: it says so where that is not the one that its
+    jobs file has, or will likely have."""
+    here = os.getcwd()
+    likely = here if options.output_file == "-" else os.path.dirname(os.path.abspath(options.output_file))
+    items = [f"priority={options.priority}", *_items(options)]
+    if options.conda:
+        items.append(f"conda={options.conda}")
+    if _allowed(options, known) is not None:
+        items.append(f"allowed={options.gpus}")
+    if options.attribute_cwd is None and (recorded or likely) != here:
+        items.append(f"cwd={here}")
+    return _made(lambda: command_line(items, options.command_words))
+
+
+def _items(options: Namespace) -> list[str]:
+    """The attributes that were given as options, as a block has them. Paths begin at the present folder."""
+    items: list[str] = []
+    for key in MEANINGS:
+        value = getattr(options, f"attribute_{key}", None)
+        if value is True:
+            items.append(key)
+        elif key == "env":
+            items += [f"env:{variable}" for variable in value or ()]
+        elif value:
+            path = key in ("venv", "cwd")
+            items.append(f"{key}={os.path.abspath(os.path.expanduser(value)) if path else value}")
+    return items
+
+
+def _allowed(options: Namespace, known: frozenset[int] | None) -> tuple[int, ...] | None:
     try:
-        allowed = parse_gpu_list(options.gpus, known)
+        return parse_gpu_list(options.gpus, known)
     except ValueError as error:
         raise UsageError(f"--gpus {options.gpus}: {error}; nothing was added") from None
+
+
+def _made(make: Callable[[], str]) -> str:
     try:
-        line = format_csv_line(script, options.conda or None, options.args, options.priority, allowed)
+        line = make()
     except ValueError as error:
         raise UsageError(f"no line can be made of this: {error}; nothing was added") from None
     try:
@@ -73,19 +124,49 @@ def _line(options: Namespace, script: str, known: frozenset[int] | None) -> str:
     return line
 
 
-def _parsed(line: str, cwd: str) -> JobSpec:
-    read = parse_line(line, cwd, os.path.expanduser("~"))
-    if not isinstance(read, Parsed):
-        why = read.reason if isinstance(read, Malformed) else "it would be skipped"
-        raise UsageError(f"{line}: {why}; nothing was added")
-    return read.spec
+def _parsed(line: str, cwd: str, known: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
+    """The job of the line, read as the scheduler reads it, and what is to be said of a command."""
+    parser = TextParser(cwd, os.path.expanduser("~"), known)
+    (read,) = parser.parse(f"{line}\n".encode(), FileText(), ()).lines
+    if read.problem is not None:
+        raise UsageError(f"{line}: {read.problem}; nothing was added")
+    spec = parser.spec_of(read)
+    return spec, list(read.notes) if spec.kind == "command" else []
+
+
+def _warnings(options: Namespace, spec: JobSpec, known: frozenset[int] | None) -> Iterator[str]:
+    """What will keep the job from running as expected, as `lint` tells it."""
+    config, limits, totals = LlmConfig(), Limits(), {}
+    conda_sh = find_conda_sh(os.environ, os.path.exists)
+    with suppress(SchedulerError), opened(options, foreign=True) as store:
+        started = started_with(store)
+        config, limits, conda_sh = config_of(store), started.limits, started.conda_sh or conda_sh
+        totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
+    if conda_sh is None:
+        spec = replace(spec, conda=None)  # where the scheduler will run there may be one
+    envs = _environments(conda_sh, spec.conda) if conda_sh and spec.conda else None
+    shell = job_shell(os.environ)
+    setting = Setting(config, known, conda_sh, os.path.exists, envs, totals, limits, shell)
+    yield from preview(0, spec, (), None, setting).warnings
+
+
+def _environments(conda_sh: str, name: str) -> list[str] | None:
+    """Those that conda lists; None where it does not say. Asking takes a second, and is left out where the
+    environment lies at its usual place."""
+    if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
+        return [name]
+    from gpu_scheduler.doctor.conda import ask_conda, environments
+
+    said = ask_conda(conda_sh)
+    return environments(said.text) if said.good else None
 
 
 def _notes(options: Namespace, spec: JobSpec) -> list[str]:
     """Why the line will give no new job, or not now, in words; nothing where there is no record to ask."""
     try:
         with opened(options, foreign=True) as store:
-            job = store.newest_of([spec.identity]).get(spec.identity)
+            # A command gives a new job each time.
+            job = store.newest_of([spec.identity]).get(spec.identity) if spec.kind == "csv" else None
             pid, watched = pid_of(store), started_with(store).jobs_file
     except SchedulerError:
         return []
@@ -100,16 +181,6 @@ def _notes(options: Namespace, spec: JobSpec) -> list[str]:
         other = watched or "no jobs file"
         notes.append(f"the scheduler (pid {pid}) does not read {path}; it watches {other}")
     return notes
-
-
-def _warnings(options: Namespace, spec: JobSpec) -> Iterator[str]:
-    """What will keep the job from running as expected."""
-    try:
-        with opened(options, foreign=True) as store:
-            config = config_of(store)
-    except SchedulerError:
-        config = LlmConfig()
-    return line_warnings(spec, resolve(Ask.of(spec), config).count, job_shell(os.environ))
 
 
 def append(path: str, line: str) -> None:

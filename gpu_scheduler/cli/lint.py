@@ -32,7 +32,8 @@ def lint(options: Namespace) -> int:
     config = LlmConfigFile(options.llm_config)
     config.look()
     content = _content(options.file)
-    known, cwd = from_record(options, os.path.abspath(options.file))
+    known, recorded = from_record(options, os.path.abspath(options.file))
+    cwd = recorded or os.getcwd()
     if options.gpus is not None:
         known = _gpus(options.gpus)
     parser = TextParser(cwd, os.path.expanduser("~"), known)

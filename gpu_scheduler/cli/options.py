@@ -142,10 +142,11 @@ def _json(parser: _Options) -> None:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The fields of a CSV line."""
+    """The fields of a CSV line, and the attributes of a line. A command is what stands behind `--`."""
     option = parser.add_argument
-    option("script", metavar="SCRIPT", help="Python script; its path is made absolute")
-    option("--conda", metavar="ENV", help="conda environment (default: base)")
+    option("script", metavar="SCRIPT | -- COMMAND", nargs="?",
+           help="Python script, whose path is made absolute; or any command")  # fmt: skip
+    option("--conda", metavar="ENV", help="conda environment (default: base; of a command: none)")
     option(
         "--args",
         metavar='"…"',
@@ -158,6 +159,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--gpus", metavar="LIST", default="", help="GPUs that it may use: 0,2 or 0-3 (default: any)")
     option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
            help=f"jobs file; - only prints the line (default: {config.JOBS_FILE})")  # fmt: skip
+    _attributes(parser.add_argument_group("attributes"))
+
+
+def _attributes(group: argparse._ArgumentGroup) -> None:
+    """Those that a block of a line may have, less those that have an option above, and `cancel`."""
+    from gpu_scheduler.core.attributes import MEANINGS, SYNONYMS
+
+    for key, (form, does) in MEANINGS.items():
+        if key in ("allowed", "conda", "priority", "cancel"):
+            continue
+        flags = ["--gpus-count" if key == "gpus" else f"--{key}"]
+        flags += [f"--{word}" for word, meant in SYNONYMS.items() if meant == key]
+        dest = f"attribute_{key}"
+        if form is None:
+            group.add_argument(*flags, dest=dest, action="store_true", help=does)
+        else:
+            action = "append" if key == "env" else "store"
+            group.add_argument(*flags, dest=dest, action=action, metavar=form, help=does)
 
 
 def lint(parser: argparse.ArgumentParser) -> None:

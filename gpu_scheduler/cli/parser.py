@@ -7,7 +7,9 @@ The packages that colour help are imported when help is printed, never before.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
@@ -21,8 +23,8 @@ from gpu_scheduler.errors import UsageError
 _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("start", "runs the scheduler until it is asked to end; a jobs file in its place, until that is done",
      "start --screen --jobs-file jobs.txt", of.start),
-    ("add", "appends one well-formed line to the jobs file and prints it",
-     'add train.py --conda myenv --args "--llm qwen2.5-7b-inst" --gpus 0-3', of.add),
+    ("add", "appends one well-formed line to the jobs file and prints it: a script, or a command behind `--`",
+     'add --vram 18G --name bert -- python train.py --epochs 3', of.add),
     ("lint", "says what each line of a jobs file will do; nothing is queued", "lint jobs.txt", of.lint),
     ("status", "shows GPUs, jobs and malformed lines; works without a scheduler", "status --json", of.status),
     ("show", "tells everything about one job: its line, its attempts, its history", "show 3", of.show),
@@ -87,7 +89,43 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         program([]).error(str(error))
     if at is not None:
         return _start_of_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
-    return _parsed(program(argv), _joined(argv))
+    words, command = _before_command(_joined(argv))
+    options = _parsed(program(argv), words)
+    if options.command == "add":
+        _check_add(options, command)
+    return options
+
+
+def _before_command(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """The words before the `--` of `add`, and those behind it; None: there is none."""
+    if "--" not in words or "add" not in words[: words.index("--")]:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
+    options.command_words = command
+    parser = _Parser(prog=f"{PROGRAM} add")
+    if command is None and options.script is None:
+        parser.error("name a SCRIPT, or a command behind `--`, as in `add -- python train.py --epochs 3`")
+    if command is not None and options.script is not None:
+        parser.error(
+            f"both a script, {options.script}, and a command behind `--` are named; arguments of a script"
+            f" stand in --args {_in_quotes(command)}, and a command stands behind `--` with all its words"
+        )
+    if command is not None and not command:
+        parser.error("no command stands behind `--`")
+    if command is not None and options.args:
+        parser.error("--args are those of a script; the words of a command stand behind `--`")
+
+
+def _in_quotes(words: Sequence[str]) -> str:
+    """The words as the value of one option, as it is typed."""
+    import shlex
+
+    text = shlex.join(words)
+    return shlex.quote(text) if any(special in text for special in '"$`\\!') else f'"{text}"'
 
 
 def _start_of_file(file: str, words: Sequence[str]) -> argparse.Namespace:
@@ -105,13 +143,44 @@ def _parsed(
     parser: argparse.ArgumentParser, words: Sequence[str], file: str | None = None
 ) -> argparse.Namespace:
     """file: the jobs file that stands in the place of the command."""
+    listed = _spread_list(words)
+    if listed is not None:
+        parser.error(f"--gpus takes one list, without blanks: write --gpus {listed}")
     options, rest = parser.parse_known_args(words)
     if rest:
         command: str = options.command
-        _Parser(prog=f"{PROGRAM} {command}").error(
-            f"unrecognized arguments: {' '.join(rest)}{_meant(command, rest[0], file)}"
-        )
+        meant = _meant(command, rest[0], file)
+        if command == "add":
+            meant = _own_words(words, options.script, rest) + (meant if not rest[0].startswith("-") else "")
+        _Parser(prog=f"{PROGRAM} {command}").error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     return options
+
+
+def _spread_list(words: Sequence[str]) -> str | None:
+    """The GPUs of `--gpus 0 1 2` as one list; None where it has one value."""
+    if "--gpus" not in words:
+        return None
+    behind = words[words.index("--gpus") + 1 :]
+    items = list(takewhile(re.compile(r"[0-9][0-9,-]*").fullmatch, behind))
+    return ",".join(item.strip(",") for item in items) if len(items) > 1 else None
+
+
+def _own_words(words: Sequence[str], script: str | None, rest: Sequence[str]) -> str:
+    """Where words that `add` does not know belong: to the script, or to a command."""
+    example = 'as in `add train.py --args "--lr 3"`'
+    if script is not None and words.index(script) < words.index(rest[0]):
+        if not script.endswith(".py"):
+            import shlex
+
+            return f"; a command stands behind `--`: `add -- {shlex.join([script, *rest])}`"
+        example = f"`add {script} --args {_in_quotes(rest)}`"
+    from difflib import get_close_matches
+
+    taken = _Parser(add_help=False)
+    of.add(taken)
+    near = get_close_matches(rest[0].partition("=")[0], taken._option_string_actions, 1, 0.8)
+    meant = f"; did you mean `{near[0]}`? Words" if near else "; words"
+    return f"{meant} of the script's own stand in --args: {example}"
 
 
 def _meant(command: str, word: str, file: str | None) -> str:

@@ -15,14 +15,40 @@ from gpu_scheduler.core.share import WHOLE, format_share, parse_share
 from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds
 from gpu_scheduler.core.words import BLANK, split_words
 
-KNOWN = (
-    "vram gpus share allowed exclusive oom-retries retries fail-retries timeout name priority conda venv cwd"
-    " env:KEY cuda cuda-ids hold cancel"
-)
-LATER = ("after", "after-any", "resume-flag", "preempt")
-FLAGS = ("hold", "cancel", "exclusive")
 #: What document 001 calls an attribute.
 SYNONYMS = {"retries": "oom-retries"}
+#: Of each attribute: what its value looks like (None: it takes none), and what it says of a job.
+MEANINGS: dict[str, tuple[str | None, str]] = {
+    "vram": ("MEM", "memory that it needs on each of its GPUs: 18G, or 18000 MiB"),
+    "gpus": ("N", "the number of GPUs that it needs"),
+    "share": ("X", "the part of a GPU that it needs, or a number of whole GPUs"),
+    "allowed": ("LIST", "the GPUs that it may use"),
+    "exclusive": (None, "no other job on its GPUs"),
+    "oom-retries": ("N", "runs again after CUDA out of memory, with more"),
+    "fail-retries": ("N", "runs again after any failure"),
+    "timeout": ("TIME", "is ended after that time: 90s, 15m, 2h, 1d"),
+    "name": ("NAME", "what `status` calls it"),
+    "priority": ("N", "lower numbers run first"),
+    "conda": ("ENV", "the conda environment"),
+    "venv": ("DIR", "a virtual environment, in place of conda"),
+    "cwd": ("DIR", "the folder that it runs in"),
+    "env": ("KEY=VALUE", "a variable; may be given more than once"),
+    "cuda": ("HOW", "what happens to its --cuda: add, rewrite or off"),
+    "cuda-ids": ("IDS", "the ids given by --cuda: physical or visible"),
+    "hold": (None, "waits until it is released"),
+    "cancel": (None, "is ended, or never run"),
+}
+
+
+def _names(key: str) -> tuple[str, ...]:
+    return (
+        ("env:KEY",) if key == "env" else (key, *(word for word, meant in SYNONYMS.items() if meant == key))
+    )
+
+
+KNOWN = " ".join(name for key in MEANINGS for name in _names(key))
+LATER = ("after", "after-any", "resume-flag", "preempt")
+FLAGS = ("hold", "cancel", "exclusive")
 #: Fields of JobSpec that are called otherwise on a line.
 _KEYS = {"timeout_s": "timeout"}
 MOST_RETRIES = 1000

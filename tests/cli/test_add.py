@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,18 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.cli import main
 from gpu_scheduler.cli.add import append
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.attributes import KNOWN, MEANINGS, SYNONYMS
+from gpu_scheduler.core.compose import command_line
 from gpu_scheduler.core.jobline import Parsed, parse_line
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.started import Started, note
 from tests.cli.desk import Desk
+from tests.fakes.conda import plant
 
 ROOT = Path(__file__).parents[2]
+CONDA = ROOT / "tests" / "fakes" / "conda.sh"
 
 
 @pytest.fixture
@@ -204,8 +210,6 @@ def test_an_added_line_is_read_back_as_what_was_meant(
     priority: int,
     gpus: set[int] | None,
 ) -> None:
-    import shlex
-
     script = tmp_path / f"{name}.py"
     script.write_text("")
     jobs = tmp_path / "jobs.txt"
@@ -223,6 +227,165 @@ def test_an_added_line_is_read_back_as_what_was_meant(
     assert list(spec.arguments) == words
     assert (spec.conda, spec.priority) == (conda, priority)
     assert spec.allowed == (None if gpus is None else tuple(sorted(gpus)))
+
+
+def line_of(desk: Desk, *words: str) -> str:
+    """The line that `add` writes for these words."""
+    code, out, err = desk.run("add", *words)
+    assert code == 0, err
+    return out.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--", "python", "-m", "x"], "[priority=0] python -m x"),
+        (["--priority", "3", "--", "a b && c"], "[priority=3] a b && c"),
+        (["--", "echo", "a b", "$HOME", "#", "*"], "[priority=0] echo 'a b' '$HOME' '#' '*'"),
+        (["--", "A=1", "make"], "[priority=0] A=1 make"),
+        (["--", "[ -f x ] && y"], "[priority=0] true && [ -f x ] && y"),
+        (["--", "[[ -f x ]] && y"], "[priority=0] true && [[ -f x ]] && y"),
+        (["--", "0,a.py,b"], "[priority=0] true && 0,a.py,b"),
+        (["--", "7", "x"], "[priority=0] true && 7 x"),
+        (["--", "priority,script"], "[priority=0] priority,script"),
+        (["--", "echo", "--", "--gpus", "1", "2"], "[priority=0] echo -- --gpus 1 2"),
+        (["--gpus", "0-1", "--conda", "/", "--", "x"], "[priority=0 conda=/ allowed=0-1] x"),
+        (["--env", "A=b c]", "--env", "B=", "--", "x"], "[priority=0 'env:A=b c]' env:B=] x"),
+        (["--cwd", "/", "--venv", "~", "--", "x"], "[priority=0 venv=HOME cwd=/] x"),
+        (
+            ["--retries", "2", "--exclusive", "--hold", "--", "x"],
+            "[priority=0 exclusive oom-retries=2 hold] x",
+        ),
+    ],
+)
+def test_a_command_behind_two_dashes_becomes_a_line(
+    desk: Desk, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = desk.path / "home"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "activate").touch()
+    monkeypatch.setenv("HOME", str(home))
+    assert line_of(desk, *words) == line.replace("HOME", str(home), line.count("=HOME"))
+    assert (desk.path / "jobs.txt").read_text().count("\n") == 1
+
+
+def test_a_script_takes_every_attribute(desk: Desk, script: Path) -> None:
+    words = ["--vram", "18G", "--gpus-count", "2", "--fail-retries", "1", "--timeout", "2h", "--name", "bert",
+             "--cuda", "rewrite", "--cuda-ids", "visible", "--env", "A=1"]  # fmt: skip
+    block = "vram=18G gpus=2 fail-retries=1 timeout=2h name=bert env:A=1 cuda=rewrite cuda-ids=visible"
+    assert line_of(desk, *words, "train.py", "--args", "x") == f"[{block}] 0,{script},,x,"
+
+
+def test_every_attribute_of_a_line_can_be_given() -> None:
+    words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in MEANINGS.items()]
+    replaced = {"--gpus=x": "--gpus-count=x", "--allowed=x": "--gpus=x", "--priority=x": "--priority=1"}
+    given = [replaced.get(word, word) for word in words if word != "--cancel"]
+    assert parse(["add", *given, "--", "x"]).command_words == ["x"]
+    known = {name.partition(":")[0] for name in KNOWN.split()}
+    assert known == {*MEANINGS, *SYNONYMS}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    words=st.lists(TEXT, min_size=2, max_size=5)
+    | st.lists(st.sampled_from(["[", "0,a", "#", "]", "7"]), min_size=2)
+)
+def test_the_words_of_a_command_are_read_back(words: list[str]) -> None:
+    read = parse_line(command_line(["name=a"], words), "/", "/")
+    assert isinstance(read, Parsed)
+    assert (read.spec.kind, read.spec.name) == ("command", "a")
+    command = read.spec.command or ""
+    assert shlex.split(command.removeprefix("true && ")) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-"], "append it to the jobs file yourself: … >> jobs.txt; nothing was added"),
+        (["train.py", "--gpus", "0", "1", "2"], "write --gpus 0,1,2\n"),
+        (["--gpus", "0", "1", "train.py"], "write --gpus 0,1\n"),
+        (
+            ["train.py", "--lr", "3"],
+            'words of the script\'s own stand in --args: `add train.py --args "--lr 3"`',
+        ),
+        (["train.py", "--n", "$x"], "`add train.py --args '--n '\"'\"'$x'\"'\"''`"),
+        (["--lr", "3", "train.py"], 'in --args: as in `add train.py --args "--lr 3"`'),
+        (["train.py", "--vrma", "8G"], "did you mean `--vram`? Words of the script's own"),
+        (["python", "train.py", "--lr", "3"], "`add -- python train.py --lr 3`"),
+        (["train.py", "--", "--lr", "3"], 'arguments of a script stand in --args "--lr 3"'),
+        ([], "name a SCRIPT, or a command behind `--`"),
+        (["--"], "no command stands behind `--`"),
+        (["--args", "x", "--", "y"], "--args are those of a script"),
+        (["--", "#x"], "'#x' runs nothing; nothing was added"),
+        (["--", "sleep 1 &"], "leave out the `&`"),
+        (["--", "for i in 1; do"], "bash refuses it"),
+        (["--", "a\nb"], "line break"),
+        (["--vram", "8X", "--", "x"], "vram: memory '8X'"),
+        (["--name", "a b", "train.py"], "name 'a b' is not"),
+        (["--env", "A", "--", "x"], "write env:KEY=VALUE"),
+        (["--env", "CUDA_VISIBLE_DEVICES=1", "--", "x"], "is set by the scheduler"),
+        (["--share", "2", "--vram", "8G", "train.py"], "give gpus=N instead"),
+        (["--venv", "v", "--conda", "c", "train.py"], "both a conda environment and a venv"),
+        (["--gpus", "9", "--", "x"], "--gpus 9: GPU list '9': there is no GPU 9"),
+    ],
+)
+def test_refused_words_say_what_to_write(desk: Desk, script: Path, words: list[str], told: str) -> None:
+    assert desk.store
+    code, out, err = desk.run("add", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert not (desk.path / "jobs.txt").exists()
+
+
+def test_start_and_lint_say_how_a_list_of_gpus_is_written(desk: Desk) -> None:
+    for words in (["start", "--gpus", "0", "2"], ["lint", "--gpus", "0", "2"]):
+        code, _, err = desk.run(*words)
+        assert (code, "write --gpus 0,2\n" in err) == (2, True)
+
+
+def test_a_command_runs_in_the_folder_in_which_it_was_added(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sub = desk.path / "sub"
+    sub.mkdir()
+    monkeypatch.chdir(sub)
+    state = ("--state-file", str(desk.path / "gpu_scheduler_state.json"))
+    jobs = ("--output-file", str(desk.path / "jobs.txt"))
+    assert line_of(desk, *state, *jobs, "--", "make") == f"[priority=0 cwd={sub}] make"
+    assert line_of(desk, *state, "--", "make") == "[priority=0] make"
+    assert line_of(desk, *state, *jobs, "--cwd", "..", "--", "make") == f"[priority=0 cwd={desk.path}] make"
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (jobs[1], str(sub)))
+    assert line_of(desk, *state, *jobs, "--", "make") == "[priority=0] make"
+
+
+def test_a_command_that_was_completed_is_a_new_job(desk: Desk) -> None:
+    for _ in range(2):
+        line = line_of(desk, "--", "echo")
+        read = parse_line(line, str(desk.path), "/")
+        assert isinstance(read, Parsed)
+        job_id = desk.store.insert_job(read.spec, "cli")
+        assert desk.run("add", "--", "echo")[2] == ""
+        desk.record(act.Finish(job_id, Outcome.COMPLETED, ""))
+    assert "no program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
+
+
+def test_an_environment_that_conda_does_not_know_is_warned_of(
+    desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert line_of(desk, "train.py", "--conda", "nope") == f"0,{script},nope,,"
+    monkeypatch.setenv("FAKE_CONDA_ROOT", str(plant(desk.path / "conda", "ml")))
+    note(desk.store, Started(conda_sh=str(CONDA)))
+    for words in (["train.py", "--conda", "nope"], ["--conda", "nope", "--", "true"]):
+        code, out, err = desk.run("add", *words)
+        assert (code, out.count("nope")) == (0, 1)
+        assert "gpu-scheduler: conda environment nope does not exist; environments: base, ml\n" in err
+    assert desk.run("add", "train.py", "--conda", "ml")[2] == ""
+    monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
+    (desk.path / "conda" / "etc" / "profile.d").mkdir(parents=True)
+    (desk.path / "conda" / "etc" / "profile.d" / "conda.sh").symlink_to(CONDA)
+    note(desk.store, Started(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh")))
+    assert desk.run("add", "train.py", "--conda", "ml", "--args", "1")[2] == ""
 
 
 def test_it_says_when_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:

@@ -169,8 +169,8 @@ def test_args_takes_the_next_word_whatever_it_begins_with(words: list[str], args
         assert (read.args, read.script, read.priority) == (args, "train.py", -3)
 
 
-def test_a_script_may_look_like_an_option_behind_two_dashes() -> None:
-    assert parse(["add", "--conda", "e", "--", "--args"]).script == "--args"
+def test_a_script_may_look_like_an_option_behind_its_folder() -> None:
+    assert parse(["add", "--conda", "e", "./--args"]).script == "./--args"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The line of a jobs file for a script or a command, with its attributes, as a front end writes it.
+
+Every line is read back by the parser of jobs files before it is given out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from gpu_scheduler.core.jobline import LineResult, Malformed, Parsed, format_csv_line, parse_line
+
+#: Stands before a command that would be read as something else: `[ -f x ] && …`, `7,a.py,b`.
+_NEUTRAL = "true && "
+
+
+def script_line(
+    items: Sequence[str],
+    script: str,
+    conda: str | None,
+    args: str,
+    priority: int | None,
+    allowed: tuple[int, ...] | None,
+) -> str:
+    """The CSV line of a script. items: its other attributes, as a block has them: "vram=18G", "hold".
+
+    script: absolute path; args: its arguments as one text, quoted as for a shell. Raises ValueError for what
+    no line can hold.
+    """
+    line = _block(items) + format_csv_line(script, conda, args, priority, allowed)
+    _check(_read(line))
+    return line
+
+
+def command_line(items: Sequence[str], words: Sequence[str]) -> str:
+    """The line of a command. words: of its command line; a single one is shell text, and stays as it is.
+
+    Raises ValueError for what no line can hold.
+    """
+    text = words[0].strip() if len(words) == 1 else shlex.join(words)
+    if not text or text.startswith("#"):
+        raise ValueError(f"{text!r} runs nothing")
+    first = _read(f"{_block(items)}{text}")
+    if isinstance(first, Parsed) and first.spec.kind == "command":
+        return f"{_block(items)}{text}"
+    line = f"{_block(items)}{_NEUTRAL}{text}"
+    second = _read(line)
+    _check(first if isinstance(second, Malformed) else second)
+    return line
+
+
+def _block(items: Sequence[str]) -> str:
+    return f"[{' '.join(map(shlex.quote, items))}] " if items else ""
+
+
+def _read(line: str) -> LineResult:
+    return parse_line(line, "/", "/", None)
+
+
+def _check(read: LineResult) -> None:
+    if isinstance(read, Malformed):
+        raise ValueError(read.reason)
