@@ -32,7 +32,7 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
     ("pause", "keeps new jobs off GPUs; running jobs go on", "pause 0 2", of.gpus),
     ("resume", "lets GPUs take new jobs again", "resume 0 2", of.gpus),
     ("screens", "lists the Screen sessions of running jobs, and how to open each", "screens", of.screens),
-    ("attach", "opens the Screen session of a running job (leave with Ctrl-A D)", "attach 3", of.one_job),
+    ("attach", "opens the Screen session of a running job (leave it with Ctrl-A d)", "attach 3", of.one_job),
     ("logs", "prints the log of a job's newest attempt, or of another", "logs 3 -f", of.logs),
     ("events", "prints what happened, an event a line; works without a scheduler", "events -f", of.events),
     ("cancel", "ends queued or running jobs; works with no scheduler up", "cancel 3 4 --grace 30", of.cancel),

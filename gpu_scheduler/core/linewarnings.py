@@ -30,6 +30,7 @@ _SUSPECT = re.compile(r"activate|torchrun|torch\.distributed|accelerate|deepspee
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
 _PLAIN = re.compile(r"[\w.+:@%,-]+")
 _FIRST = re.compile(r"[\w.+:@%,-]+(?=[ \t]|$)")
+_ACTIVATE = re.compile(r"(?:conda|mamba|micromamba)[ \t]+activate(?=[ \t]|$)")
 _CONDA = ("conda", "mamba", "micromamba")
 #: Programs that run the one behind them.
 _RUNNERS = ("time", "exec", "nohup", "env", "nice", "command", "sudo", "uv", "poetry", "pixi", "run")
@@ -67,6 +68,8 @@ def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[
 def _first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str]:
     if spec.conda is not None or spec.venv is not None or "PATH" in dict(spec.env):
         return
+    if _ACTIVATE.match(text):
+        return  # warned of by itself
     name = _program(text)
     known = name is None or name in BUILTINS or name in RESERVED or name in shell.functions
     if name is not None and not known and not shell.finds(name, spec.cwd):

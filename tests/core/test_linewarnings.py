@@ -51,6 +51,7 @@ def warned(line: str, shell: JobShell | None = SHELL) -> list[str]:
             "cd x && conda activate $ENV && python t.py",
             f"{CONDA} [conda=ENV] in front of the line instead",
         ),
+        ("mamba activate a && python t.py", f"{CONDA.replace('conda', 'mamba')} [conda=a] python t.py"),
         ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, and {ONE} [gpus=4]"),
         (
             "[gpus=2] torchrun --standalone --nproc_per_node=4 train.py",
