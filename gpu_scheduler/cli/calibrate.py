@@ -42,8 +42,9 @@ def calibrate(options: Namespace) -> int:
 def _family(one: Seen) -> Family:
     mean_s = sum(one.seconds) / len(one.seconds) if one.seconds else None
     return Family(
-        one.program, one.llm, len(one.peaks), max(one.peaks), one.p95, one.declared, one.gpus, mean_s
-    )
+        one.program, one.llm, len(one.peaks), max(one.peaks), one.p95, one.declared, one.gpus, mean_s,
+        max(one.seconds, default=None),
+    )  # fmt: skip
 
 
 def _rules(store: Store) -> Rules:

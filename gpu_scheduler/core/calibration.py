@@ -14,6 +14,8 @@ from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.share import WHOLE, parse_share
 from gpu_scheduler.core.units import format_mib
 
+#: What an entry must rest on to be written: so many runs, or one of so many seconds.
+ENOUGH_RUNS, ENOUGH_S = 3, 600.0
 #: Suggestions are rounded up to multiples of this, MiB.
 STEP_MIB = 64
 
@@ -24,7 +26,8 @@ _DECODER = json.JSONDecoder()
 @dataclass(frozen=True)
 class Family:
     """The completed runs of one program with one model (llm None: without). declared_mib: of the newest run,
-    None = no memory declared; gpus: the fewest that a run had; mean_s: seconds, None = not known."""
+    None = no memory declared; gpus: the fewest that a run had; mean_s, longest_s: seconds, None = not
+    known."""
 
     program: str
     llm: str | None
@@ -34,6 +37,7 @@ class Family:
     declared_mib: int | None
     gpus: int
     mean_s: float | None
+    longest_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,13 @@ class Rules:
 @dataclass(frozen=True)
 class Advice:
     """What is suggested for a family. now: what llm_config.json says of its model, as JSON; entry: what it
-    should say; attributes: what its lines should begin with; why: why nothing is suggested."""
+    should say; enough: it rests on runs enough to be written; attributes: what its lines should begin with;
+    why: why nothing is suggested."""
 
     family: Family
     now: Any = None
     entry: dict[str, Any] | None = None
+    enough: bool = False
     attributes: str | None = None
     why: str | None = None
 
@@ -75,8 +81,14 @@ def advise(
         gpus = min(one.gpus for one in same)  # one that ran on fewer needs no more
         wanted, why = _wanted(largest.p95_mib, max(one.max_mib for one in same), gpus, declared, rules)
         entry = None if wanted is None else _entry(now, wanted, gpus)
-        advised.append(Advice(family, now, entry, why=why))
+        advised.append(Advice(family, now, entry, entry is not None and _is_enough(same), why=why))
     return advised
+
+
+def _is_enough(same: Sequence[Family]) -> bool:
+    """Whether the runs of one model, by whatever programs, are evidence enough to write its entry."""
+    is_long = any((one.longest_s or 0.0) >= ENOUGH_S for one in same)
+    return is_long or sum(one.runs for one in same) >= ENOUGH_RUNS
 
 
 def _of_lines(family: Family, rules: Rules) -> Advice:
@@ -173,6 +185,10 @@ def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def changes(advised: Collection[Advice]) -> dict[str, dict[str, Any]]:
-    """Model -> the entry that it should have, of those that should have another one."""
-    return {one.family.llm: one.entry for one in advised if one.family.llm is not None and one.entry}
+def changes(advised: Collection[Advice], *, enough: bool = True) -> dict[str, dict[str, Any]]:
+    """Model -> the entry that it should have, of those that should have another one.
+
+    enough: those that rest on runs enough to be written, or the others.
+    """
+    found = [one for one in advised if one.enough is enough]
+    return {one.family.llm: one.entry for one in found if one.family.llm is not None and one.entry}

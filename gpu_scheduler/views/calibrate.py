@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.calibration import Advice
+from gpu_scheduler.core.calibration import ENOUGH_RUNS, ENOUGH_S, Advice, changes
 from gpu_scheduler.views.tables import Column, Entry, drawer
 from gpu_scheduler.views.words import duration, visible
 
@@ -15,12 +15,14 @@ _COLUMNS: tuple[Column, ...] = (
     ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
     ("Declared", "right"), ("Suggested", "left"),
 )  # fmt: skip
+#: Every entry that is suggested is an object.
+_OLDER = "The older scheduler cannot read entries in braces."
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """path: of llm_config.json; entries: model -> its new entry; written: whether the file has them now;
-    backup: where the version before is."""
+    """path: of llm_config.json; entries: model -> its new entry, of which enough was seen; written: whether the
+    file has them now; backup: where the version before is."""
 
     path: str
     advised: Sequence[Advice]
@@ -63,18 +65,32 @@ def _json(value: object) -> str:
 
 
 def _models(seen: Calibrated) -> list[str]:
+    early = _too_early(seen)
     if not seen.entries:
-        return [f"Nothing is to be changed in {visible(seen.path)}."]
+        return early or [f"Nothing is to be changed in {visible(seen.path)}."]
     if not seen.written:
         head = f'For "models" in {visible(seen.path)} (`calibrate --write` puts it there, keeping a copy):'
-        return [head, *(f"  {visible(_json(name))}: {_json(entry)}" for name, entry in seen.entries.items())]
+        return [head, *_entries(seen.entries), _OLDER, *(["", *early] if early else [])]
     now = {one.family.llm: one.now for one in seen.advised}
     lines = [f"Changed in {visible(seen.path)}, which a running scheduler reads again by itself:"]
     for name, entry in seen.entries.items():
         before = "nothing" if now.get(name) is None else visible(_json(now[name]))
         lines.append(f"  {visible(_json(name))}: {before} -> {_json(entry)}")
     kept = f"The version before is {visible(seen.backup)}." if seen.backup else "The file is new."
-    return [*lines, kept]
+    return [*lines, kept, _OLDER, *(["", *early] if early else [])]
+
+
+def _entries(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [f"  {visible(_json(name))}: {_json(entry)}" for name, entry in entries.items()]
+
+
+def _too_early(seen: Calibrated) -> list[str]:
+    """What is suggested and not written, as too little was seen of it."""
+    early = changes(seen.advised, enough=False)
+    if not early:
+        return []
+    needs = f"an entry needs {ENOUGH_RUNS} completed runs, or one of {duration(ENOUGH_S)}"
+    return [f"Not written to {visible(seen.path)}, as too little was seen ({needs}):", *_entries(early)]
 
 
 def _lines(seen: Calibrated) -> list[str]:
@@ -107,9 +123,11 @@ def _object(one: Advice) -> dict[str, Any]:
         "max_mib": family.max_mib,
         "p95_mib": family.p95_mib,
         "mean_s": family.mean_s,
+        "longest_s": family.longest_s,
         "declared_mib": family.declared_mib,
         "now": one.now,
         "suggested": one.entry,
+        "enough": one.enough,
         "attributes": one.attributes,
         "why": one.why,
     }

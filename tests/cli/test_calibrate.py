@@ -43,6 +43,7 @@ def config(desk: Desk) -> Path:
     note(desk.store, Started(llm_config=str(path)))
     ran(desk, "python t.py --llm qwen", 8000)
     ran(desk, "python t.py --llm qwen --lr 1", 8300)
+    ran(desk, "python t.py --llm qwen --lr 2", 8200)
     ran(desk, "python t.py --llm qwen", 20000, Outcome.FAILED)
     ran(desk, "python big.py", 3000, gpus=2)
     ran(desk, "python good.py", 4000, vram=4096)
@@ -61,7 +62,7 @@ def test_each_kind_is_compared_and_nothing_is_changed(desk: Desk, config: Path) 
     assert (code, err) == (0, "")
     lines = [re.split(r"\s\s+", line.strip()) for line in out.splitlines()[1:7]]
     rows = {program: cells for cells, [program] in zip(lines[::2], lines[1::2], strict=True)}
-    expected = ["qwen", "2", "8300", "8300", "1 min", "-", '{"vram": 9152}']
+    expected = ["qwen", "3", "8300", "8300", "1 min", "-", '{"vram": 9152}']
     assert rows["t.py; the file says 1.0"] == expected
     assert rows["big.py"][-2:] == ["-", "[vram=3328 gpus=2]"]
     assert rows["good.py"][-2:] == ["4096", "within ±10%"]
@@ -77,7 +78,7 @@ def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: De
     watched.look()
     code, out, err = desk.run("calibrate", "--write")
     assert (code, err) == (0, "")
-    assert f'\n  "qwen": 1.0 -> {{"vram": 9152}}\nThe version before is {config}.bak.\n' in out
+    assert f'\n  "qwen": 1.0 -> {{"vram": 9152}}\nThe version before is {config}.bak.\n{OLDER}' in out
     assert config.read_text() == CONFIG.replace("1.0", '{"vram": 9152}')
     assert (desk.path / "llm_config.json.bak").read_text() == CONFIG
     assert watched.look()
@@ -89,12 +90,42 @@ def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: De
     assert config.stat().st_mtime_ns == changed
 
 
+OLDER = "The older scheduler cannot read entries in braces.\n"
+
+
+def test_a_single_short_run_is_shown_and_not_written(desk: Desk, config: Path) -> None:
+    config.write_text(CONFIG.replace('"other"', '"new": 0.5, "other"'))
+    before = config.read_text()
+    ran(desk, "python n.py --llm new", 2000)
+    early = (
+        f"Not written to {config}, as too little was seen (an entry needs 3 completed runs, or one of"
+        ' 10 min):\n  "new": {"vram": 2240}\n'
+    )
+    out = desk.run("calibrate")[1]
+    assert f'  "qwen": {{"vram": 9152}}\n{OLDER}\n{early}' in out
+    assert told(desk)["models"] == {"qwen": {"vram": 9152}}
+    out = desk.run("calibrate", "--write")[1]
+    assert f"{config}.bak.\n{OLDER}\n{early}" in out
+    assert config.read_text() == before.replace("1.0", '{"vram": 9152}')
+    # What is left rests on too little: nothing is written.
+    written = config.read_text()
+    again = told(desk, "--write")
+    assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
+    [new] = [one for one in again["seen"] if one["model"] == "new"]
+    assert (new["suggested"], new["enough"], new["now"]) == ({"vram": 2240}, False, 0.5)
+    out = desk.run("calibrate", "--write")[1]
+    assert early in out
+    assert "Nothing is to be changed" not in out
+    assert config.read_text() == written
+
+
 def test_json_and_its_documentation(desk: Desk, config: Path) -> None:
     value = told(desk, "--write")
     assert value["models"] == {"qwen": {"vram": 9152}}
     assert (value["written"], value["backup"]) == (True, f"{config}.bak")
     found = {one["program"]: one for one in value["seen"]}
-    assert (found["t.py"]["model"], found["t.py"]["runs"], found["t.py"]["mean_s"]) == ("qwen", 2, 60.0)
+    assert (found["t.py"]["model"], found["t.py"]["runs"], found["t.py"]["mean_s"]) == ("qwen", 3, 60.0)
+    assert (found["t.py"]["longest_s"], found["t.py"]["enough"]) == (60.0, True)
     assert (found["t.py"]["now"], found["t.py"]["suggested"]) == (1.0, {"vram": 9152})
     assert (found["big.py"]["gpus"], found["big.py"]["attributes"]) == (2, "[vram=3328 gpus=2]")
     assert (found["good.py"]["declared_mib"], found["good.py"]["why"]) == (4096, "within ±10%")

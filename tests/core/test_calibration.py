@@ -50,6 +50,27 @@ def test_the_entry_of_a_model(now: Any, gpus: int, entry: dict[str, Any] | None)
 
 
 @pytest.mark.parametrize(
+    ("runs", "longest_s", "enough"),
+    [(1, 3.0, False), (2, 599.9, False), (2, None, False), (3, 3.0, True), (3, None, True), (1, 600.0, True)],
+)
+def test_an_entry_is_written_after_three_runs_or_a_long_one(
+    runs: int, longest_s: float | None, enough: bool
+) -> None:
+    advice = one(replace(QWEN, runs=runs, longest_s=longest_s), 0.5)
+    assert (advice.entry, advice.enough) == ({"vram": 9152}, enough)
+    assert changes([advice]) == ({"qwen": {"vram": 9152}} if enough else {})
+    assert changes([advice], enough=False) == ({} if enough else {"qwen": {"vram": 9152}})
+
+
+def test_the_runs_of_a_model_count_together() -> None:
+    few, other = replace(QWEN, runs=1), replace(QWEN, program="/x/other.py", runs=1)
+    assert changes(advise([few, other], {}, LlmConfig(), RULES)) == {}
+    assert changes(advise([few, replace(other, runs=2)], {}, LlmConfig(), RULES)) != {}
+    assert changes(advise([few, replace(other, longest_s=700.0)], {}, LlmConfig(), RULES)) != {}
+    assert changes(advise([few, replace(other, llm="b", runs=9)], {}, LlmConfig(), RULES)).keys() == {"b"}
+
+
+@pytest.mark.parametrize(
     ("p95", "most", "attributes", "why"),
     [
         (8300, 8300, "[vram=9152]", None),
