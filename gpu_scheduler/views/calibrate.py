@@ -21,8 +21,8 @@ _OLDER = "The older scheduler cannot read entries in braces."
 
 @dataclass(frozen=True)
 class Calibrated:
-    """path: of llm_config.json; entries: model -> its new entry, of which enough was seen; written: whether the
-    file has them now; backup: where the version before is."""
+    """path: of llm_config.json; entries: model -> its new entry, of which enough was seen; written: whether
+    the file has them now; backup: where the version before is."""
 
     path: str
     advised: Sequence[Advice]
