@@ -281,7 +281,8 @@ class Daemon:
         log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "asked to")
         running = [row for row in self._store.unsettled() if row["outcome"] is None]
         for row in running:
-            where = f"`attach {row['job_id']}`" if row["session"] else f"log {row['log']}"
+            has_window = row["session"] and not row["window_closed"]
+            where = f"`attach {row['job_id']}`" if has_window else f"log {row['log']}"
             log.info("job %d goes on: %s", row["job_id"], where)
         if running:
             log.info("`status` shows what runs; the same command goes on where this one ended")

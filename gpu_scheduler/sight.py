@@ -70,4 +70,6 @@ def sight(folder: Path, token: str) -> Sighting:
         if told
         else None
     )  # fmt: skip
-    return Sighting(seen.claim, seen.pid, seen.session, stop, seen.withdrawn, result, seen.log, seen.strange)
+    return Sighting(
+        seen.claim, seen.pid, seen.session, stop, seen.withdrawn, result, seen.log, seen.strange, seen.window
+    )  # fmt: skip

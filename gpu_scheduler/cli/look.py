@@ -46,9 +46,9 @@ def attach(options: Namespace) -> int:
         )
     from gpu_scheduler.cli import sessions
 
-    if not sessions.is_there(seen.session):
+    if seen.window is False:
         raise SchedulerError(
-            f"the Screen session of job {job_id} is gone; the job goes on\n"
+            f"the Screen window of job {job_id} was closed; the job goes on\n"
             f"`logs {job_id} -f` follows its output"
         )
     program = shutil.which("screen")

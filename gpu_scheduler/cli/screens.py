@@ -40,7 +40,7 @@ def _look(store: Store) -> Screens:
         indices = store.indices()
     running = [(row, seen) for row in attempts.values() if (seen := _running(store, row)) is not None]
     ours = sorted((job for job in running if _name(*job) is not None), key=lambda job: int(job[0]["job_id"]))
-    lists = _lists(seen.session for _, seen in ours if seen.session is not None)
+    lists = _lists(seen.session for _, seen in ours if seen.session is not None and seen.window is not False)
     shown = tuple(_shown(jobs[row["job_id"]], row, seen, indices, lists) for row, seen in ours)
     notes = tuple(sorted({said for said in lists.values() if isinstance(said, str)}))
     return Screens(time.time(), shown, len(running) - len(ours), notes)
@@ -66,7 +66,7 @@ def _name(attempt: sqlite3.Row, seen: Sighting) -> str | None:
 
 def _lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
     """What Screen says, by the folder of the sockets; it is asked once about each."""
-    folders = {sessions.socket_folder(name) for name in names if sessions.is_there(name)}
+    folders = {sessions.socket_folder(name) for name in names}
     return {folder: sessions.listed(folder) for folder in folders}
 
 
@@ -93,7 +93,7 @@ def _shown(
 def _state(seen: Sighting, said: SessionList | str | None) -> State:
     if seen.claim != "live" or seen.session is None:
         return "starting" if seen.claim == "none" else "unknown"
-    if not sessions.is_there(seen.session):
+    if seen.window is False:
         return "gone"
     if said is None or isinstance(said, str):
         return "unknown"

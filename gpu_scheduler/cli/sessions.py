@@ -1,5 +1,5 @@
-"""The Screen sessions of attempts, as their claims name them: whether one is there, where its socket is, and
-whether somebody looks into it. Nothing about a job is decided from them."""
+"""The Screen sessions of attempts, as their claims name them: where the socket of one is, and whether
+somebody looks into it. Nothing about a job is decided from them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ import shutil
 
 from gpu_scheduler.asking import ask
 from gpu_scheduler.core.sessionlist import SessionList, parse
-
-
-def is_there(session: str) -> bool:
-    """Whether the process that the session's name begins with is a Screen."""
-    try:
-        with open(f"/proc/{_pid(session)}/comm", encoding="ascii") as file:
-            return file.read().strip().lower() == "screen"
-    except (OSError, ValueError):
-        return False
 
 
 def socket_folder(session: str) -> str | None:

@@ -95,6 +95,14 @@ class NoteStray:
 
 
 @dataclass(frozen=True)
+class NoteWindowClosed:
+    """The Screen window of this attempt was closed, and its job goes on; said once per attempt."""
+
+    job_id: int
+    attempt_id: int
+
+
+@dataclass(frozen=True)
 class NoteUse:
     """What a sample taken at `at` (boot seconds) shows of a running attempt.
 
@@ -289,6 +297,7 @@ Action = (
     | KillRunner
     | NoteDead
     | NoteStray
+    | NoteWindowClosed
     | NoteUse
     | NoteExceeded
     | NoteForeignLoad

@@ -72,7 +72,7 @@ class Attempt:
     Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. survivors: processes
     that carry the token; None = not looked for. baseline_mib: memory on each GPU that nobody accounted for
     when it started. evidence: what a command that failed has left. strays: GPUs that it was not given, on
-    which processes of it were seen and told.
+    which processes of it were seen and told. window_closed: that its Screen window was closed is told.
 
     share (thousandths, 0 = none) and vram (MiB): declared, of each of its GPUs; whole: no other job of ours
     is to be there. budgets: UUID -> MiB that what was declared (or learned) comes to there, None = not known;
@@ -116,6 +116,7 @@ class Attempt:
     number: int = 1
     evidence: Evidence | None = None
     strays: tuple[str, ...] = ()
+    window_closed: bool = False
 
     def booking(self, uuid: str) -> Booking:
         """What it books on one of its GPUs."""

@@ -17,6 +17,7 @@ from gpu_scheduler.core.placement import GpuView, Limits, Reason, could_fit, pla
 from gpu_scheduler.core.retrying import Cards
 from gpu_scheduler.core.settle import cooled, release, settle
 from gpu_scheduler.core.strays import strays
+from gpu_scheduler.core.windows import closed_windows
 
 _UNKNOWN: Mapping[Ask, Need] = {}
 
@@ -43,6 +44,7 @@ def plan(facts: Facts) -> list[Action]:
         else:
             actions += cooled(attempt, _memory(attempt, facts), facts.now, facts.settings)
     actions += strays(facts)
+    actions += closed_windows(facts)
     if not all(isinstance(action, Cooled) for action in actions):
         return actions
     cool = {action.attempt_id for action in actions if isinstance(action, Cooled)}

@@ -51,7 +51,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One look at an attempt's folder."""
+    """One look at an attempt's folder. window: whether the Screen window of a live runner is still there;
+    None = it has none, or that cannot be told."""
 
     claim: ClaimState = "none"
     pid: int | None = None
@@ -61,3 +62,4 @@ class Sighting:
     result: ResultNote | None = None
     log: str | None = None
     strange: tuple[str, ...] = ()
+    window: bool | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from gpu_scheduler.runner.prepare import replace
+from gpu_scheduler.runner.tree import has_terminal
 
 ClaimState = Literal["none", "void", "live", "dead"]
 Follow = Literal["kill", "withdraw"]
@@ -53,7 +54,8 @@ class SeenResult:
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at an attempt's folder."""
+    """One look at an attempt's folder. window: whether a live runner that has a session still has its
+    terminal, which it loses with the window; None = not to be told. Nothing follows from that."""
 
     claim: ClaimState = "none"
     pid: int | None = None
@@ -63,6 +65,7 @@ class Seen:
     result: SeenResult | None = None
     log: str | None = None
     strange: tuple[str, ...] = ()
+    window: bool | None = None
 
 
 def observe(folder: Path, token: str) -> Seen:
@@ -86,6 +89,7 @@ def observe(folder: Path, token: str) -> Seen:
         result=None if result is None else _result(result),
         log=claim.get("log"),
         strange=tuple(strange),
+        window=has_terminal(holder) if holder and claim.get("session") and result is None else None,
     )
 
 

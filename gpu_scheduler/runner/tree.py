@@ -56,6 +56,12 @@ def ticks_of(pid: int) -> int | None:
     return None if fields is None else int(fields[19])
 
 
+def has_terminal(pid: int) -> bool | None:
+    """Whether a process has a controlling terminal, which it loses when that hangs up; None: it is gone."""
+    fields = _stat(pid)
+    return None if fields is None else fields[4] != b"0"
+
+
 def descendants(root: int) -> dict[int, int]:
     """Every living process below `root`, with its start ticks."""
     children: dict[int, list[tuple[int, int]]] = {}

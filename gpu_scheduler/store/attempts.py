@@ -68,4 +68,5 @@ def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = N
         launch_failures=row["launch_failures"],
         lineless=row["job_source"].startswith("file:") and not row["has_line"],
         strays=tuple(uuid for uuid, _ in json.loads(row["strays"])),
+        window_closed=bool(row["window_closed"]),
     )

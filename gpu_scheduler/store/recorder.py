@@ -200,6 +200,10 @@ class Recorder:
         data = {"gpu": self._indices([action.uuid])[0], "pid": action.pid}
         _note_attempt(db, now, "stray", action.attempt_id, data)
 
+    def _window(self, db: sqlite3.Connection, action: act.NoteWindowClosed, now: Now) -> None:
+        db.execute("UPDATE attempt SET window_closed = 1 WHERE id = ?", (action.attempt_id,))
+        _note_attempt(db, now, "window closed", action.attempt_id)
+
     def _use(self, db: sqlite3.Connection, action: act.NoteUse, now: Now) -> None:
         row = db.execute("SELECT peaks, loads FROM attempt WHERE id = ?", (action.attempt_id,)).fetchone()
         peaks, loads = json.loads(row["peaks"]), json.loads(row["loads"])
@@ -438,6 +442,7 @@ _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, No
     act.KillRunner: Recorder._kill,
     act.NoteDead: Recorder._dead,
     act.NoteStray: Recorder._stray,
+    act.NoteWindowClosed: Recorder._window,
     act.NoteUse: Recorder._use,
     act.NoteExceeded: Recorder._exceeded,
     act.NoteForeignLoad: Recorder._foreign_load,

@@ -44,6 +44,7 @@ def job_object(job: JobShown) -> dict[str, Any]:
         "signal": job.signal,
         "attempts": job.attempts,
         "session": job.session,
+        "window_closed": job.window_closed,
         "log": job.log,
         "created_at": job.created_at,
         "started_at": job.started_at,

@@ -92,7 +92,7 @@ def about(event: Event) -> str | None:
         return _exceeded(event)
     if event.kind == "stray":
         return f"process {data['pid']} on GPU {data['gpu']}"
-    if event.kind in ("relaunched", "runner lost", "runner killed"):
+    if event.kind in ("relaunched", "runner lost", "runner killed", "window closed"):
         return f"attempt {data['attempt']}"
     if event.kind == "infeasible":
         return (event.reason or "").removeprefix("infeasible: ")
@@ -116,6 +116,9 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
         return Told(_WARNING, f"{_exceeds(event)}; neighbors may OOM")
     if kind == "stray":
         return Told(_WARNING, stray_words(data["given"], data["gpu"], data["pid"]))
+    if kind == "window closed":
+        follow = f"`logs {event.job_id} -f` follows it"
+        return Told(_WARNING, f"goes on without its Screen window, which was closed; {follow}")
     if kind == "relaunched":
         return Told(_WARNING, f"is launched again: no runner claimed {attempt} in time")
     if kind == "runner lost":

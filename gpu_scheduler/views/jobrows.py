@@ -26,7 +26,8 @@ def running(job: JobShown, now: float) -> Entry:
     """A job with an open attempt, and what it printed last."""
     took = "" if job.started_at is None else elapsed(now - job.started_at)
     # The end of a progress bar tells as much as its beginning.
-    last = Cell(_text(job.last_line), keeps_end=True)
+    told = ["window closed"] * job.window_closed + [_text(job.last_line)] * bool(job.last_line)
+    last = Cell("; ".join(told), keeps_end=True)
     return _entry(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
 
 
@@ -71,9 +72,11 @@ def grouped(jobs: Iterable[JobShown], now: float) -> list[Entry]:
 
 def below(job: JobShown) -> list[str]:
     """What is told of a job where everything is: its session and log, its memory, what was seen of it."""
+    closed = f"closed; `logs {job.id} -f` follows the job" if job.window_closed else None
     told = [
         ("memory", memory_words(job.peaks, job.vram_declared)),
         ("session", job.session),
+        ("window", closed),
         ("log", job.log),
         *(("warning", text) for text in job.warnings),
     ]

@@ -76,11 +76,13 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
     )
     if attempt is None:
         return values
+    closed = state in ACTIVE and bool(attempt["window_closed"])
     values = replace(
         values,
         gpus=indices_of(attempt, context.indices),
         attempts=attempt["number"],
-        session=attempt["session"] if state in ACTIVE else None,
+        session=None if closed else attempt["session"] if state in ACTIVE else None,
+        window_closed=closed,
         log=attempt["log"],
         started_at=attempt["started_at"],
         warnings=warnings(attempt, context.indices),
@@ -189,7 +191,9 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
     from gpu_scheduler.core.settle import settle
 
     seen = attempt.sighting
-    values = replace(values, session=seen.session or values.session, log=values.log or seen.log)
+    closed = values.window_closed or seen.window is False
+    session = None if closed else seen.session or values.session
+    values = replace(values, session=session, window_closed=closed, log=values.log or seen.log)
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     for action in settle(replace(attempt, survivors=()), context.now, settings):
         if isinstance(action, Close):
@@ -204,6 +208,7 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
                 started_at=action.started_at or values.started_at,
                 finished_at=action.ended_at if finished else None,
                 session=None,
+                window_closed=False,
                 recorded=False,
             )
         if isinstance(action, Move):

@@ -39,7 +39,8 @@ class JobShown:
     """A job and its newest attempt. Times in wall seconds.
 
     recorded: False where state and outcome come from the attempt's folder and are not on the record yet.
-    line_wait: of a queued job that waits for its line of the jobs file.
+    line_wait: of a queued job that waits for its line of the jobs file. window_closed: its Screen window was
+    closed while it runs; it has no session then.
     vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> the most MiB that it was seen to
     use there. spec: its JobSpec as JSON; need: the fields of the Need for which it waits, None = it waits for
     something else; last_line: what a running one printed last, None = nothing, or not asked for.
@@ -68,6 +69,7 @@ class JobShown:
     vram_declared: int | None = None
     peaks: Mapping[int, int] = field(default_factory=dict)
     line_wait: LineWait | None = None
+    window_closed: bool = False
     spec: str = "{}"
     need: Mapping[str, Any] | None = None
     last_line: str | None = None

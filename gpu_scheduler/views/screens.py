@@ -12,7 +12,7 @@ from gpu_scheduler.views.words import ago, plural, visible
 
 State = Literal["attached", "detached", "starting", "unlisted", "gone", "unknown"]
 
-_WORDS: dict[State, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
+_WORDS: dict[State, str] = {"unlisted": "not listed by Screen", "gone": "closed", "unknown": "?"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _below(one: SessionShown) -> str:
     if one.state == "starting":
         return f"{visible(one.session or '')} is being made"
     if one.command is None:
-        return f"{visible(one.session or '')} is gone, the job goes on; `logs {one.job} -f` follows it"
+        return f"window closed, the job goes on; `logs {one.job} -f` follows it"
     return f"{visible(one.command)}    or `attach {one.job}`"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +18,6 @@ import pytest
 from gpu_scheduler.cli.tail import Tail
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.runner import folder as protocol_files
 from gpu_scheduler.runner.protocol import observe
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -227,19 +227,64 @@ def test_following_in_a_pipe_shows_a_progress_bar_at_most_once_a_second(desk: De
     assert raw.communicate(timeout=30)[0] == log.read_bytes()
 
 
-def claim(desk: Desk, session: str | None) -> tuple[int, int]:
-    """A running job whose claim this process holds; its id, and the descriptor that keeps the claim."""
-    job = desk.job()
-    row = desk.attempt(job)
-    path = desk.folder(row)
-    path.mkdir(parents=True)
-    folder = protocol_files.open_folder(str(path))
-    identity = {"token": row["token"], "pid": os.getpid(), "session": session, "log": None}
-    held = protocol_files.claim(folder, identity)
-    os.close(folder)
-    assert held is not None
-    desk.record(act.Move(job, row["id"], JobState.RUNNING))
-    return job, held
+#: Holds a claim, with the terminal of a window.
+HOLDER = """\
+import json, os, signal, sys
+from gpu_scheduler.runner import folder as files
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+os.open(sys.argv[3], os.O_RDWR)
+identity = {**json.loads(sys.argv[2]), "pid": os.getpid()}
+held = files.claim(files.open_folder(sys.argv[1]), identity)
+print("held", flush=True)
+signal.pause()
+"""
+
+
+class Claimed:
+    """A running job whose claim a process holds that has a window, as the runner has."""
+
+    def __init__(self, desk: Desk, session: str | None) -> None:
+        self.job = desk.job()
+        row = desk.attempt(self.job)
+        self.attempt_id = row["id"]
+        path = desk.folder(row)
+        path.mkdir(parents=True)
+        self._window, slave = pty.openpty()
+        identity = json.dumps({"token": row["token"], "session": session, "log": None})
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, path, identity, os.ttyname(slave)],
+            env=ENV, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"held\n"
+        os.close(slave)
+        desk.record(act.Move(self.job, self.attempt_id, JobState.RUNNING))
+
+    def close_window(self) -> None:
+        """As Screen does at Ctrl-A k."""
+        os.close(self._window)
+        self._window = -1
+
+    def end(self) -> None:
+        """The runner is gone."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+        if self._window >= 0:
+            self.close_window()
+
+
+@pytest.fixture
+def claim(desk: Desk) -> Iterator[Callable[[str | None], Claimed]]:
+    made: list[Claimed] = []
+
+    def one(session: str | None) -> Claimed:
+        made.append(Claimed(desk, session))
+        return made[-1]
+
+    yield one
+    for held in made:
+        held.end()
 
 
 @pytest.fixture
@@ -266,9 +311,9 @@ def session(tmp_path: Path) -> Iterator[str]:
 
 
 def test_attach_becomes_screen_on_the_full_name_of_the_session(
-    desk: Desk, fake_screen: Path, session: str
+    claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
 ) -> None:
-    job, held = claim(desk, session)
+    job = claim(session).job
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
@@ -283,15 +328,14 @@ def test_attach_becomes_screen_on_the_full_name_of_the_session(
         said += os.read(ours, 4096)
     assert process.communicate(timeout=30)[1] == b""
     os.close(ours)
-    os.close(held)
     assert process.returncode == 5
     assert said.decode().strip() == f"called: {fake_screen}/screen -x {session}"
 
 
 def test_attach_from_inside_another_screen_says_which_key_leaves_which(
-    desk: Desk, fake_screen: Path, session: str
+    claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
 ) -> None:
-    job, held = claim(desk, session)
+    job = claim(session).job
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
@@ -310,24 +354,38 @@ def test_attach_from_inside_another_screen_says_which_key_leaves_which(
         said += os.read(ours, 4096)
     assert process.communicate(timeout=30)[1] == b""
     os.close(ours)
-    os.close(held)
     assert f"-x {session}" in said.decode()
 
 
-def test_attach_says_so_when_screen_was_killed(desk: Desk, session: str) -> None:
-    job, held = claim(desk, "1.gpujob_0_train_1")
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
-        env=ENV, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    os.close(held)
-    assert done.returncode == 1
-    assert "is gone; the job goes on" in done.stderr
-    assert f"`logs {job} -f`" in done.stderr
+def test_attach_and_status_say_that_the_window_was_closed(
+    desk: Desk, claim: Callable[[str | None], Claimed], session: str
+) -> None:
+    held = claim(session)
+    job = held.job
+    assert f"session {session}\n" in desk.run("status", "-v")[1]
+    held.close_window()
+    assert desk.run("attach", job) == (
+        1,
+        "",
+        f"gpu-scheduler: the Screen window of job {job} was closed; the job goes on\n"
+        f"`logs {job} -f` follows its output\n",
+    )
+    assert "echo hello  window closed\n" in desk.run("status")[1]
+    text = desk.run("status", "-v")[1]
+    assert f"window closed; `logs {job} -f` follows the job\n" in text
+    assert session not in text
+    [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
+    assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)
+    desk.record(act.NoteWindowClosed(job, held.attempt_id))
+    assert f"`logs {job} -f` follows it" in desk.run("why", job)[1]
+    assert "window closed, the job goes on" in desk.run("screens")[1]
+    told = f"job {job} goes on without its Screen window, which was closed; `logs {job} -f` follows it\n"
+    assert told in desk.run("events")[1]
 
 
-def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: Path, session: str) -> None:
-    # The claim is this process's own, and a process sees no lock of its own: ask from another one.
+def test_attach_wants_a_terminal_a_session_and_screen(
+    claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
+) -> None:
     def attach(job: int) -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
@@ -336,8 +394,8 @@ def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: P
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
-    with_session, held = claim(desk, session)
-    without, held_too = claim(desk, None)
+    held = claim(session)
+    with_session, without = held.job, claim(None).job
     code, said = attach(with_session)
     assert (code, "attach needs a terminal" in said) == (1, True)
     code, said = attach(without)
@@ -345,8 +403,7 @@ def test_attach_wants_a_terminal_a_session_and_screen(desk: Desk, fake_screen: P
     (fake_screen / "screen").unlink()
     code, said = attach(with_session)
     assert (code, "sudo apt-get install screen" in said) == (1, True)
-    os.close(held)
-    os.close(held_too)
+    held.end()
     code, said = attach(with_session)
     assert (code, "is not running any more" in said) == (1, True)
 

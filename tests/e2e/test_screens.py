@@ -64,7 +64,8 @@ def test_sessions_with_their_jobs_and_the_command_that_opens_each(
     _look_into(looker, shown[1]["command"])
     _from_another_folder(looker, sockets, shown[1]["session"])
     _without_screen(looker)
-    _killed(looker, shown[1]["session"])
+    _window_closed(looker, shown[1]["session"], sockets)
+    _killed(looker, shown[2]["session"])
 
 
 def _look_into(looker: Looker, command: str) -> None:
@@ -102,14 +103,32 @@ def _without_screen(looker: Looker) -> None:
     assert (shown["state"], shown["attached"]) == ("unknown", None)
 
 
-def _killed(looker: Looker, session: str) -> None:
-    """The scheduler too: neither is needed to be told."""
-    looker.world.end()
-    os.kill(int(session.partition(".")[0]), signal.SIGKILL)
-    wait_for(lambda: looker.of(1, "state") == "gone", "the session gone")
+def _window_closed(looker: Looker, session: str, sockets: Path) -> None:
+    """By Ctrl-A k, in a session that has another window: it lives on, and shows nothing of the job."""
+    env = {**looker.world.env, "SCREENDIR": str(sockets)}
+    for command in (["screen", "sleep", "60"], ["at", "0", "kill"]):
+        subprocess.run(["screen", "-S", session, "-X", *command], env=env, check=True)
+    wait_for(lambda: looker.of(1, "state") == "gone", "the window gone")
     shown = looker.sessions()
     assert (shown[1]["command"], shown[2]["state"]) == (None, "detached")
-    assert f"{session} is gone, the job goes on; `logs 1 -f` follows it" in looker.text()
+    assert "window closed, the job goes on; `logs 1 -f` follows it" in looker.text()
+    told = "WARNING job 1 goes on without its Screen window, which was closed; `logs 1 -f` follows it"
+    wait_for(lambda: told in looker.world.said(), "the warning")
+    jobs = looker.world.jobs()
+    assert [(jobs[n]["state"], jobs[n]["window_closed"]) for n in (1, 2)] == [
+        ("running", True), ("running", False)
+    ]  # fmt: skip
+    subprocess.run(["screen", "-S", session, "-X", "quit"], env=env, check=True)
+    looker.world.end()
+    assert looker.world.said().count("was closed") == 1
+    assert "job 1 goes on: log " in looker.world.said()
+    assert "job 2 goes on: `attach 2`" in looker.world.said()
+
+
+def _killed(looker: Looker, session: str) -> None:
+    """No scheduler is needed to be told."""
+    os.kill(int(session.partition(".")[0]), signal.SIGKILL)
+    wait_for(lambda: looker.of(2, "state") == "gone", "the session gone")
 
 
 def test_without_sessions_that_is_said(looker: Looker) -> None:

@@ -170,10 +170,13 @@ def test_screen_killed_keeps_code_and_log(screened: Make, tmp_path: Path) -> Non
     assert session is not None
     server = int(session.partition(".")[0])
     assert server not in attempt.pids(), "a sweep must not end the session"
+    assert attempt.seen().window is True
     os.kill(server, signal.SIGKILL)
+    wait_for(lambda: attempt.seen().window is False, "the window gone")
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 6
     assert attempt.body() == "up\nlast\n"
+    assert attempt.seen().window is None
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")

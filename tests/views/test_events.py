@@ -271,6 +271,7 @@ def test_json() -> None:
         (Event(1, 0.0, "running", 3), None),
         (Event(1, 0.0, "stray", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}), "process 77 on GPU 2"),
         (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
+        (Event(1, 0.0, "window closed", 3, None, {"attempt": 1}), "attempt 1"),
         (
             Event(1, 0.0, "infeasible", 3, "infeasible: needs 3 idle GPUs, 2 managed"),
             "needs 3 idle GPUs, 2 managed",

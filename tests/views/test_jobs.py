@@ -32,7 +32,7 @@ def attempt(**values: Any) -> dict[str, Any]:
         "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "gpus": '["B", "A"]',
         "launches": 1, "deadline_boot": 600.0, "launch_error": None, "released_boot": None, "settled": 0,
         "outcome": None, "strays": "[]", "log": "/logs/3.log", "session": "gpujob_0_echo_3",
-        "started_at": 950.0, "vram": None, "share": 0, "whole": 0, "budgets": "{}",
+        "window_closed": 0, "started_at": 950.0, "vram": None, "share": 0, "whole": 0, "budgets": "{}",
         "peaks": "{}", "exceeded": "[]", **values,
     }  # fmt: skip
 
@@ -163,6 +163,18 @@ def test_values_of_an_end_that_is_not_recorded() -> None:
 def test_a_live_session_is_told_in_full() -> None:
     live = Sighting("live", 12, "12.gpujob_0_echo_3")
     assert seen_as("running", live).session == live.session
+
+
+def test_a_closed_window_takes_the_session_away() -> None:
+    seen = seen_as("running", Sighting("live", 12, "12.gpujob_0_echo_3", window=False))
+    assert (seen.state, seen.session, seen.window_closed) == ("running", None, True)
+    seen = seen_as("running", Sighting("live", 12, "12.gpujob_0_echo_3", window=True))
+    assert (seen.session, seen.window_closed) == ("12.gpujob_0_echo_3", False)
+    noted = attempt(window_closed=1)
+    seen = shown(job(state="running"), noted, context())
+    assert (seen.session, seen.window_closed) == (None, True)
+    seen = shown(job(state="finished"), noted, context())
+    assert (seen.session, seen.window_closed) == (None, False)
 
 
 def test_a_process_on_a_gpu_that_was_not_given_is_told() -> None:
