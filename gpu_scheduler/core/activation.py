@@ -15,7 +15,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 _EXIT = """\
 exit() {{
     set -- "${{1-$?}}"
-    [ "$BASH_SUBSHELL" -gt 0 ] || fail {named}": ${{BASH_SOURCE[1]}} ended the shell (exit code $1)"
+    [ "$BASH_SUBSHELL" -gt 0 ] || fail {named}": its hook ${{BASH_SOURCE[1]}} ended the shell (exit code $1)"
     builtin exit "$1"
 }}
 """

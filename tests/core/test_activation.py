@@ -131,6 +131,7 @@ def test_a_command_without_an_environment_runs_in_that_of_the_scheduler(conda: I
 def test_environments_that_are_gone_or_damaged_do_not_keep_a_job_from_its_own(conda: Installation) -> None:
     plain = {**conda.plain, **OUTSIDE}
     clean = conda.variables("other", plain)
+    assert conda.variables(str(conda.prefix("other")), conda.shell("ml", **OUTSIDE)).keys() == clean.keys()
     gone = {"CONDA_PREFIX": "/gone/envs/x", "CONDA_SHLVL": "1", "CONDA_DEFAULT_ENV": "x"}
     gone["PATH"] = f"/gone/envs/x/bin:{conda.root}/condabin:/usr/bin:/bin"
     found = conda.variables("other", {**plain, **gone})
@@ -162,16 +163,16 @@ def test_a_hook_that_ends_the_shell_is_named_with_its_environment(
 ) -> None:
     bad = plant_hook(conda.prefix("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
     said = conda.job(env_of(conda="other"), conda.plain)[3]
-    assert said == f"!conda environment other: {bad} ended the shell (exit code 5)"
+    assert said == f"!conda environment other: its hook {bad} ended the shell (exit code 5)"
     bad.write_text("( exit 4 )\nexport GOT=$(echo x; exit 3)\n")
     assert conda.variables("other", conda.plain)["GOT"] == "x"
     off = plant_hook(conda.prefix("ml"), "deactivate", "b.sh", "false\nexit")
     base = conda.shell("base", "ml")
     said = conda.job(env_of(conda="base"), base)[3]
-    assert said == f"!conda environment ml: {off} ended the shell (exit code 1)"
+    assert said == f"!conda environment ml: its hook {off} ended the shell (exit code 1)"
     venv = plant_venv(tmp_path / "v", "exit 7\n")
     said = conda.job(env_of(venv=str(venv)), conda.plain)[3]
-    assert said == f"!virtual environment {venv}: {venv}/bin/activate ended the shell (exit code 7)"
+    assert said == f"!virtual environment {venv}: its hook {venv}/bin/activate ended the shell (exit code 7)"
 
 
 @pytest.mark.parametrize("torchrun", [None, 2])

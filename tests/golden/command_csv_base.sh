@@ -3,7 +3,7 @@ fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin
 cd -- /work || fail 'working folder /work cannot be entered'
 exit() {
     set -- "${1-$?}"
-    [ "$BASH_SUBSHELL" -gt 0 ] || fail "conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"": ${BASH_SOURCE[1]} ended the shell (exit code $1)"
+    [ "$BASH_SUBSHELL" -gt 0 ] || fail "conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"": its hook ${BASH_SOURCE[1]} ended the shell (exit code $1)"
     builtin exit "$1"
 }
 if [ -n "$CONDA_PREFIX" ]; then
