@@ -27,6 +27,8 @@ from gpu_scheduler.views.words import visible
 _WAITING = 10_000
 #: Bytes of a log that are read at a time, and of one of its lines that are printed.
 _AT_A_TIME, _LONGEST = 1 << 20, 4096
+#: Bytes that a job may be ahead of what is printed of it; of more only the last are read.
+_BEHIND = 8 << 20
 #: Reads of what the log of an ended attempt holds still; the rest comes later.
 _AT_END = 16
 #: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
@@ -162,6 +164,7 @@ class _Tail:
         ended = self.ended
         try:
             with open(self._path, "rb") as file:
+                self._kept += self._catch_up(os.fstat(file.fileno()).st_size)
                 file.seek(self._at)
                 data = file.read(_AT_A_TIME)
         except OSError:
@@ -175,6 +178,15 @@ class _Tail:
         end = lines[-1:] if lines and lines[-1].startswith(f"{self._prefix}--- ") else []
         self._kept = end if not self.over else []
         return lines if self.over and self._with_end else lines[: len(lines) - len(end)]
+
+    def _catch_up(self, size: int) -> list[str]:
+        """Leave out what is too much to be printed in time; the line that says so."""
+        skipped = size - _AT_A_TIME - self._at
+        if skipped + _AT_A_TIME <= _BEHIND:
+            return []
+        self._at += skipped
+        self._frames, self._is_begun = Frames(every_s=1.0), True
+        return [f"{self._prefix}… {skipped:,} bytes are left out here; `logs {self.attempt[0]}` has them"]
 
     def _lines(self, text: bytes) -> Iterator[str]:
         *lines, rest = text.split(b"\n")

@@ -65,3 +65,19 @@ def test_a_very_long_line_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first, second = out.splitlines()[:2]
     assert re.fullmatch(r"\[job 1\] x{4096}…", first)
     assert second == "[job 1] after"
+
+
+def test_of_output_that_comes_too_fast_the_last_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig, console = Rig(tmp_path), Console()
+    job = rig.add("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo last")
+    rig.ends(job)
+    console.follow(rig.store.attempts(job)[0]["id"], rig.store)
+    console.finish(job, 1)
+    console.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"\[job 1\] … [23]\d,\d{3},\d{3} bytes are left out here; `logs 1` has them", lines[0]
+    )
+    assert lines[1] == "[job 1] last"
