@@ -146,7 +146,7 @@ def _row(columns: Sequence[Column], sizes: Sequence[int], cells: Line, *, is_end
         text = cut_in_the_middle(cell.text, sizes[at]) if is_cut else cell.text
         pad = " " * (sizes[at] - columns_of(text))
         row += [Cell(pad)] if column.is_right and pad else []
-        row.append(replace(cell, text=text))
+        row.append(cell if text is cell.text else replace(cell, text=text))
         if at < last:
             row.append(Cell("  " if column.is_right else f"{pad}  "))
     return row

@@ -11,7 +11,7 @@ ELLIPSIS = "…"
 
 def columns_of(text: str) -> int:
     """How many columns of a terminal a text takes up."""
-    if _is_narrow(text):
+    if text.isascii() or _is_narrow(text):
         return len(text)
     from rich.cells import cell_len
 

@@ -123,6 +123,16 @@ def test_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     assert "(status --all)" not in desk.run("status", "--all")[1]
 
 
+def test_the_first_line_counts_by_outcome(desk: Desk) -> None:
+    ids = [desk.job(f"echo {n}") for n in range(6)]
+    ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
+    desk.record(*(act.Finish(job, outcome, "") for job, outcome in zip(ids, ends, strict=False)))
+    first = desk.run("status")[1].splitlines()[0]
+    assert first == "6 jobs: 2 done, 1 failed, 1 cancelled, 2 queued"
+    first = desk.run("status", "--failed")[1].splitlines()[0]
+    assert first == "1 job: 1 failed"
+
+
 def test_malformed_lines_and_unreadable_files_are_shown(desk: Desk) -> None:
     path = f"{desk.path}/jobs.txt"
     with desk.store.db.transaction() as db:

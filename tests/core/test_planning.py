@@ -21,7 +21,7 @@ from gpu_scheduler.core.facts import (
 )
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.gpuview import foreign_memory, view
-from gpu_scheduler.core.needs import Ask, LlmConfig, Requirement
+from gpu_scheduler.core.needs import Ask, LlmConfig, Need, Requirement
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.order import order
 from gpu_scheduler.core.placement import Limits
@@ -105,7 +105,7 @@ def test_nothing_is_placed_before_the_first_complete_sample() -> None:
 def test_a_reason_is_recorded_once_and_when_it_changes() -> None:
     blocked = facts(1, line(WHOLE, (1, 0)), attempts=(running("U0"),))
     wait = next(a for a in plan(blocked) if isinstance(a, act.Wait))
-    assert wait.reason == "needs 1 free GPU, 0 free"
+    assert (wait.reason, wait.need) == ("needs 1 free GPU, 0 free", Need(1, 1000))
     again = facts(1, line(WHOLE, (1, 0), reason=wait.reason), attempts=(running("U0"),))
     assert plan(again) == []
 
