@@ -1,6 +1,7 @@
 """The tree of errors that a user can meet, each with its exit code and the next move in its text.
 
     SchedulerError            1  the request failed
+    ├── NoRecordError         1  no scheduler has been started with this state file
     ├── UsageError            2  bad invocation: a value, a file or an option is wrong
     └── GpuStateError         4  the state of the GPUs cannot be read
 
@@ -15,6 +16,10 @@ class SchedulerError(Exception):
     """The request failed."""
 
     exit_code = 1
+
+
+class NoRecordError(SchedulerError):
+    """No scheduler has been started with this state file."""
 
 
 class UsageError(SchedulerError):

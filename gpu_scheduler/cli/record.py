@@ -26,7 +26,9 @@ def home_of(options: Namespace) -> Home:
 
 @contextmanager
 def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
-    """The store, closed at the end. Raises SchedulerError where there is none, or it cannot be used now.
+    """The store, closed at the end.
+
+    Raises NoRecordError where there is none, SchedulerError where it cannot be used now.
 
     foreign: also one of another host, as it was a moment ago, whose attempts must not be judged from here.
     """
@@ -43,6 +45,14 @@ def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
         from gpu_scheduler.storage import refusal
 
         raise SchedulerError(refusal(home, error)) from None
+
+
+def nothing_yet(home: Home) -> str:
+    """What commands that only show something say before the first start."""
+    return (
+        f"nothing has run here yet: there is no record in {home.folder}\n"
+        "`start` makes it; --state-file names another one"
+    )
 
 
 def pid_of(store: Store) -> int | None:

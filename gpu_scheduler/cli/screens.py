@@ -12,19 +12,27 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.cli import sessions
-from gpu_scheduler.cli.record import opened
+from gpu_scheduler.cli.record import home_of, nothing_yet, opened
 from gpu_scheduler.core.sessionlist import SessionList
 from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import ACTIVE
+from gpu_scheduler.errors import NoRecordError
 from gpu_scheduler.sight import sight
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.screens import Screens, SessionShown, State, to_json, to_text
+from gpu_scheduler.views.words import visible
 
 
 def screens(options: Namespace) -> int:
     """Show them; never changes anything."""
-    with opened(options) as store:
-        shown = _look(store)
+    try:
+        with opened(options) as store:
+            shown = _look(store)
+    except NoRecordError:
+        if not options.json:
+            print(visible(nothing_yet(home_of(options)), lines=True))
+            return 0
+        shown = Screens(time.time(), ())
     if options.json:
         sys.stdout.write(to_json(shown))
     else:

@@ -11,17 +11,20 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.cli.record import opened, pid_of, wished_verbs
+from gpu_scheduler.cli.record import home_of, nothing_yet, opened, pid_of, wished_verbs
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.errors import NoRecordError
 from gpu_scheduler.intake.pauses import wished_pauses
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.storage import LOG_FOLDER, troubles
+from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import gpus, jobs
 from gpu_scheduler.views.report import JobsFileShown, JobShown, MalformedShown, Report
+from gpu_scheduler.views.words import visible
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
@@ -41,6 +44,23 @@ def status(options: Namespace) -> int:
         from gpu_scheduler.cli.watch import watch
 
         return watch(options)
+    try:
+        _show(options)
+    except NoRecordError:
+        _show_nothing(home_of(options), as_json=options.json)
+    return 0
+
+
+def _show_nothing(home: Home, *, as_json: bool) -> None:
+    if not as_json:
+        print(visible(nothing_yet(home), lines=True))
+        return
+    from gpu_scheduler.views.as_json import to_json
+
+    sys.stdout.write(to_json(Report(time.time(), None, str(home.state_file), str(home.folder))))
+
+
+def _show(options: Namespace) -> None:
     if options.json:
         with opened(options, foreign=True) as store:
             finished = None if options.all else SHOWN
@@ -58,7 +78,6 @@ def status(options: Namespace) -> int:
         has_no_end = options.all or options.verbose or screen.rows is None
         fitted = replace(screen, rows=None if has_no_end else (screen.rows or 0) - 1)
         sys.stdout.write(to_text(report, fitted, everything=options.all, verbose=options.verbose))
-    return 0
 
 
 def screen_of_stdout() -> Screen:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from gpu_scheduler.cli.record import opened
+from gpu_scheduler.cli.record import home_of, nothing_yet, opened
 from gpu_scheduler.cli.status import report_for, screen_of_stdout
-from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.errors import NoRecordError, SchedulerError, UsageError
 from gpu_scheduler.views.text import to_text
 from gpu_scheduler.views.widths import wrapped
 from gpu_scheduler.views.words import visible
@@ -43,7 +43,7 @@ def watch(options: Namespace) -> int:
             try:
                 frame = _frame(options)
             except SchedulerError as error:
-                frame = "\n".join(_told(error))
+                frame = "\n".join(_told(str(error)))
     except KeyboardInterrupt:
         return 0
     finally:
@@ -54,16 +54,19 @@ def _frame(options: Namespace) -> str:
     screen = screen_of_stdout()
     # The last column stays free: a terminal that has filled it would clear it with the rest of the line.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
-    with opened(options, foreign=True) as store:
-        report = report_for(store, options, screen)
+    try:
+        with opened(options, foreign=True) as store:
+            report = report_for(store, options, screen)
+    except NoRecordError:
+        return "\n".join(_told(nothing_yet(home_of(options))))
     clock = time.strftime("%H:%M:%S", time.localtime(report.now))
     text = to_text(report, screen, everything=options.all, verbose=options.verbose, clock=clock)
     return "\n".join(text.splitlines()[: screen.rows])
 
 
-def _told(error: SchedulerError) -> list[str]:
+def _told(text: str) -> list[str]:
     width = screen_of_stdout().width
-    lines = visible(str(error), lines=True).split("\n")
+    lines = visible(text, lines=True).split("\n")
     return lines if width is None else [part for line in lines for part in wrapped(line, width - 1)]
 
 

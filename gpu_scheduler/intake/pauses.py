@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core.states import ACTIVE, JobState
@@ -38,6 +41,33 @@ def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, schedule
         elif not scheduler_is_up:
             resume_all(store)  # its absence is a word too, and an earlier one
         return [store.wish("pause" if paused else "resume", uuid, by) for uuid in uuids]
+
+
+def pause_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
+    """Pause or resume these GPUs in the state file, where there is no record yet: the first start reads it.
+
+    An edit that is made meanwhile is kept. Raises OSError, and ValueError for a file that is none of ours.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # of two commands one waits for the other
+        there = path.read_bytes() if path.exists() else None
+        content = _edited(there, gpus, paused)
+        while content is not None and content != there:
+            displaced = statefile.exchange(path, content)
+            if displaced == there:
+                break
+            there, content = content, _edited(displaced, gpus, paused)
+        statefile.forget(path)
+    finally:
+        os.close(folder)
+
+
+def _edited(there: bytes | None, gpus: Collection[int], paused: bool) -> bytes | None:
+    state = {} if there is None else statefile.parse(there)
+    if set(gpus) & set(state.get("paused_gpus", [])) == (set(gpus) if paused else set()):
+        return there
+    return statefile.with_pauses(state, gpus, paused)
 
 
 def take_in(store: Store, content: bytes) -> list[str]:

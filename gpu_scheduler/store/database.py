@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import NoRecordError, SchedulerError
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -44,7 +44,7 @@ class Database:
     def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
         self._refusal = refusal
         if not create and not path.exists():
-            raise SchedulerError(
+            raise NoRecordError(
                 f"no scheduler record in {path.parent}; "
                 "run `start` there first, or name the state file with --state-file"
             )

@@ -78,8 +78,22 @@ def render(
     new = {key: value for key, value in old.items() if key not in _OURS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
     new["_scheduler"] = {"paused_gpus": pauses}
+    return _lined(new)
+
+
+def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
+    """The file with these GPUs paused or resumed, for a record that does not exist yet: it has no base but an
+    empty one, so that every paused GPU is an edit to the first start. All else is kept as it was."""
+    now = set(old.get("paused_gpus", []))
+    new = {**old, "paused_gpus": sorted(now | set(gpus) if paused else now - set(gpus))}
+    if "_scheduler" in old:
+        new["_scheduler"] = {"paused_gpus": []}  # that of a record which is gone
+    return _lined(new)
+
+
+def _lined(state: Mapping[str, Any]) -> bytes:
     # A line a key: short lists stay readable, and easy to edit.
-    lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in new.items())
+    lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in state.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 

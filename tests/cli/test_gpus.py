@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.intake.pauses import take_in
+from gpu_scheduler.store import statefile
+from gpu_scheduler.store.statefile import is_older
 from tests.cli.desk import Desk
 
 
@@ -62,3 +66,85 @@ def test_without_any_gpu_on_the_record_it_says_so(desk: Desk) -> None:
     code, _, err = desk.run("pause", "all")
     assert code == 1
     assert "knows no GPUs yet" in err
+
+
+def test_before_the_first_start_a_pause_is_written_into_the_state_file(desk: Desk) -> None:
+    path = desk.home.state_file
+    told = f"in {path}, which the first `start` reads\n"
+    assert desk.run("pause", "2", "0") == (0, f"GPU 0: paused {told}GPU 2: paused {told}", "")
+    assert json.loads(path.read_text()) == {"paused_gpus": [0, 2]}
+    assert desk.run("resume", "2") == (0, f"GPU 2: resumed {told}", "")
+    assert json.loads(path.read_text()) == {"paused_gpus": [0]}
+    version = path.stat().st_mtime_ns
+    assert desk.run("pause", "0")[0] == 0
+    assert path.stat().st_mtime_ns == version
+    assert [one.name for one in desk.path.iterdir()] == [path.name]
+    # The first start makes the record, and reads the file.
+    assert desk.store
+    take_in(desk.store, path.read_bytes())
+    assert desk.wishes() == [("pause", "SIM-0")]
+
+
+def test_before_the_first_start_a_resume_of_what_is_not_paused_writes_nothing(desk: Desk) -> None:
+    assert desk.run("resume", "1") == (0, "GPU 1: not paused; nothing has run here yet\n", "")
+    assert list(desk.path.iterdir()) == []
+
+
+def test_a_pause_before_the_first_start_keeps_what_the_older_scheduler_wrote(desk: Desk) -> None:
+    older = {"gpu_status": [0.5, 0.0], "paused_gpus": ["1"], "sessions": {"a": 1}, "note": None}
+    desk.home.state_file.write_text(json.dumps(older))
+    assert desk.run("pause", "0")[0] == 0
+    after = json.loads(desk.home.state_file.read_text())
+    assert after == {**older, "paused_gpus": [0, 1]}
+    assert is_older(after)
+
+
+def test_a_pause_before_the_first_start_is_no_part_of_a_record_that_is_gone(desk: Desk) -> None:
+    """Its base in the file would say that GPU 1 was paused all the time, and is no news."""
+    desk.home.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
+    assert desk.run("pause", "0")[0] == 0
+    assert json.loads(desk.home.state_file.read_text())["mine"] == 3
+    assert desk.store
+    take_in(desk.store, desk.home.state_file.read_bytes())
+    assert desk.wishes() == [("pause", "SIM-0"), ("pause", "SIM-1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        (
+            None,
+            ["pause", "all"],
+            "known after the first `start`; name them: `pause 0,1`",
+        ),
+        ("{", ["pause", "0"], "it is not JSON"),
+        ('{"paused_gpus": 3}', ["resume", "0"], 'its "paused_gpus" must be a list'),
+    ],
+)
+def test_what_cannot_be_paused_before_the_first_start_says_why(
+    desk: Desk, text: str | None, words: list[str], said: str
+) -> None:
+    if text is not None:
+        desk.home.state_file.write_text(text)
+    code, out, err = desk.run(*words)
+    assert (code, out) == (1, "")
+    assert said in err
+    assert (desk.home.state_file.read_text() if text is not None else None) == text
+
+
+def test_an_edit_that_is_made_during_a_pause_before_the_first_start_is_kept(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = desk.home.state_file
+    path.write_text('{"paused_gpus": [3]}')
+    exchange, edits = statefile.exchange, ['{"paused_gpus": [3, 4], "mine": 7}']
+
+    def edited_meanwhile(file: Path, content: bytes) -> bytes | None:
+        if edits:
+            file.write_text(edits.pop())
+        return exchange(file, content)
+
+    monkeypatch.setattr(statefile, "exchange", edited_meanwhile)
+    assert desk.run("pause", "0")[0] == 0
+    assert json.loads(path.read_text()) == {"paused_gpus": [0, 3, 4], "mine": 7}
+    assert [one.name for one in desk.path.iterdir()] == [path.name]

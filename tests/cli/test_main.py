@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -88,7 +89,10 @@ def test_a_fault_of_ours_keeps_its_traceback(desk: Desk, monkeypatch: pytest.Mon
 
 
 def test_errors_hold_no_control_characters(desk: Desk) -> None:
-    code, _, err = desk.run("--state-file", "x\x1b[2J\nfake.json", "status")
+    code, out, _ = desk.run("--state-file", "x\x1b[2J\nfake.json", "status")
+    assert code == 0
+    assert "\x1b" not in out
+    code, _, err = desk.run("--state-file", "x\x1b[2J\nfake.json", "stop")
     assert code == 1
     assert "\x1b" not in err
     assert r"x\x1b[2J" in err
@@ -106,8 +110,7 @@ def test_help_and_version_are_0_and_mistakes_2(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["status", "status --json", "pause 0", "resume all", "attach 1", "logs 1", "cancel 1", "cancel --all",
-     "retry 1", "hold 1", "release 1", "stop", "screens", "screens --json",
+    ["attach 1", "logs 1", "cancel 1", "cancel --all", "retry 1", "hold 1", "release 1", "stop",
      "priority 1 5"],
 )  # fmt: skip
 def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words: str) -> None:
@@ -117,10 +120,44 @@ def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words
     assert not list(desk.path.iterdir())
 
 
+@pytest.mark.parametrize("words", ["status", "status --all -v", "status --failed", "screens"])
+def test_before_the_first_start_nothing_has_run_yet(desk: Desk, words: str) -> None:
+    code, out, err = desk.run(*words.split(), "--state-file", "other.json")
+    assert (code, err) == (0, "")
+    assert out == (
+        f"nothing has run here yet: there is no record in {desk.path}/other.d\n"
+        "`start` makes it; --state-file names another one\n"
+    )
+    assert not list(desk.path.iterdir())
+
+
+def test_before_the_first_start_json_is_an_empty_object_of_the_usual_form(desk: Desk) -> None:
+    code, out, err = desk.run("status", "--json", "--state-file", "other.json")
+    assert (code, err) == (0, "")
+    empty = json.loads(out)
+    assert desk.store
+    usual = json.loads(desk.run("status", "--json")[1])
+    assert empty.keys() == usual.keys()
+    assert {key: value for key, value in empty.items() if value and key != "now"} == {
+        "scheduler": {
+            "pid": None,
+            "state_file": f"{desk.path}/other.json",
+            "data_dir": f"{desk.path}/other.d",
+            "host": None,
+        }
+    }
+    code, out, err = desk.run("screens", "--json", "--state-file", "other.json")
+    assert (code, err) == (0, "")
+    empty, usual = json.loads(out), json.loads(desk.run("screens", "--json")[1])
+    assert {**empty, "now": 0} == {**usual, "now": 0} == {
+        "now": 0, "sessions": [], "without_session": 0, "notes": [],
+    }  # fmt: skip
+
+
 def test_the_record_may_lie_elsewhere(desk: Desk) -> None:
     job_id = desk.job()
     desk.home.folder.rename(desk.path / "elsewhere")
-    assert desk.run("status")[0] == 1
+    assert desk.run("cancel", job_id)[0] == 1
     code, out, _ = desk.run("status", "-v", "--data-dir", "elsewhere")
     assert code == 0
     assert f"Record      {desk.path}/elsewhere" in out
@@ -188,7 +225,7 @@ def test_a_command_imports_only_what_it_needs(desk: Desk, words: str, never: tup
 
 
 def test_the_module_is_the_program(tmp_path: Path) -> None:
-    done = program("status", cwd=tmp_path)
+    done = program("cancel", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"gpu-scheduler: no scheduler record in {tmp_path}")
 

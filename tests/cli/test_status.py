@@ -378,7 +378,7 @@ def test_watch_goes_on_when_the_record_is_gone_for_a_while(desk: Desk, terminal:
     shown = terminal("--watch", "0.1")
     shown.until(DRAWN)
     desk.home.folder.rename(desk.path / "away")
-    shown.until("no scheduler record")
+    shown.until("nothing has run here yet")
     at = len(shown.read())
     (desk.path / "away").rename(desk.home.folder)
     shown.until("1 job: ", at)
