@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tests.isolation import HIDDEN, isolated
 
+ROOT = Path(__file__).parents[1]
+
 
 def test_settings_of_the_caller_do_not_reach_the_tests(tmp_path: Path) -> None:
     caller = {
@@ -43,8 +45,12 @@ def test_programs_of_the_caller_are_found_except_those_that_tests_fake(tmp_path:
     assert ours.stdout == f"{sys.prefix}\n"
 
 
-def test_this_process_is_isolated() -> None:
-    assert not {"CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "SCREENRC", "STY", "TMPDIR"} & set(os.environ)
-    assert list(Path.home().glob(".screenrc")) == []
-    umask = os.umask(0o022)
-    assert umask == 0o022
+def test_isolation_replaces_environment_home_and_umask() -> None:
+    script = (
+        "import os, tempfile; from pathlib import Path; from tests.isolation import isolate; isolate();"
+        "print(sorted(os.environ), list(Path.home().iterdir()), oct(os.umask(0)), tempfile.gettempdir())"
+    )
+    env = {"PATH": os.environ["PATH"], "TMPDIR": os.getcwd(), "CUDA_VISIBLE_DEVICES": "3", "STY": "1.x"}
+    shell = ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-c", script]
+    told = subprocess.run(shell, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    assert told == "['HOME', 'LANG', 'PATH', 'SHELL'] [] 0o22 /tmp\n"
