@@ -114,6 +114,7 @@ def test_stop_leaves_a_state_file_alone_that_is_not_its_own(desk: Desk, content:
 
 def test_a_job_whose_runner_was_killed_keeps_its_share_while_its_command_runs(desk: Desk) -> None:
     job = desk.run_job(f"echo $$ > pid; {LONG}")
+    wait_for((desk.path / "pid").exists, "the start of the command")
     with_state_file(desk)
     [row] = desk.store.attempts(job)
     runner = observe(desk.folder(row), row["token"]).pid

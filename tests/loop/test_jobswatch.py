@@ -333,6 +333,7 @@ def test_a_file_that_cannot_be_read_is_named_once(desk: Desk, caplog: pytest.Log
     desk.path.unlink()
     with caplog.at_level("WARNING"):
         desk.wait(0)
-    assert caplog.messages == [f"{desk.path}: there is no such file; its jobs go on"]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"{desk.path}: there is no such file; its jobs go on"]
     [file] = desk.rig.store.jobs_files()
     assert (file["path"], file["problem"]) == (str(desk.path), "there is no such file")
