@@ -48,9 +48,9 @@ class JobsWatch:
         self.again_at: float | None = None
         self.pending = False
         self.loading = False
-        self.waits: Mapping[int, LineWait] = {}
         self._store = store
         self._key = str(self.path)
+        self.waits: Mapping[int, LineWait] = readings.line_waits(store, self._key)
         self._config = config
         here = os.getcwd()
         cwd = readings.working_folder(store, self._key, here)
@@ -73,7 +73,8 @@ class JobsWatch:
                 break
             jobs = readings.JobFacts(self._store, self._reading)
         self._tell(poll)
-        self.waits = poll.waits
+        # An editor may move the file away for a moment: no line is mended by that.
+        self.waits = poll.waits if poll.problem is None else _typos(self.waits)
         self.again_at = poll.next_look
         self.pending = poll.next_look is not None
         self.loading = poll.more
@@ -177,6 +178,10 @@ class JobsWatch:
             log.info("%s: there is no such file yet; it is waited for", self.path)
         else:
             log.warning("%s: %s; its jobs go on", self.path, poll.problem)
+
+
+def _typos(waits: Mapping[int, LineWait]) -> dict[int, LineWait]:
+    return {job_id: wait for job_id, wait in waits.items() if wait.kind == "malformed"}
 
 
 def _appended(old: Reading, new: Reading) -> bool:

@@ -136,6 +136,23 @@ class Database:
                 f"{path} was written by a newer version (schema {version}, known {max(steps)}); upgrade"
             )
         for number in sorted(n for n in steps if n > version):
-            self.connection.executescript(
-                f"BEGIN IMMEDIATE;\n{steps[number].read_text()}\nPRAGMA user_version = {number};\nCOMMIT;"
-            )
+            self._upgrade(number, steps[number].read_text())
+
+    def _upgrade(self, number: int, script: str) -> None:
+        """One step of the schema, unless another process has made it meanwhile."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        if self.connection.execute("PRAGMA user_version").fetchone()[0] < number:
+            for statement in _statements(script):
+                self.connection.execute(statement)
+            self.connection.execute(f"PRAGMA user_version = {number}")
+        self.connection.execute("COMMIT")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script: `executescript` would end the transaction that it is called in."""
+    text = ""
+    for part in script.split(";")[:-1]:
+        text += f"{part};"
+        if sqlite3.complete_statement(text):
+            yield text
+            text = ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading, attributes_from_json, attributes_to_json
+from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
@@ -87,6 +88,12 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
     """Why the file cannot be read now; None = it can."""
     with store.db.transaction() as db:
         db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
+
+
+def line_waits(store: Store, path: str) -> dict[int, LineWait]:
+    """The jobs of a file that wait for their lines, as was last recorded."""
+    sql = "SELECT id, line_wait FROM job WHERE gone AND line_wait IS NOT NULL AND source = ?"
+    return {row["id"]: LineWait.from_json(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
 
 
 class JobFacts(Mapping[int, JobFact]):

@@ -146,6 +146,23 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
+def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner(1)
+    desk.save(f"{held}[gpus=two] echo b >> ran\n")
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    desk.path.unlink()
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.restart()
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    assert desk.rig.ends(2)["outcome"] == "completed"
+
+
 def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> None:
     desk.save("[gpus=2] test -e good\n")
     assert desk.rig.ends(1)["exit_code"] == 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from gpu_scheduler.store import database
 from gpu_scheduler.store.home import Home
@@ -49,6 +52,32 @@ def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> No
         {},
     ]
     store.close()
+
+
+def test_two_processes_open_a_record_of_an_earlier_version_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "scheduler.db"
+    first = min(MIGRATIONS.glob("*.sql"))
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(f"{first.read_text()}\nPRAGMA user_version = 1;")
+    upgrade = database.Database._upgrade
+
+    def after_another(self: database.Database, number: int, script: str) -> None:
+        """The other process comes between the look at the version and the first step."""
+        monkeypatch.undo()
+        database.Database(path).close()
+        upgrade(self, number, script)
+
+    monkeypatch.setattr(database.Database, "_upgrade", after_another)
+    late = database.Database(path)
+    newest = database.Database(tmp_path / "fresh.db", create=True)
+    for db in (late, newest):
+        assert db.row("PRAGMA user_version")[0] == len(list(MIGRATIONS.glob("*.sql")))  # type: ignore[index]
+    schema = "SELECT sql FROM sqlite_master WHERE name = 'attempt'"
+    assert list(late.rows(schema)[0]) == list(newest.rows(schema)[0])
+    late.close()
+    newest.close()
 
 
 def test_the_first_version_opens_and_becomes_the_newest(tmp_path: Path) -> None:
