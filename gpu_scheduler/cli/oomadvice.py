@@ -33,11 +33,12 @@ def oom_case(store: Store, attempt: sqlite3.Row, spec: JobSpec, ended_at: float)
 
 
 def _has_neighbors(store: Store, attempt: sqlite3.Row, ended_at: float) -> bool:
-    """Whether another job of ours was on its GPUs when it ended."""
+    """Whether another job of ours was on its GPUs when it ended. One that had ended when it began was not."""
+    since = max(ended_at - _JUST_S, attempt["created_at"])
     found = store.db.row(
         "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND (ended_at IS NULL OR ended_at > ?)"
         " AND EXISTS (SELECT 1 FROM json_each(attempt.gpus) WHERE value IN (SELECT value FROM json_each(?)))",
-        attempt["job_id"], ended_at, ended_at - _JUST_S, attempt["gpus"],
+        attempt["job_id"], ended_at, since, attempt["gpus"],
     )  # fmt: skip
     return found is not None
 

@@ -365,6 +365,16 @@ def test_a_job_that_shared_its_gpu_is_told_to_ask_for_more(desk: Desk) -> None:
     assert advice(desk, job).startswith("it had its GPU alone")
 
 
+def test_the_job_that_had_the_gpu_just_before_is_no_neighbor(desk: Desk) -> None:
+    before = desk.attempt(desk.job())
+    job = ended(desk, OOM)
+    began = desk.store.attempts(job)[0]["created_at"]
+    for ended_at, alone in ((began - 0.1, True), (began + 0.001, False)):
+        with desk.store.db.transaction() as db:
+            db.execute("UPDATE attempt SET ended_at = ? WHERE id = ?", (ended_at, before["id"]))
+        assert advice(desk, job).startswith("it had its GPU alone") is alone
+
+
 @pytest.mark.parametrize(
     ("held", "processes", "alone"),
     [
