@@ -38,7 +38,7 @@ def add(options: Namespace) -> int:
         append(options.output_file, line)
     print(line)
     for note in notes:
-        complain(note)
+        complain(f"warning: {note}")
     return 0
 
 

@@ -8,6 +8,7 @@ from argparse import Namespace
 from dataclasses import asdict
 
 from gpu_scheduler.cli.record import home_of
+from gpu_scheduler.cli.status import screen_of_stdout
 from gpu_scheduler.doctor.examine import Asked, examine
 from gpu_scheduler.doctor.findings import line
 from gpu_scheduler.views.words import plural
@@ -28,7 +29,7 @@ def doctor(options: Namespace) -> int:
     for finding in examine(asked, _progress):
         found.append(finding)
         if not options.json:
-            print(line(finding), flush=True)
+            print(line(finding, screen_of_stdout().width), flush=True)
     grades = [finding.grade for finding in found]
     if options.json:
         print(json.dumps({"ok": "bad" not in grades, "checks": [asdict(one) for one in found]}, indent=2))

@@ -29,9 +29,12 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def watch(options: Namespace) -> int:
     """Show it until Ctrl-C, or q. Raises UsageError where there is no terminal."""
-    if not sys.stdout.isatty():
+    is_terminal = sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
+        this = "a dumb one" if is_terminal else "none"
         raise UsageError(
-            "status --watch draws on a terminal, and this is none: leave out --watch, or use `status --json`"
+            f"status --watch draws on a terminal, and this is {this}: leave out --watch, or"
+            " use `status --json`"
         )
     frame = _frame(options)  # what cannot be shown at all is said before the screen changes
     screen = _OtherScreen()

@@ -11,14 +11,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import dropwhile
-from textwrap import wrap
 
 from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.look import job_of
 from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.oomadvice import oom_case
 from gpu_scheduler.cli.record import opened, pid_of
-from gpu_scheduler.cli.status import context_of, troubles_of
+from gpu_scheduler.cli.status import context_of, screen_of_stdout, troubles_of
 from gpu_scheduler.core.command import conda_of
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.jobspec import JobSpec
@@ -39,6 +38,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
 from gpu_scheduler.views.events import dated
 from gpu_scheduler.views.report import JobShown
+from gpu_scheduler.views.widths import rows
 from gpu_scheduler.views.words import (
     ago,
     explanation,
@@ -248,14 +248,16 @@ def _last_lines(asked: Asked) -> tuple[str, ...]:
 
 def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
     """brief: of the checks only what to do now, and what went wrong beside the end itself."""
-    lines = [*_wrapped(visible(shortened(unrepeated(answer.headline, answer.log)))), ""]
+    columns = screen_of_stdout().width
+    headline = visible(shortened(unrepeated(answer.headline, answer.log)))
+    lines = [*_rows(headline, columns), ""]
     told = [*answer.log, asked.shown.reason or ""]
     findings = [replace(one, says=unrepeated(one.says, told)) for one in answer.findings]
     if brief:
         remedies = [one.remedy for one in findings if one.check in _ENDS and one.remedy]
-        lines += [line for remedy in remedies for line in _wrapped(f"What to do: {visible(remedy)}")]
+        lines += [row for remedy in remedies for row in _rows(f"What to do: {visible(remedy)}", columns)]
         findings = [one for one in findings if one.check in _BESIDE and one.grade != "ok"]
-    lines += [finding_line(finding) for finding in findings]
+    lines += [finding_line(finding, columns) for finding in findings]
     if answer.log:
         output = [*dropwhile(lambda line: line.startswith("# "), answer.log)]  # less the runner's header
         end = [f"  {visible(shortened(line))}" for line in output]
@@ -265,12 +267,8 @@ def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(text: str) -> list[str]:
-    """The text in rows of the terminal, no word of it broken; as it is where stdout is none."""
-    if not sys.stdout.isatty():
-        return [text]
-    columns = os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    return wrap(text, max(20, columns), break_long_words=False, break_on_hyphens=False)
+def _rows(text: str, columns: int | None) -> list[str]:
+    return [text] if columns is None else rows(text, columns)
 
 
 def _to_json(asked: Asked, answer: Answer) -> str:

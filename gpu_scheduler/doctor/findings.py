@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.views.widths import rows
 from gpu_scheduler.views.words import shortened, visible
 
 Grade = Literal["ok", "warn", "bad"]
@@ -45,7 +46,10 @@ def of_trouble(trouble: Trouble) -> Finding:
     return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
 
 
-def line(finding: Finding) -> str:
-    """A finding as a line, and another for the remedy."""
-    first = f"{finding.grade:<4}  {finding.check:<20}  {visible(shortened(finding.says))}"
-    return first if not finding.remedy else f"{first}\n      {'':<20}  {visible(finding.remedy)}"
+def line(finding: Finding, columns: int | None = None) -> str:
+    """A finding as a line, and another for the remedy. columns: of the terminal that they are fitted to."""
+    head = f"{finding.grade:<4}  {finding.check:<20}  "
+    said = [visible(shortened(finding.says)), *([visible(finding.remedy)] if finding.remedy else [])]
+    if columns is not None:
+        said = [row for text in said for row in rows(text, max(20, columns - len(head)))]
+    return head + f"\n{' ' * len(head)}".join(said)

@@ -83,6 +83,8 @@ def _foreign(view: GpuView, need: Need, limits: Limits) -> str:
     """What foreign processes use, and the thresholds that judge it; the idle threshold goes first."""
     if view.foreign_mib is None:
         return "memory of others unknown"
+    if not view.foreign_mib:
+        return "others hold no memory"
     holds = f"others hold {size(view.foreign_mib)}"
     if view.foreign_mib <= limits.idle_mib:
         return f"{holds}, which counts as none (idle threshold {limits.idle_mib} MiB)"

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.states import WAITING, JobState
@@ -17,7 +16,7 @@ from gpu_scheduler.views.board import AGAIN_MARK, BAD_MARK, GOOD_MARK, RUNNING_M
 from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, of_outcome, painted
 from gpu_scheduler.views.events import Told
 from gpu_scheduler.views.titles import title_of
-from gpu_scheduler.views.widths import cut, cut_in_the_middle
+from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, rows
 from gpu_scheduler.views.words import visible
 
 WARNING_MARK, NO_MARK = "!", " "
@@ -60,12 +59,12 @@ def of_event(event: Event, told: Told, at: float, terminal: Terminal) -> str:
     """The lines of an event. at: wall seconds."""
     mark, colour = _mark(event, told.level)
     text = visible(told.text)
-    subject = _subject(event, told, terminal.room - len(text)) if told.subject else ""
-    rows = _rows(subject + text, terminal)
-    if len(rows) > _ROWS:
-        rows[_ROWS - 1 :] = [cut(" ".join(rows[_ROWS - 1 :]), terminal.room)]
-    end = len(subject) or len(rows[0])
-    return _printed(at, mark, colour, [rows[0][:end], rows[0][end:]], rows[1:], terminal)
+    subject = _subject(event, told, terminal.room - columns_of(text)) if told.subject else ""
+    first, *more = rows(subject + text, terminal.room)
+    if len(more) >= _ROWS:
+        more[_ROWS - 2 :] = [cut(" ".join(more[_ROWS - 2 :]), terminal.room)]
+    end = len(subject) or len(first)
+    return _printed(at, mark, colour, [first[:end], first[end:]], more, terminal)
 
 
 def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
@@ -73,8 +72,9 @@ def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
     mark, colour = NO_MARK, ""
     if level >= logging.WARNING:
         mark, colour = WARNING_MARK, RED if level >= logging.ERROR else YELLOW
-    rows = [row for line in visible(text, lines=True).split("\n") for row in _rows(line, terminal)]
-    return _printed(at, mark, colour, [rows[0], ""], rows[1:], terminal)
+    lines = visible(text, lines=True).split("\n")
+    first, *more = [row for line in lines for row in rows(line, terminal.room)]
+    return _printed(at, mark, colour, [first, ""], more, terminal)
 
 
 def _subject(event: Event, told: Told, room: int) -> str:
@@ -83,11 +83,6 @@ def _subject(event: Event, told: Told, room: int) -> str:
     title = title_of(event.name, event.command, event.spec)
     title = cut_in_the_middle(title, room if room >= _LEAST_TITLE else _TITLE)
     return f"{told.subject} {title}: " if title else f"{told.subject}: "
-
-
-def _rows(text: str, terminal: Terminal) -> list[str]:
-    """The text as rows; a word is never broken, since it may be a path."""
-    return wrap(text, terminal.room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _printed(

@@ -182,9 +182,13 @@ def _warnings(report: Report) -> list[str]:
 
 
 def _malformed(report: Report) -> Iterator[str]:
-    """The number first, then what to do: the line itself stands in the file."""
+    """The number first, then what to do: the line itself stands in the file. What is accepted is told once,
+    behind the first line that it is about."""
+    told: set[str] = set()
     for bad in report.malformed:
-        accepted = f" (accepted: {visible(bad.accepted)})" if bad.accepted else ""
+        is_new = bad.accepted and bad.accepted not in told
+        accepted = f" (accepted: {visible(bad.accepted or '')})" if is_new else ""
+        told.add(bad.accepted or "")
         where = f"{visible(posixpath.basename(bad.path))}:{bad.number}"
         line = f"{visible(shortened(bad.reason))}{accepted}: {visible(shortened(bad.text))}"
         yield f"Malformed: {where}: {line}"

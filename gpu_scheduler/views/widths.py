@@ -48,6 +48,21 @@ def wrapped(text: str, columns: int) -> list[str]:
     return [*lines, text]
 
 
+def rows(text: str, columns: int) -> list[str]:
+    """The text as rows of at most so many columns. No word is broken, since it may be a path: one that is
+    longer has a row of its own."""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    first, *words = text.lstrip(" ").split(" ")
+    found = [indent + first]
+    for word in words:
+        row = f"{found[-1]} {word}"
+        if word and columns_of(row) > columns:
+            found.append(word)
+        else:
+            found[-1] = row
+    return [row.rstrip(" ") for row in found]
+
+
 def _head(text: str, columns: int) -> str:
     """The first characters, as many as fit."""
     if _is_narrow(text):

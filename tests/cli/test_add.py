@@ -48,7 +48,7 @@ def test_a_line_that_will_disappoint_is_appended_with_a_warning(desk: Desk, scri
     code, out, err = desk.run("add", "train.py", "--args", "--device cuda:1")
     assert (code, out) == (0, f"0,{script},,--device cuda:1,\n")
     assert err == (
-        "gpu-scheduler: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number; write"
+        "gpu-scheduler: warning: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number; write"
         " cuda:0, and [allowed=1] for GPU 1\n"
     )
     assert (desk.path / "jobs.txt").read_text() == out
@@ -379,7 +379,9 @@ def test_an_environment_that_conda_does_not_know_is_warned_of(
     for words in (["train.py", "--conda", "nope"], ["--conda", "nope", "--", "true"]):
         code, out, err = desk.run("add", *words)
         assert (code, out.count("nope")) == (0, 1)
-        assert "gpu-scheduler: conda environment nope does not exist; environments: base, ml\n" in err
+        assert (
+            "gpu-scheduler: warning: conda environment nope does not exist; environments: base, ml\n" in err
+        )
     assert desk.run("add", "train.py", "--conda", "ml")[2] == ""
     monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
     (desk.path / "conda" / "etc" / "profile.d").mkdir(parents=True)
@@ -395,7 +397,7 @@ def test_it_says_when_the_scheduler_watches_another_file(desk: Desk, script: Pat
         assert desk.run("add", "train.py")[2] == ""
         assert desk.run("add", "train.py", "--output-file", "-")[2] == ""
         assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == (
-            f"gpu-scheduler: the scheduler (pid {pid}) does not read {desk.path}/other.txt;"
+            f"gpu-scheduler: warning: the scheduler (pid {pid}) does not read {desk.path}/other.txt;"
             f" it watches {desk.path}/jobs.txt\n"
         )
         note(desk.store, Started(jobs_file=""))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
 import termios
@@ -169,6 +171,7 @@ def on_terminal(*argv: object) -> bytes:
     mode = termios.tcgetattr(theirs)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     words = [sys.executable, "-m", "gpu_scheduler", *map(str, argv)]
     process = subprocess.Popen(words, env=ENV, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)

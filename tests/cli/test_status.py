@@ -396,6 +396,13 @@ def test_watch_needs_a_terminal(desk: Desk) -> None:
     assert desk.run("status", "--watch", "0")[0] == 2
 
 
+def test_watch_draws_nothing_on_a_dumb_terminal(desk: Desk) -> None:
+    assert desk.store
+    shown = Terminal("--watch", TERM="dumb")
+    code, said = shown.end()
+    assert (code, said) == (2, "")
+
+
 def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     this = desk.store.attempts(job)[0]["id"]

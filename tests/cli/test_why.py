@@ -58,8 +58,7 @@ def test_each_gpu_says_whether_it_takes_the_job(desk: Desk) -> None:
     found = checks(desk, job)
     assert found["GPU 0"][:2] == (
         "warn",
-        f"does not take it: 0.4 free; share 0.6 held by job {holder}, load 0 %, others hold 0 MiB, which"
-        " counts as none (idle threshold 200 MiB)",
+        f"does not take it: 0.4 free; share 0.6 held by job {holder}, load 0 %, others hold no memory",
     )
     assert found["GPU 1"][0] == "warn"
     assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
@@ -318,6 +317,16 @@ def test_what_to_do_is_broken_at_words_on_a_terminal(desk: Desk) -> None:
     rows = on_terminal("why", job).decode().splitlines()
     begin = rows.index("What to do: install it in the environment of the job, or name the right one")
     assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
+
+
+def test_checks_are_broken_at_words_on_a_terminal(desk: Desk) -> None:
+    holder = desk.job(share=600)
+    desk.record(act.Start(holder, ("SIM-0",), 600))
+    rows = on_terminal("why", desk.job(share=500)).decode().splitlines()
+    begin = next(at for at, row in enumerate(rows) if row.startswith("warn  GPU 0 "))
+    assert rows[begin] == f"{'warn  GPU 0':<28}does not take it: 0.4 free; share 0.6 held by job {holder},"
+    assert rows[begin + 1] == f"{'':<28}load 0 %, others hold no memory"
+    assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
 
 def test_the_header_of_a_log_is_no_output(desk: Desk) -> None:

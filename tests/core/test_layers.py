@@ -52,6 +52,7 @@ MAY = {
         "llmconfig",
         "executors.screen",
         "gpus",
+        "views.widths",
         "views.words",
         "oldsessions",
         "intake.pauses",

@@ -289,3 +289,17 @@ def test_every_key_is_documented_and_no_other() -> None:
     }.items():
         rows = re.findall(r"^\| (`.*?) \|", sections[title], flags=re.MULTILINE)
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
+
+
+def test_what_is_accepted_is_told_once() -> None:
+    one, other = "one block of attributes", "the same without the &"
+    forms = (one, one, None, other, one)
+    bad = tuple(MalformedShown("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))
+    lines = [line for line in to_text(replace(REPORT, malformed=bad)).splitlines() if "Malformed" in line]
+    assert lines == [
+        f"Malformed: jobs.txt:1: why (accepted: {one}): x",
+        "Malformed: jobs.txt:2: why: x",
+        "Malformed: jobs.txt:3: why: x",
+        f"Malformed: jobs.txt:4: why (accepted: {other}): x",
+        "Malformed: jobs.txt:5: why: x",
+    ]

@@ -12,6 +12,7 @@ from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.views.events import told
 from gpu_scheduler.views.terminal import Terminal, of_event, of_message
+from gpu_scheduler.views.widths import columns_of
 
 AT = time.mktime((2026, 11, 22, 7, 5, 9, 0, 0, -1))
 SPEC = JobSpec(
@@ -100,6 +101,12 @@ def test_a_message_about_a_job_takes_up_three_rows_at_most() -> None:
     assert all(len(row) <= 80 for row in rows)
     assert all(row.startswith(" " * 12 + "memory") for row in rows[1:])
     assert rows[2].endswith("…")
+
+
+def test_rows_of_wide_characters_fit_the_terminal() -> None:
+    rows = of_message(logging.WARNING, "模型 训练 任务 " * 9, AT, Terminal(40)).split("\n")
+    assert len(rows) > 2
+    assert all(columns_of(row) <= 40 for row in rows)
 
 
 def test_an_event_of_no_job() -> None:

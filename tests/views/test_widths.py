@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, wrapped
+from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, rows, wrapped
 
 TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30)
 
@@ -42,3 +42,18 @@ def test_a_long_text_is_broken_at_blanks() -> None:
     assert wrapped("free space there, then go on", 12) == ["free space", "there, then", "go on"]
     assert wrapped("/a/path/without/blanks x", 10) == ["/a/path/wi", "thout/blan", "ks x"]
     assert wrapped("short", 10) == ["short"]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "found"),
+    [
+        ("free space there, then go on", 12, ["free space", "there, then", "go on"]),
+        ("see /a/path/without/blanks now", 10, ["see", "/a/path/without/blanks", "now"]),
+        ("  two  blanks kept", 12, ["  two ", "blanks kept"]),
+        ("模型 训练 abc", 9, ["模型 训练", "abc"]),
+        ("模型 训练 abc", 8, ["模型", "训练 abc"]),
+        ("", 5, [""]),
+    ],
+)
+def test_rows_end_at_words(text: str, columns: int, found: list[str]) -> None:
+    assert rows(text, columns) == [row.rstrip() for row in found]
