@@ -4,6 +4,7 @@ reading itself, so that no crash makes it be said twice or not at all."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ class JobsWatch:
         self.loading = False
         self._store = store
         self._key = str(self.path)
-        self.waits: Mapping[int, LineWait] = readings.line_waits(store, self._key)
+        self.waits: Mapping[int, LineWait] = _kept(readings.line_waits(store, self._key), math.inf)
         self._config = config
         here = os.getcwd()
         cwd = readings.working_folder(store, self._key, here)
@@ -73,10 +74,11 @@ class JobsWatch:
                 break
             jobs = readings.JobFacts(self._store, self._reading)
         self._tell(poll)
-        # An editor may move the file away for a moment: no line is mended by that.
-        self.waits = poll.waits if poll.problem is None else _typos(self.waits)
-        self.again_at = poll.next_look
-        self.pending = poll.next_look is not None
+        # An editor may move the file away for a moment: no line is mended, or comes back, by that.
+        self.waits = poll.waits if poll.problem is None else _kept(self.waits, now)
+        dues = [wait.due for wait in self.waits.values() if wait.due is not None]
+        self.again_at = poll.next_look if poll.problem is None else min(dues, default=None)
+        self.pending = self.again_at is not None
         self.loading = poll.more
         if not poll.more:
             self._tell_rest()
@@ -180,8 +182,13 @@ class JobsWatch:
             log.warning("%s: %s; its jobs go on", self.path, poll.problem)
 
 
-def _typos(waits: Mapping[int, LineWait]) -> dict[int, LineWait]:
-    return {job_id: wait for job_id, wait in waits.items() if wait.kind == "malformed"}
+def _kept(waits: Mapping[int, LineWait], now: float) -> dict[int, LineWait]:
+    """Those that last while the file is away: until the line is mended, or what was seen was to count."""
+    return {
+        job_id: wait
+        for job_id, wait in waits.items()
+        if wait.kind == "malformed" or (wait.due is not None and wait.due > now)
+    }
 
 
 def _appended(old: Reading, new: Reading) -> bool:

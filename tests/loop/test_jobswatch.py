@@ -163,6 +163,37 @@ def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_aw
     assert desk.rig.ends(2)["outcome"] == "completed"
 
 
+def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner(1)
+    (desk.rig.folder / "go").touch()
+    desk.save(held, quiet_s=1)
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    desk.path.unlink()
+    desk.wait(0)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    assert desk.watch.pending
+    assert desk.watch.again_at == desk.now + 9
+    desk.save(held)
+    assert desk.states() == {1: "completed", 2: "cancelled"}
+
+
+def test_a_file_that_stays_away_takes_no_line_away(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner(1)
+    desk.save(held, quiet_s=1)
+    desk.path.unlink()
+    desk.wait(0)
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.wait(9)
+    assert not desk.watch.pending
+    assert desk.rig.ends(2)["outcome"] == "completed"
+
+
 def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> None:
     desk.save("[gpus=2] test -e good\n")
     assert desk.rig.ends(1)["exit_code"] == 1
