@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from pathlib import Path
 
+from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import colours
-from gpu_scheduler.views.events import Told
+from gpu_scheduler.views.events import told
 from gpu_scheduler.views.terminal import Terminal, of_event, of_message
 from gpu_scheduler.views.words import visible
 
@@ -230,8 +231,10 @@ class _OnTerminal(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         terminal = _terminal()
-        if isinstance(told := getattr(record, "told", None), Told):
-            return of_event(record.__dict__["event"], told, record.created, terminal)
+        event = getattr(record, "event", None)
+        if isinstance(event, Event):
+            one = getattr(record, "told", None)
+            return of_event(event, one or told(event), record.created, terminal)
         return of_message(record.levelno, super().format(record), record.created, terminal)
 
 

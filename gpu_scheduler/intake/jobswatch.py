@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.core import reading as said
+from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.linewarnings import line_warnings
 from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
+from gpu_scheduler.core.states import JobState
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
 from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.store import readings
@@ -89,30 +91,38 @@ class JobsWatch:
         accepted = accepted.whole(before, newest)
         result = said.diff(before, accepted, jobs, newest)
         new: dict[int, int] = {}
-        told, warned = list(result.said), list[str]()
+        told: list[tuple[str, Event | None]] = [(text, None) for text in result.said]
+        warned = list[str]()
         shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
                 if isinstance(action, said.NewJob):
                     spec = self._reader.spec_of(accepted.lines[action.index])
-                    new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
-                    told.append(f"{action.say(new[action.index])}: {spec.text}")
+                    job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
+                    told.append((f"{action.say(job_id)}: {spec.text}", self._came_in(action, job_id, spec)))
                     count = resolve(Ask.of(spec), config).count
                     warned += [f"line {action.number}: {text}" for text in line_warnings(spec, count, shell)]
                 else:
                     self._wish(action, accepted.lines)
             reading = result.bound(new)
             readings.save(self._store, self._key, before, reading, len(result.before))
-            told += self._infeasible(new.values())
+            told += [(text, None) for text in self._infeasible(new.values())]
             if len(new) < len(result.actions) or not (accepted.appended or _appended(before, reading)):
                 self._order(reading)
         self._reading = reading
         self._log(told, warned)
 
-    def _log(self, told: Sequence[str], warned: Sequence[str]) -> None:
+    def _came_in(self, action: said.NewJob, job_id: int, spec: JobSpec) -> Event:
+        """How a terminal is told of a new job: by what it is called, and where it stands."""
+        where = f"{self.path.name}, line {action.number}"
+        where += f", same text as {action.same_as}" if action.same_as else ""
+        state = JobState.HELD if spec.hold else JobState.QUEUED
+        return Event(0, 0.0, state.value, job_id, where, {}, spec.text, spec.name, spec.to_json())
+
+    def _log(self, told: Sequence[tuple[str, Event | None]], warned: Sequence[str]) -> None:
         room = max(0, TOLD - self._told)
-        for text in told[:room]:
-            log.info("%s, %s", self.path.name, text)
+        for text, event in told[:room]:
+            log.info("%s, %s", self.path.name, text, extra={"event": event})
         for text in warned[:room]:
             log.warning("%s, %s", self.path.name, text)
         self._told += len(told)

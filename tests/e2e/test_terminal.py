@@ -56,6 +56,7 @@ def jobs(world: World) -> World:
 def test_a_terminal_gets_short_coloured_lines_and_the_log_file_full_ones(jobs: World) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="utf-8")
     clock = r"\x1b\[2m\d\d:\d\d:\d\d\x1b\[0m  "
+    found(lines, rf"{clock}· job 1 bar: queued: jobs.txt, line 1")
     found(lines, rf"{clock}\x1b\[36m▶ job 1 bar: \x1b\[0mstarts on gpu .*")
     found(lines, rf"{clock}\x1b\[32m✓ job 1 bar: \x1b\[0mfinished \[OK\] .*")
     found(lines, rf"{clock}\x1b\[31m✗ job 2 bad: \x1b\[0mfinished \[FAILED\] .* exit code 7.*")
@@ -67,6 +68,7 @@ def test_a_terminal_gets_short_coloured_lines_and_the_log_file_full_ones(jobs: W
         r"^\d{4}-\d\d-\d\d [\d:]+,\d{3} WARNING job 2 finished \[FAILED\]", main_log, re.MULTILINE
     )
     assert "\x1b" not in main_log
+    assert "jobs.txt, line 2: job 2: exit 7\n" in main_log
 
 
 def test_no_color_and_an_encoding_without_the_marks_are_obeyed(jobs: World) -> None:
