@@ -43,11 +43,15 @@ _PROCESSES = {
 _MACHINES = ("--num_machines", "--num-machines", "--nnodes")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
+#: What commands read as the id of a job, or as a range of ids, and never as a name.
+_ID = re.compile(r"[0-9]+(?:-[0-9]+)?")
 
 
 def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[str]:
     """The warnings, in words. gpus: how many the job gets; shell: None = it may know anything."""
     text = spec.command or ""
+    if spec.name is not None and _ID.fullmatch(spec.name):
+        yield f"name={spec.name}: `cancel {spec.name}` and the like take it for a job's number; add a letter"
     if spec.kind == "command" and shell is not None:
         yield from _first_word(spec, text, shell)
     if spec.kind == "csv":

@@ -19,6 +19,7 @@ FILES = ("train.py", "Makefile")
 FIRST = "`{}` is no program on PATH: bash will say `command not found`"
 CONDA = "`conda activate` fails in a job, whose shell is not set up for it; write"
 ONE = "the line asks for 1 GPU; write"
+NUMBER = "name={0}: `cancel {0}` and the like take it for a job's number; add a letter"
 SEES = "the job sees one GPU, as cuda:0 whatever its number;"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,8 @@ def warned(line: str, shell: JobShell | None = SHELL) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "warning"),
     [
+        ("[name=12] true", NUMBER.format("12")),
+        ("[name=5-9] 0,train.py", NUMBER.format("5-9")),
         ("pyhton train.py --epochs 3", FIRST.format("pyhton")),
         ("Done: 3 jobs", FIRST.format("Done:")),
         ("SEED=1 NAME='a b' pyhton train.py", FIRST.format("pyhton")),
@@ -110,7 +113,7 @@ def test_a_line_that_will_disappoint(line: str, warning: str) -> None:
         "0,train.py,,torchrun-4gpu,--x 3,", "python t.py --device cuda:0", "python t.py --device cuda",
         "[gpus=2] python t.py --device cuda:1", "python t.py --device $D", "python t.py --note 'cuda:1'",
         "0,train.py,,--device cuda:0,3", "CUDA_VISIBLE_DEVICES=0,1 python t.py --device cuda:1",
-        "0,train.py,,--cuda 1,1",
+        "0,train.py,,--cuda 1,1", "[name=5-9-1] true", "[name=v12] true",
     ],
 )  # fmt: skip
 def test_a_usual_line_gives_none(line: str) -> None:
