@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core import environment
 from tests.cli.desk import Desk
 
 
@@ -12,8 +13,9 @@ from tests.cli.desk import Desk
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Desk]:
-    """A folder of its own to run commands in."""
+    """A folder of its own to run commands in, on a machine without conda in /opt or /usr/local."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "_INSTALLATIONS", ())
     made = Desk(tmp_path, capsys)
     yield made
     made.close()

@@ -13,7 +13,6 @@ import pytest
 from gpu_scheduler.store.started import Started, note
 from gpu_scheduler.views.secrets import HIDDEN
 from tests.cli.desk import Desk
-from tests.isolation import HAS_CONDA, SYSTEM_CONDA
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
 
@@ -37,7 +36,6 @@ def write(desk: Desk, text: str = FILE) -> None:
     (desk.path / "jobs.txt").write_text(text)
 
 
-@pytest.mark.skipif(SYSTEM_CONDA is not None, reason=HAS_CONDA)
 def test_each_line_is_told_and_a_malformed_one_is_1(desk: Desk) -> None:
     write(desk)
     code, out, err = desk.run("lint")
