@@ -171,6 +171,8 @@ class AskedProbe:
         end = _boot_time() + 0.2
         while any(not child.gone() for child in self._killed) and _boot_time() < end:
             time.sleep(0.001)
+        for child in self._killed:
+            child.abandon()
 
     def _fail(self, text: str, remedy: str = "") -> ProbeFailure:
         self._drop()

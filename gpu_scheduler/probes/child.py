@@ -104,6 +104,11 @@ class Child:
             pipe.close()
         os.close(self._last_words)
 
+    def abandon(self) -> None:
+        """Leaves a killed process that the kernel still holds to init, which reaps it after us."""
+        if self._process.returncode is None:
+            self._process.returncode = -_KILL  # else Python warns of it
+
     def gone(self) -> bool:
         """Whether it has ended, and all that it started; reaps it. A killed process that is in the kernel's
         hands, such as an `nvidia-smi` that waits for the driver, is not gone."""

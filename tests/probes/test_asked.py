@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import usage
 from gpu_scheduler.probes.asked import AskedProbe, UnreadableError
+from gpu_scheduler.probes.child import Child
 from gpu_scheduler.probes.wire import ProbeFailure, decode, encode
 from tests.fakes.machine import Card, Machine
 from tests.probes.waiting import until
@@ -218,6 +220,21 @@ probe.ask()
 print(probe.pid, flush=True)
 time.sleep(600)
 """
+
+
+def test_close_warns_of_no_process_that_the_kernel_still_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = AskedProbe("simulated", "1", str(tmp_path))
+    probe.start()
+    pid = probe.pid
+    assert pid is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "gone", lambda self: False)
+        probe.close()
+    del probe
+    gc.collect()  # a Popen that is not reaped would warn here, which is an error in tests
+    assert os.waitpid(pid, 0)[0] == pid
 
 
 @pytest.mark.parametrize("hang", [False, True])

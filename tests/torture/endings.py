@@ -138,7 +138,12 @@ class _Torturer:
             self._state_at = now + 0.5
             store = None if self._order.naive else self._stage.store()
             if store is None:
-                self._open = sum(1 for fact in self._facts.values() if fact.ended is None and not fact.sent)
+                done = {number_of(job["command"]) for job in self.status()}
+                self._open = sum(
+                    # One whose shell was killed before the job began never begins.
+                    number not in done or (fact.starts > 0 and fact.ended is None and not fact.sent)
+                    for number, fact in self._facts.items()
+                )
             else:
                 counts = store.counts()
                 self._open = len(self._facts) - counts.get("finished", 0) - counts.get("held", 0)
@@ -259,7 +264,8 @@ class _Torturer:
         if not self._order.naive:
             jobs: list[dict[str, Any]] = self._stage.status()["jobs"]
             return jobs
-        state = json.loads((self._stage.folder / "naive.json").read_text())
+        path = self._stage.folder / "naive.json"
+        state = json.loads(path.read_text()) if path.exists() else {}
         return [
             {"command": line, "state": "finished", "exit_code": None if job["code"] > 128 else job["code"],
              "signal": job["code"] - 128 if job["code"] > 128 else None,
