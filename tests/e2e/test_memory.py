@@ -147,11 +147,10 @@ def test_one_that_takes_more_than_it_declared_is_named_and_booked_at_its_peak(wo
 
 
 def test_out_of_memory_runs_again_with_more_and_remembers_that_over_a_kill(world: World) -> None:
-    world.append(
-        f"[vram=17G] {SIMJOB} --vram 17408 --hold 600",
-        f"[vram=4G retries=3] {SIMJOB} --vram 9000 --ramp 1 --hold 0.5",
-    )
+    world.append(f"[vram=17G] {SIMJOB} --vram 17408 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
+    world.until(lambda jobs: jobs.get(1, {"peaks": {}})["peaks"] == {"0": 17408}, "job 1 has its memory")
+    world.append(f"[vram=4G retries=3] {SIMJOB} --vram 9000 --ramp 1 --hold 0.5")
 
     def waits_with_more(jobs: dict[int, dict[str, Any]]) -> bool:
         two = jobs.get(2, {"attempts": 0})
