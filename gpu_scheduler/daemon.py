@@ -15,6 +15,7 @@ from gpu_scheduler.core.actions import Action, WishDone
 from gpu_scheduler.core.draining import drained
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.intake.jobswatch import JobsWatch
@@ -49,6 +50,7 @@ class Daemon:
         self,
         options: StartOptions,
         store: Store,
+        tenure: Tenure,
         umask: int,
         console: Console,
         reached: Callable[[str], None],
@@ -61,7 +63,7 @@ class Daemon:
         self._config = LlmConfigFile(options.llm_config)
         home, self._store = store.home, store
         store.set_learning(options.learn)
-        self._tenure = Tenure(home)
+        self._tenure = tenure
         self._watch = GpuWatch()
         self._sampler = Sampler(
             AskedProbe(options.gpu_probe, options.simulate, str(home.simulation)),
@@ -70,6 +72,7 @@ class Daemon:
             options.poll_s,
         )
         self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
+        self._loop.check_owner = tenure.check
         logs = LogFolder.of(options.log_dir)
         self._storage = self._loop.storage = StorageWatch(home, logs, self._clock)
         self._telling = Telling(
@@ -138,6 +141,9 @@ class Daemon:
                 if failing is not None:
                     log.info("what could not be written can be written again")
                 failing = None
+            except NotOwnerError as error:
+                log.error("%s\nnothing more is started; running jobs go on", error)
+                return 1
             except FAILURES as error:
                 self._storage.trouble()
                 self._store.db.shrink()
@@ -169,10 +175,7 @@ class Daemon:
 
     def _turn(self) -> int | None:
         """Take in what woke us, do what there is to do, and wait; the exit code at the end."""
-        lost = self._tenure.lost(host=self._is_state_due())
-        if lost is not None:
-            log.error("%s\nnothing more is started; running jobs go on", lost)
-            return 1
+        self._tenure.check(host=self._is_state_due())
         self._take_in()
         self._woken = set()
         facts = self._rounds()

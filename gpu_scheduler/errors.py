@@ -2,6 +2,7 @@
 
     SchedulerError            1  the request failed
     ├── NoRecordError         1  no scheduler has been started with this state file
+    ├── NotOwnerError         1  this scheduler is not the one of its record any more
     ├── UsageError            2  bad invocation: a value, a file or an option is wrong
     └── GpuStateError         4  the state of the GPUs cannot be read
 
@@ -20,6 +21,10 @@ class SchedulerError(Exception):
 
 class NoRecordError(SchedulerError):
     """No scheduler has been started with this state file."""
+
+
+class NotOwnerError(SchedulerError):
+    """This scheduler is not the one of its record any more."""
 
 
 class UsageError(SchedulerError):

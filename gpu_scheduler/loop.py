@@ -68,6 +68,7 @@ class Loop:
         self.recorder = Recorder(store, settings)
         self.told: Callable[[act.Action], None] = lambda action: None
         self.storage: Storage | None = None
+        self.check_owner: Callable[[], None] = lambda: None
         self.placing = True
         self.ending = False
         self.sample_wanted = False
@@ -81,7 +82,8 @@ class Loop:
         """One round. Returns None if it did something, so that another should follow at once; else the facts
         on which there was nothing to do but to say so.
 
-        An action that cannot be performed keeps no other from it; its error is raised in the end.
+        An action that cannot be performed keeps no other from it; its error is raised in the end. Raises what
+        `check_owner` raises, which then follows the look and precedes the record.
         """
         now = self.clock.now()
         trouble = self.storage.trouble() if self.storage is not None else None
@@ -89,6 +91,8 @@ class Loop:
             self.store, self.watch, self.config, self.settings, now, trouble,
             placing=self.placing, learned=self._learned if self.store.learning else None,
         )  # fmt: skip
+        # What was seen of a folder that is not ours any more means nothing.
+        self.check_owner()
         self._report_strange(facts)
         facts, actions = self._plan(facts)
         if not actions:
@@ -149,6 +153,7 @@ class Loop:
             self.ending = True
 
     def _launch(self, attempt_id: int) -> None:
+        self.check_owner()
         try:
             self._launcher.launch(attempt_id)
         except LaunchError as error:

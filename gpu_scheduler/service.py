@@ -25,6 +25,7 @@ from gpu_scheduler.storage import refusal
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +65,11 @@ def run(
         with ExitStack() as at_end:
             try:
                 store = at_end.enter_context(closing(Store(home, create=True)))
+                tenure = Tenure(home, lock)
                 executor = _executor(options.screen)
                 # A start that fails forgets nothing.
                 with forgotten(store) if options.fresh else nullcontext():
-                    daemon = Daemon(options, store, umask, console, reached, settings, executor)
+                    daemon = Daemon(options, store, tenure, umask, console, reached, settings, executor)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
                     shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it

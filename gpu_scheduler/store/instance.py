@@ -1,7 +1,13 @@
-"""One scheduler per record: a POSIX lock that the kernel frees with its holder, and who holds it."""
+"""One scheduler per record: locks that the kernel frees with their holder, and who holds them.
+
+The lock that counts is one on the folder of the record, which cannot be removed without the folder. The file
+`lock` in it is locked beside that, for readers, who ask who holds it and take nothing. Where the file is not
+there, /proc/locks tells who holds the folder.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -10,47 +16,97 @@ from pathlib import Path
 _FLOCK = struct.Struct(
     "hhqqi4x"
 )  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
+#: What a file system says that knows no such lock on a folder, as those of a network do.
+_NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class InstanceLock:
-    """The lock of the one scheduler. Not inherited by children; held until `release` or death.
+    """The locks of the one scheduler, held until `release` or death; programs that it starts inherit none.
 
-    The file must not be opened and closed elsewhere in this process: that would drop the lock.
+    path: of the file in the folder of the record; it must not be opened and closed elsewhere in this process:
+    that would drop its lock.
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._file = _opened(path)
+        except BaseException:
+            os.close(self._folder)
+            raise
 
     def acquire(self) -> bool:
-        """Whether the lock is ours now."""
+        """Whether the locks are ours now."""
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_LOCKS:
+                return False
+        return self.is_of(self._path.parent) and _locked(self._file)
+
+    def is_of(self, folder: Path) -> bool:
+        """Whether the locked folder is what is at this path now."""
+        try:
+            return os.path.samestat(os.stat(folder), os.fstat(self._folder))
         except OSError:
             return False
+
+    def keep(self) -> bool:
+        """Put a locked file back where it was removed or replaced. False: another process holds that."""
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+                return True
+        except OSError:
+            pass
+        try:
+            fresh = _opened(self._path)
+        except OSError:
+            return True  # it cannot be made now: the folder itself is locked
+        if not _locked(fresh):
+            os.close(fresh)
+            return False
+        os.close(self._file)
+        self._file = fresh
         return True
 
     def holder(self) -> int | None:
-        """The pid of the process that holds it instead of us."""
-        return _asked(self._fd)
+        """The pid of the process that holds them instead of us."""
+        return _asked(self._file) or _folder_holder(self._path.parent)
 
     def release(self) -> None:
-        """Give it back."""
-        os.close(self._fd)
+        """Give them back."""
+        os.close(self._file)
+        os.close(self._folder)
 
 
 def scheduler_pid(path: Path) -> int | None:
-    """The pid of the scheduler that holds the lock; None when none is up. Takes nothing.
+    """The pid of the scheduler that holds the lock at this path, or its folder; None when none is up. Takes
+    nothing.
 
     Not for the scheduler's own process, whose lock the closing here would drop.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return _folder_holder(path.parent)
     try:
-        return _asked(fd)
+        pid = _asked(fd)
     finally:
         os.close(fd)
+    return pid if pid is not None else _folder_holder(path.parent)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _asked(fd: int) -> int | None:
@@ -58,3 +114,33 @@ def _asked(fd: int) -> int | None:
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     kind, _, _, _, pid = _FLOCK.unpack(answer)
     return pid if kind != fcntl.F_UNLCK else None
+
+
+def _folder_holder(folder: Path) -> int | None:
+    """The pid that holds a folder, by /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF"."""
+    try:
+        status = os.stat(folder)
+        with open("/proc/locks", "rb") as file:
+            held = [line.split() for line in file]
+    except OSError:
+        return None
+    writers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK" and f[3] == b"WRITE"]
+    device = status.st_dev
+    name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
+    for pid, locked in writers:
+        if locked == name:
+            return pid
+    # Some file systems (overlay, btrfs) have numbers of their own there: their open files tell.
+    return next((pid for pid, _ in writers if _has_locked(pid, status)), None)
+
+
+def _has_locked(pid: int, status: os.stat_result) -> bool:
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
+                with open(f"/proc/{pid}/fdinfo/{name}", "rb") as file:
+                    if b"FLOCK" in file.read():
+                        return True
+    except OSError:
+        pass  # it has ended, or is another user's
+    return False

@@ -1,23 +1,28 @@
-"""Whether a record is still that of the scheduler that opened it: the same file, and this host's."""
+"""Tells a scheduler whether the record is still its own: the same folder, the same file, and this host's."""
 
 from __future__ import annotations
 
-from gpu_scheduler.errors import SchedulerError
+import os
+
+from gpu_scheduler.errors import NotOwnerError, SchedulerError
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import InstanceLock
 
 
 class Tenure:
-    """Begins with an open record of this host. Once lost, it is never held again."""
+    """Begins with an open record of this host, whose locks this process holds. Once lost, it is never held
+    again."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, lock: InstanceLock) -> None:
         self._home = home
-        self._inode = home.database.stat().st_ino
+        self._lock = lock
+        self._database = os.stat(home.database)
         self._lost: str | None = None
 
     def lost(self, *, host: bool = False) -> str | None:
         """Why nothing may be written any more; None: it may. host: look whether another one took over."""
-        if self._lost is None and not self._is_there():
-            self._lost = f"{self._home.database} was removed or replaced"
+        if self._lost is None:
+            self._lost = self._replaced()
         if self._lost is None and host:
             try:
                 self._home.own()
@@ -27,8 +32,19 @@ class Tenure:
                 pass  # nothing follows from a look that failed; the state file, beside it, tells why
         return self._lost
 
-    def _is_there(self) -> bool:
+    def check(self, *, host: bool = False) -> None:
+        """Raises NotOwnerError if it is lost."""
+        lost = self.lost(host=host)
+        if lost is not None:
+            raise NotOwnerError(lost)
+
+    def _replaced(self) -> str | None:
+        if not self._lock.is_of(self._home.folder):
+            return f"{self._home.folder} was removed or replaced"
+        if not self._lock.keep():
+            return f"another scheduler holds {self._home.lock}, which was removed or replaced"
         try:
-            return self._home.database.stat().st_ino == self._inode
+            same = os.path.samestat(os.stat(self._home.database), self._database)
         except OSError:
-            return False
+            same = False
+        return None if same else f"{self._home.database} was removed or replaced"

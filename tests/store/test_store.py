@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import stat
 import subprocess
@@ -21,7 +20,6 @@ from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.states import IllegalTransitionError, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 
@@ -226,31 +224,6 @@ def test_foreign_keys_and_durability_are_on(store: Store) -> None:
         store.db.connection.execute(
             "INSERT INTO line (path, position, number, text) VALUES ('none', 0, 1, '')"
         )
-
-
-def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    assert scheduler_pid(path) is None
-    holder = (
-        "import sys, pathlib\nfrom gpu_scheduler.store.instance import InstanceLock\n"
-        "lock = InstanceLock(pathlib.Path(sys.argv[1]))\n"
-        "print(lock.acquire(), flush=True)\nsys.stdin.read()\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", holder, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "True\n"
-    assert scheduler_pid(path) == child.pid
-    second = InstanceLock(path)
-    assert not second.acquire()
-    assert second.holder() == child.pid
-    child.kill()
-    child.communicate()
-    assert scheduler_pid(path) is None
-    assert second.acquire()
-    second.release()
-    assert os.path.exists(path)
 
 
 def test_a_transaction_that_finds_the_disk_full_leaves_nothing_and_the_next_one_works(store: Store) -> None:

@@ -1,0 +1,133 @@
+"""One scheduler per record, also where its lock file is removed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
+
+_HOLDER = (
+    "import sys, pathlib\nfrom gpu_scheduler.store.instance import InstanceLock\n"
+    "lock = InstanceLock(pathlib.Path(sys.argv[1]))\n"
+    "print(lock.acquire(), flush=True)\nsys.stdin.read()\n"
+)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock at this path."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "True\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("other", [None, "not the lock"])
+def test_a_lock_file_that_is_removed_or_replaced_lets_no_second_scheduler_in(
+    tmp_path: Path, other: str | None
+) -> None:
+    path = tmp_path / "lock"
+    with held(path) as child:
+        path.unlink()
+        if other is not None:
+            path.write_text(other)
+        assert scheduler_pid(path) == child.pid
+        second = InstanceLock(path)
+        assert not second.acquire()
+        assert second.holder() == child.pid
+        second.release()
+    assert scheduler_pid(path) is None
+    third = InstanceLock(path)
+    assert third.acquire()
+    third.release()
+
+
+def test_readers_of_the_folder_take_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    fd = os.open(tmp_path, os.O_RDONLY)
+    assert scheduler_pid(path) is None
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert scheduler_pid(path) == os.getpid(), "by /proc/locks, without the file"
+    os.close(fd)
+    assert scheduler_pid(path) is None
+
+
+def test_the_holder_puts_the_lock_file_back(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = InstanceLock(path)
+    assert lock.acquire()
+    assert lock.keep()
+    path.unlink()
+    assert lock.keep()
+    assert "lock" in os.listdir(tmp_path)
+    path.unlink()
+    old = (  # a version that locks the file alone
+        "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('True', flush=True)\nsys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", old, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "True\n"
+    assert not lock.keep()
+    child.kill()
+    child.communicate()
+    lock.release()
+
+
+def test_a_replaced_folder_is_not_the_locked_one(tmp_path: Path) -> None:
+    folder = tmp_path / "X.d"
+    folder.mkdir()
+    lock = InstanceLock(folder / "lock")
+    assert lock.acquire()
+    assert lock.is_of(folder)
+    folder.rename(tmp_path / "Y.d")
+    assert not lock.is_of(folder)
+    folder.mkdir()
+    assert not lock.is_of(folder)
+    second = InstanceLock(folder / "lock")
+    assert second.acquire()
+    second.release()
+    lock.release()
+
+
+def test_a_file_system_without_locks_on_folders_has_the_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.EBADF, "a folder cannot be locked")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = InstanceLock(tmp_path / "lock")
+    assert lock.acquire()
+    lock.release()
+
+
+def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert scheduler_pid(path) is None
+    with held(path) as child:
+        assert scheduler_pid(path) == child.pid
+        second = InstanceLock(path)
+        assert not second.acquire()
+        assert second.holder() == child.pid
+    assert scheduler_pid(path) is None
+    assert second.acquire()
+    second.release()
+    assert os.path.exists(path)
