@@ -269,7 +269,9 @@ class Daemon:
     def _folders(self, facts: Facts) -> dict[Path, int | None]:
         home = self._store.home
         return {
-            home.attempt(a.job_id, a.number, a.token): a.sighting.pid if a.sighting.claim == "live" else None
+            home.attempt(a.job_id, a.number, a.token): a.sighting.pid
+            if a.sighting.claim in ("live", "unlocked")
+            else None
             for a in facts.attempts
             if a.outcome is None
         }

@@ -67,7 +67,7 @@ def _cancel(store: Store, jobs: Iterable[int], grace_s: float) -> int:
     if open_ones and pid_of(store) is None:
         running = offline.end_jobs(store, open_ones, grace_s)
     refused += _tell(store, wishes, answers, running)
-    return 1 if refused or offline.LEFT in running.values() else 0
+    return 1 if refused or offline.NOT_ENDED.intersection(running.values()) else 0
 
 
 def wish(store: Store, verb: str, jobs: Iterable[int], **args: object) -> tuple[dict[int, int], int]:

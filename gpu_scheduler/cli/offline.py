@@ -22,6 +22,9 @@ from gpu_scheduler.views.words import outcome_words
 #: What a runner may take over the grace until its job is over, in seconds (DESIGN §7: grace + 10 s).
 LATE_S = 10.0
 LEFT = "does not end: some of its processes are left"
+UNLOCKED = "not ended: its runner lives, but not by the claim in this folder; `why` tells more"
+#: What became of a job that was to be ended, and was not.
+NOT_ENDED = frozenset({LEFT, UNLOCKED})
 _LOOK_EVERY_S = 0.02
 
 
@@ -113,6 +116,8 @@ def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
         if seen.result.cause == "cancelled":
             return "cancelled"
         return "had ended by itself; the scheduler records it when it starts"
+    if seen.claim == "unlocked":
+        return UNLOCKED
     if seen.claim == "dead":
         return LEFT if sweep(token, grace_s, grace_s + LATE_S) else "cancelled; its runner was gone already"
     return "cancelled before it began"

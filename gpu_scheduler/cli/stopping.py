@@ -85,4 +85,4 @@ def _end_jobs(store: Store, asked: list[int], grace_s: float) -> int:
             results[job_id] = outcome_words(job["outcome"], job["exit_code"], job["signal"])
     for job_id, text in sorted(results.items()):
         print(f"job {job_id}: {text}")
-    return 1 if offline.LEFT in results.values() else 0
+    return 1 if offline.NOT_ENDED.intersection(results.values()) else 0

@@ -68,6 +68,9 @@ def settle(
     seen = attempt.sighting
     if seen.claim == "unknown":
         return []
+    if seen.claim == "unlocked" and seen.result is None:
+        # Neither what its runner does nor its end can be told from here: never dead while it lives.
+        return []
     if seen.result is not None:
         end = _finished(attempt, seen.result, now, settings, cards)
         # Nothing of it is left: one commit for its end and its GPUs.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: "unlocked": the runner lives, but does not hold the lock of this claim, as in a copy of the folder.
 #: "unknown": the folder could not be looked at this time; nothing follows from that.
-ClaimState = Literal["none", "void", "live", "dead", "unknown"]
+ClaimState = Literal["none", "void", "live", "unlocked", "dead", "unknown"]
 
 
 @dataclass(frozen=True)

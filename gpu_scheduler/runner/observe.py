@@ -1,7 +1,8 @@
 """What others may see of an attempt and tell its runner, through the folder alone.
 
-Alive means that the claim's lock is held: readers ask the kernel, and take nothing. A file that carries
-another token counts as absent and is reported.
+Alive means that the claim's lock is held: readers ask the kernel, and take nothing. Dead means that it is
+free and the process that made the claim is gone: a copy of a folder has the claim without its lock. A file
+that carries another token counts as absent and is reported.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.prepare import replace
-from gpu_scheduler.runner.tree import has_terminal
+from gpu_scheduler.runner.tree import has_terminal, is_running
 
-ClaimState = Literal["none", "void", "live", "dead"]
+#: "unlocked": the lock is free, but the runner that made the claim lives.
+ClaimState = Literal["none", "void", "live", "unlocked", "dead"]
 Follow = Literal["kill", "withdraw"]
 
 _LOCK = "hhlli0l"  # struct flock
@@ -80,6 +83,11 @@ def observe(folder: Path, token: str) -> Seen:
         stop = taken
     if result is None and state == "none":
         strange += _fault(folder)
+    if result is None and state == "unlocked":
+        strange.append(
+            f"its runner (pid {claim['pid']}) lives, but not by the claim in {folder}, which was copied or"
+            " replaced; nothing of it is ended from here"
+        )
     return Seen(
         claim=state,
         pid=holder or claim.get("pid"),
@@ -149,7 +157,17 @@ def _claim(folder: Path, token: str, strange: list[str]) -> tuple[dict[str, Any]
         return {}, "none", None
     if claim.get("void"):
         return {}, "void", None
-    return claim, "dead" if holder is None else "live", holder
+    if holder is not None:
+        return claim, "live", holder
+    return claim, "unlocked" if _runner_lives(claim) else "dead", None
+
+
+def _runner_lives(claim: dict[str, Any]) -> bool:
+    """Whether the process that made the claim is there. An ending one has let go of the lock already."""
+    pid, ticks = claim.get("pid"), claim.get("start_ticks")
+    if not isinstance(pid, int) or not isinstance(ticks, int) or claim.get("boot_id") != boot_id():
+        return False
+    return is_running(pid, ticks)
 
 
 def _holder(fd: int) -> int | None:

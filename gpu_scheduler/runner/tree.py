@@ -21,6 +21,8 @@ else:
 #: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
 _KERNEL_THREAD = 0x00200000
+#: Set before a process that ends lets go of its files, and so of its locks.
+_EXITING = 0x00000004
 #: A process inside exec shows an empty environment: it is asked again, so long and so often (seconds).
 _EXEC_S = 0.05
 _EXEC_AGAIN_S = 0.0005
@@ -54,6 +56,12 @@ def ticks_of(pid: int) -> int | None:
     """When a process started, in kernel ticks since boot; None if it is gone or a zombie."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
+
+
+def is_running(pid: int, ticks: int) -> bool:
+    """Whether the process with this pid and start is there and not about to end."""
+    fields = _stat(pid)
+    return fields is not None and int(fields[19]) == ticks and not int(fields[6]) & _EXITING
 
 
 def has_terminal(pid: int) -> bool | None:

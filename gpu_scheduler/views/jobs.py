@@ -194,6 +194,9 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
     closed = values.window_closed or seen.window is False
     session = None if closed else seen.session or values.session
     values = replace(values, session=session, window_closed=closed, log=values.log or seen.log)
+    if seen.claim == "unlocked":
+        told = tuple(f"job {attempt.job_id}: {text}" for text in seen.strange)
+        values = replace(values, warnings=(*values.warnings, *told))
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     for action in settle(replace(attempt, survivors=()), context.now, settings):
         if isinstance(action, Close):

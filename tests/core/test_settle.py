@@ -66,6 +66,18 @@ def test_nothing_follows_from_a_look_that_failed() -> None:
     assert not needs_scan(blind)
 
 
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("cancel", [None, CANCEL])
+def test_rule_5_a_claim_whose_runner_lives_without_its_lock_is_not_dead(
+    state: JobState, cancel: Cancel | None
+) -> None:
+    sighting = seen(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
+    attempt = replace(OPEN, job_state=state, cancel=cancel, sighting=sighting, launch_deadline=0.0)
+    assert settle(attempt, NOW, SETTINGS) == []
+    assert not needs_scan(attempt)
+    assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
+
+
 def test_rule_1_holds_with_an_open_cancel_a_command_that_ended_by_itself_has_its_true_result() -> None:
     end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", result=RESULT)))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)

@@ -13,8 +13,9 @@ import pytest
 
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import Children
-from gpu_scheduler.runner.folder import START, spec_of
-from gpu_scheduler.runner.observe import kill_runner, observe, take_claim
+from gpu_scheduler.runner import tree
+from gpu_scheduler.runner.folder import START, boot_id, spec_of, start_ticks
+from gpu_scheduler.runner.observe import kill_runner, observe, request_stop, take_claim
 from gpu_scheduler.runner.prepare import prepare
 from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
 from tests.runner.attempt import killed_at, patched, wait_for
@@ -210,3 +211,60 @@ def test_tokens_and_sweep(make: Make) -> None:
     assert os.getpid() not in found
     two.stop()
     two.result()
+
+
+def test_a_copied_claim_is_not_dead_while_its_runner_lives(make: Make, tmp_path: Path) -> None:
+    attempt = make("echo start; exec sleep 60").launch()
+    attempt.until_said("start")
+    pid = attempt.until_live().pid
+    assert pid is not None
+    copy = tmp_path / "copy"
+    shutil.copytree(attempt.folder, copy)
+    seen = observe(copy, attempt.token)
+    assert (seen.claim, seen.pid, seen.result) == ("unlocked", pid, None)
+    [told] = seen.strange
+    assert told.startswith(f"its runner (pid {pid}) lives, but not by the claim in {copy}, ")
+    assert not kill_runner(copy, attempt.token)
+    assert not request_stop(copy, attempt.token, "cancelled", 0.0, "kill")
+    assert attempt.seen().claim == "live"
+    os.kill(pid, signal.SIGKILL)
+    # Its lock is free before it is a zombie: an ending process is never taken for a living one.
+    wait_for(lambda: attempt.seen().claim != "live", "a free lock")
+    assert attempt.seen().claim == "dead"
+    assert observe(copy, attempt.token).claim == "dead"
+    assert observe(copy, attempt.token).strange == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"boot_id": "another"},
+        {"start_ticks": 1},
+        {"pid": 2**22 + 1},
+        {"pid": None},
+        {"pid": "1"},
+        {"start_ticks": None},
+    ],
+)
+def test_a_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, object]) -> None:
+    claim: dict[str, object] = {
+        "token": "t", "pid": os.getpid(), "start_ticks": start_ticks(), "boot_id": boot_id(),
+    }  # fmt: skip
+    (tmp_path / "claim").write_text(json.dumps(claim))
+    assert observe(tmp_path, "t").claim == "unlocked"
+    (tmp_path / "claim").write_text(json.dumps(claim | change))
+    assert observe(tmp_path, "t").claim == "dead"
+
+
+def test_a_zombie_does_not_live(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        signal.pause()
+    ticks = tree.ticks_of(child)
+    claim = {"token": "t", "pid": child, "start_ticks": ticks, "boot_id": boot_id()}
+    (tmp_path / "claim").write_text(json.dumps(claim))
+    assert observe(tmp_path, "t").claim == "unlocked"
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert observe(tmp_path, "t").claim == "dead"
+    os.waitpid(child, 0)
