@@ -23,12 +23,14 @@ _LOOK_EVERY_S = 0.02
 
 
 @contextmanager
-def forgotten(store: Store) -> Iterator[None]:
+def forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
     """Inside, no job is on the record; for good when the block ends well. For the one scheduler.
 
-    Raises SchedulerError while a job is active; then nothing is changed.
+    copied: what is active belongs to the original of this record. Else raises SchedulerError while a job is
+    active; then nothing is changed.
     """
-    refuse_active(store, take=True)
+    if not copied:
+        refuse_active(store, take=True)
     with forgetting(store) as jobs:
         yield
     log.info("forgot %d job%s", jobs, "s" * (jobs != 1))

@@ -7,12 +7,13 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 
 from gpu_scheduler import wiring
 from gpu_scheduler.checks import check_old_sessions, check_paths, check_record
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
+from gpu_scheduler.copies import settled
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.daemon import Daemon
 from gpu_scheduler.errors import SchedulerError
@@ -20,8 +21,9 @@ from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
-from gpu_scheduler.fresh import forgotten, refuse_active
+from gpu_scheduler.fresh import refuse_active
 from gpu_scheduler.storage import refusal
+from gpu_scheduler.store import identity
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -68,7 +70,7 @@ def run(
                 tenure = Tenure(home, lock)
                 executor = _executor(options.screen)
                 # A start that fails forgets nothing.
-                with forgotten(store) if options.fresh else nullcontext():
+                with settled(store, options, settings):
                     daemon = Daemon(options, store, tenure, umask, console, reached, settings, executor)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
@@ -99,7 +101,8 @@ def to_forget(home: Home, *, take_over: bool = False) -> int:
         raise SchedulerError(_is_running(home, pid))
     try:
         with closing(Store(home, create=True)) as store:
-            refuse_active(store)
+            if identity.verdict(store) != "copied":
+                refuse_active(store)
             return sum(store.counts().values())
     except sqlite3.OperationalError as error:
         raise SchedulerError(refusal(home, error)) from None

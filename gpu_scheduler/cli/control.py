@@ -13,6 +13,7 @@ from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered, wished_verbs
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
 
@@ -60,6 +61,7 @@ def cancel(options: Namespace) -> int:
 
 
 def _cancel(store: Store, jobs: Iterable[int], grace_s: float) -> int:
+    refuse_copy(store)
     wishes, refused = wish(store, "cancel", jobs, grace_s=grace_s)
     answers = ring_and_wait(store, wishes)
     open_ones = {wishes[made] for made, answer in answers.items() if answer is None}

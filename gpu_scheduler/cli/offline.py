@@ -15,6 +15,7 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import request_stop, sweep
 from gpu_scheduler.sight import look_at, over, sight
 from gpu_scheduler.store import statefile
+from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.jobs import Context, shown
 from gpu_scheduler.views.words import outcome_words
@@ -52,8 +53,10 @@ def open_attempts(store: Store) -> list[sqlite3.Row]:
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
     """End the open attempts of these jobs; waits until they are over. Job -> what came of it.
 
-    Jobs without an open attempt are left out. Raises SchedulerError where a folder cannot be written.
+    Jobs without an open attempt are left out. Raises SchedulerError where a folder cannot be written, or the
+    record is a copy, whose attempts are those of its original.
     """
+    refuse_copy(store)
     attempts = [row for row in store.unsettled() if row["outcome"] is None and row["job_id"] in jobs]
     for row in attempts:
         folder = _folder(store, row)

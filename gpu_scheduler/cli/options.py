@@ -100,6 +100,8 @@ def _start_self(group: argparse._ArgumentGroup) -> None:
     option("--ignore-old-sessions", action="store_true",
            help="start although jobs of the older scheduler still run in Screen")  # fmt: skip
     option("--take-over", action="store_true", help="go on with the record of another host, which is gone")
+    option("--as-copy", action="store_true",
+           help="go on with a copied record; jobs that run in the original are held here")  # fmt: skip
 
 
 def _gpus(parser: _Options) -> None:

@@ -120,6 +120,7 @@ def start_options(options: Namespace) -> StartOptions:
         fresh=options.fresh,
         keep_history=options.keep_history,
         ignore_old_sessions=options.ignore_old_sessions,
+        as_copy=options.as_copy,
     )
 
 

@@ -8,6 +8,7 @@ from argparse import Namespace
 from gpu_scheduler.cli import offline
 from gpu_scheduler.cli.record import LOOK_EVERY_S, opened, pid_of
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import outcome_words
 
@@ -72,6 +73,7 @@ def _wait_for_end(store: Store, pid: int, wish: int, limit_s: float) -> None:
 
 def _end_jobs(store: Store, asked: list[int], grace_s: float) -> int:
     """Say what became of the jobs, and cancel what still runs: with no scheduler up, or where it died."""
+    refuse_copy(store)
     running = _running(store)
     with store.db.transaction():
         for job_id in running:

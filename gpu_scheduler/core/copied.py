@@ -1,0 +1,30 @@
+"""Open attempts of a copied record belong to the original, whose processes carry their tokens: the copy
+neither ends these nor launches them again. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_scheduler.core.actions import Action, Close, Cooled, Release
+from gpu_scheduler.core.facts import Attempt, Settings
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.settle import settle
+from gpu_scheduler.core.states import JobState, Outcome
+
+
+def leave(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
+    """Settle an attempt without a look at processes. original: the folder of the original.
+
+    One that has a result ended before it was copied; the job of any other is held.
+    """
+    this = attempt.attempt_id
+    if attempt.outcome is not None:
+        return [*([] if attempt.released_at is not None else [Release(this)]), Cooled(this)]
+    if attempt.sighting.result is not None:
+        return [*settle(replace(attempt, survivors=()), now, settings), Cooled(this)]
+    reason = f"it belongs to {original}, of which this is a copy; `retry {attempt.job_id}` runs it here"
+    held = Close(
+        attempt.job_id, this, Outcome.INTERRUPTED, JobState.HELD, None, reason=reason,
+        oom_used=attempt.oom_used, fail_used=attempt.fail_used,
+    )  # fmt: skip
+    return [held, Release(this), Cooled(this)]

@@ -1,0 +1,49 @@
+"""Attempts that a copied record has open are left to its original."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.copied import leave
+from gpu_scheduler.core.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
+from gpu_scheduler.core.states import JobState, Outcome
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+
+
+def left(attempt: Attempt) -> list[act.Action]:
+    return leave(attempt, NOW, Settings(), "/old/X.d")
+
+
+@pytest.mark.parametrize("claim", ["none", "void", "live", "unlocked", "dead", "unknown"])
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
+def test_a_job_with_an_open_attempt_is_held_whatever_its_folder_says(
+    claim: str, state: JobState, cancel: Cancel | None
+) -> None:
+    seen = Sighting(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
+    close, *rest = left(replace(OPEN, job_state=state, cancel=cancel, sighting=seen, survivors=(77,)))
+    assert isinstance(close, act.Close)
+    assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
+    assert close.reason == "it belongs to /old/X.d, of which this is a copy; `retry 7` runs it here"
+    assert rest == [act.Release(1), act.Cooled(1)]
+
+
+def test_an_attempt_that_had_ended_keeps_its_result() -> None:
+    close, *rest = left(replace(OPEN, sighting=Sighting(claim="dead", result=RESULT)))
+    assert isinstance(close, act.Close)
+    assert (close.outcome, close.state) == (Outcome.COMPLETED, JobState.FINISHED)
+    assert rest == [act.Release(1), act.Cooled(1)]
+
+
+def test_no_process_of_an_ended_attempt_is_looked_for() -> None:
+    ended = replace(OPEN, outcome=Outcome.FAILED, survivors=(77,))
+    assert left(ended) == [act.Release(1), act.Cooled(1)]
+    assert left(replace(ended, released_at=900.0)) == [act.Cooled(1)]

@@ -1,0 +1,161 @@
+"""The folder of a record: its own, moved, or a copy; by rule, and with real folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.recordfolder import Place, Recorded, Unknown, Verdict, judge
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import identity
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+
+KNOWN = Recorded("id", "/old/X.d", 7)
+OLD = Place("/old/X.d", 1, 7, "id")
+NEW = Place("/new/X.d", 1, 9, "id")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "verdict"),
+    [
+        pytest.param(OLD, OLD, "same", id="untouched"),
+        pytest.param(
+            Place("/old/X.d", 2, 7, "id"), None, "same", id="another device number, as after a reboot"
+        ),
+        pytest.param(Place("/old/X.d", 1, 8, "id"), None, "same", id="another inode, as after a restore"),
+        pytest.param(Place("/old/X.d", 1, 8, None), None, "same", id="restored without the file of the id"),
+        pytest.param(Place("/new/X.d", 1, 7, "id"), None, "same", id="renamed"),
+        pytest.param(
+            Place("/new/X.d", 1, 7, "id"),
+            Place("/new/X.d", 1, 7, "id"),
+            "same",
+            id="reached by another path, as through a bind mount",
+        ),
+        pytest.param(
+            Place("/new/X.d", 1, 7, "id"),
+            Place("/old/X.d", 1, 8, "id"),
+            "same",
+            id="the original, renamed, with a copy put in its place",
+        ),
+        pytest.param(
+            Place("/new/X.d", 1, 7, "id"),
+            Place("/old/X.d", 1, 8, "other"),
+            "same",
+            id="renamed, with another record put in its place",
+        ),
+        pytest.param(NEW, None, "moved", id="moved to another file system"),
+        pytest.param(
+            NEW, Place("/old/X.d", 1, 8, "other"), "moved", id="moved, with another record put in its place"
+        ),
+        pytest.param(NEW, OLD, "copied", id="a copy"),
+        pytest.param(NEW, Place("/old/X.d", 1, 8, "id"), "copied", id="a copy of one restored since"),
+        pytest.param(
+            NEW, Place("/old/X.d", 1, 7, None), "copied", id="a copy of one without the file of the id"
+        ),
+        pytest.param(NEW, Unknown(), "copied", id="perhaps a copy: the old place cannot be looked at"),
+        pytest.param(
+            Place("/new/X.d", 2, 7, "id"),
+            OLD,
+            "copied",
+            id="a copy on another file system, by chance with the same inode",
+        ),
+    ],
+)
+def test_the_rule(here: Place, there: Place | Unknown | None, verdict: Verdict) -> None:
+    assert judge(KNOWN, here, there) == verdict
+
+
+def test_a_record_that_knows_no_folder_takes_the_one_it_lies_in() -> None:
+    assert judge(None, NEW, None) == "same"
+
+
+def made(folder: Path) -> Home:
+    """A record that knows its folder."""
+    folder.mkdir()
+    home = Home.of(str(folder / "s.json"))
+    store = Store(home, create=True)
+    identity.settle_in(store)
+    store.close()
+    return home
+
+
+def verdict_in(folder: Path) -> Verdict:
+    store = Store(Home.of(str(folder / "s.json")))
+    try:
+        return identity.verdict(store)
+    finally:
+        store.close()
+
+
+def test_a_copy_is_one_until_it_gets_an_id_of_its_own(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert (verdict_in(tmp_path / "a"), verdict_in(tmp_path / "b")) == ("same", "copied")
+    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
+    with pytest.raises(SchedulerError, match=f"copy of {tmp_path}/a/s.d.*\n.*--as-copy.*--fresh"):
+        identity.refuse_copy(store)
+    identity.settle_in(store, new=True)
+    identity.refuse_copy(store)
+    store.close()
+    assert (verdict_in(tmp_path / "a"), verdict_in(tmp_path / "b")) == ("same", "same")
+    ids = [(tmp_path / name / "s.d" / "id").read_text() for name in "ab"]
+    assert ids[0] != ids[1]
+
+
+def test_a_copy_whose_original_is_removed_counts_as_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = made(tmp_path / "a")
+    before = (home.folder / "id").read_text()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(tmp_path / "a" / "s.d")
+    assert verdict_in(tmp_path / "b") == "moved"
+    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
+    identity.settle_in(store)
+    store.close()
+    assert f"moved here from {tmp_path}/a/s.d, which is gone" in caplog.text
+    assert verdict_in(tmp_path / "b") == "same"
+    assert (tmp_path / "b" / "s.d" / "id").read_text() == before
+
+
+def test_a_renamed_folder_and_one_reached_by_a_link_are_the_same(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    (tmp_path / "link").symlink_to("a")
+    assert verdict_in(tmp_path / "link") == "same"
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert verdict_in(tmp_path / "b") == "same"
+
+
+def test_a_folder_restored_in_its_place_is_the_same(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "backup")
+    shutil.rmtree(tmp_path / "a")
+    shutil.copytree(tmp_path / "backup", tmp_path / "a")
+    assert verdict_in(tmp_path / "a") == "same"
+
+
+def test_the_file_of_the_id_is_made_again(tmp_path: Path) -> None:
+    home = made(tmp_path / "a")
+    before = (home.folder / "id").read_text()
+    (home.folder / "id").unlink()
+    store = Store(home)
+    identity.settle_in(store)
+    store.close()
+    assert (home.folder / "id").read_text() == before
+    assert (home.folder / "id").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
+def test_an_old_place_that_may_not_be_entered_may_be_the_original(tmp_path: Path) -> None:
+    home = made(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for closed in (home.folder, tmp_path / "a"):
+        closed.chmod(0)
+        try:
+            assert verdict_in(tmp_path / "b") == "copied"
+        finally:
+            closed.chmod(0o700)
