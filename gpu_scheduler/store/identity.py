@@ -51,6 +51,7 @@ def settle_in(store: Store, *, new: bool = False) -> None:
     before = recorded(store)
     if before is not None and not new and verdict(store) == "moved":
         log.warning("this record was moved here from %s, which is gone", before.path)
+    _take_along(store, copied=new)
     try:
         here = _place(store.home.folder)
         known = before if before is not None and not new else Recorded(os.urandom(16).hex(), "", 0)
@@ -61,6 +62,30 @@ def settle_in(store: Store, *, new: bool = False) -> None:
         raise SchedulerError(f"{error.filename or store.home.folder}: {error.strerror}") from None
     if known != before:
         store.db.set_meta(_KEY, json.dumps(asdict(known)))
+
+
+def _take_along(store: Store, *, copied: bool) -> None:
+    """Where the folder of the state file is another one than before, what lay in that is there too now."""
+    home, known = store.home, recorded(store)
+    if (
+        known is None
+        or home.folder.parent != home.state_file.parent
+        or _is_same_folder(home.folder, known.path)
+    ):
+        return
+    old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(home.folder))
+    if old != new:
+        from gpu_scheduler.store.relocate import Relocation, relocate
+
+        log.info("what lay in %s is looked for in %s: jobs files, working folders, scripts, logs", old, new)
+        relocate(store, Relocation(old, new, copied=copied))
+
+
+def _is_same_folder(one: Path, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _refusal(store: Store) -> str:

@@ -68,13 +68,16 @@ def test_a_copy_signals_nothing_of_the_original(
         assert said.returncode == 1, said.stdout
         assert "is a copy of" in said.stderr
 
-    copy.start("--as-copy", "--jobs-file", "")
-    job = copy.jobs()[1]
+    copy.append("[share=1] echo $PWD > ../here")
+    copy.start("--as-copy")
+    assert copy.finished(2)[2]["outcome"] == "completed"
+    assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
+    [job] = [job for job in copy.jobs().values() if job["id"] != 2]
     assert (job["state"], job["outcome"]) == ("held", None), "a refused command leaves nothing"
     assert f"belongs to {tmp_path}/a/{RECORD}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end() == 0
-    copy.start("--jobs-file", "")  # a record of its own by now
+    copy.start()  # a record of its own by now
     assert copy.end() == 0
 
     shutil.copytree(tmp_path / "a", tmp_path / "c")
@@ -150,7 +153,10 @@ def test_a_renamed_folder_keeps_its_running_job(
     assert original.process is not None
     assert original.process.wait(30) == 1
     moved = beside()
-    moved.start("--jobs-file", "")
+    moved.append("[share=1] echo $PWD > ../here")
+    moved.start()
+    assert moved.finished(2)[2]["outcome"] == "completed"
+    assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
     assert moved.finished(1)[1]["outcome"] == "completed"
@@ -164,7 +170,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # as `mv` does between file systems
     shutil.rmtree(tmp_path / "a")
     moved = beside()
-    moved.start("--jobs-file", "")
+    moved.start()
     assert f"moved here from {tmp_path}/a/{RECORD}, which is gone" in moved.said()
     wait_for(lambda: "lives, but not by the claim" in moved.said(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
@@ -172,6 +178,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     # Its result went with its folder: nothing tells how it ended.
     moved.until(lambda jobs: jobs[1]["state"] == "held", "job 1 interrupted")
     assert trace(tmp_path)[1:] == ["end"]
+    assert list(moved.jobs()) == [1], "its line is the same in the new place"
 
 
 def test_the_same_folder_by_another_path_is_no_copy(

@@ -1,0 +1,83 @@
+"""Paths on the record that came along with its project folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.lines import Line
+from gpu_scheduler.store import identity, readings
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.relocate import Relocation
+from gpu_scheduler.store.store import Store
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A project with a record, a jobs file of one line, and a job of another folder."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (tmp_path / "else").mkdir()
+    for name in ("jobs.txt", "t.py"):
+        (folder / name).touch()
+    store = Store(Home.of(str(folder / "s.json")), create=True)
+    identity.settle_in(store)
+    path = str(folder / "jobs.txt")
+    spec = JobSpec("csv", "0,t.py,,,", str(folder), script=str(folder / "t.py"))
+    job = store.insert_job(spec, f"file:{path}")
+    store.insert_job(JobSpec("command", "true", str(tmp_path / "else"), command="true"), "cli")
+    readings.working_folder(store, path, str(folder))
+    line = Line(1, "0,t.py,,,\n", "0,t.py,,,", "csv", spec.identity, {}, None, None, False, job)
+    readings.save(store, path, (), (line,))
+    store.close()
+    return folder
+
+
+@pytest.mark.parametrize("way", ["renamed", "moved", "copied"])
+def test_a_line_keeps_its_job_and_a_job_finds_its_folder(tmp_path: Path, old: Path, way: str) -> None:
+    new = tmp_path / "new"
+    if way == "renamed":
+        old.rename(new)
+    else:
+        shutil.copytree(old, new)
+    if way == "moved":
+        shutil.rmtree(old)
+    store = Store(Home.of(str(new / "s.json")))
+    identity.settle_in(store, new=way == "copied")
+    first, second = store.job(1), store.job(2)
+    assert first is not None
+    assert second is not None
+    spec = JobSpec.from_json(first["spec"])
+    assert (spec.cwd, spec.script) == (str(new), str(new / "t.py"))
+    assert (first["identity"], first["source"]) == (spec.identity, f"file:{new}/jobs.txt")
+    assert JobSpec.from_json(second["spec"]).cwd == str(tmp_path / "else")
+    assert [tuple(row) for row in store.jobs_files()] == [(f"{new}/jobs.txt", str(new), None)]
+    [line] = readings.load(store, f"{new}/jobs.txt")
+    assert (line.job_id, line.identity) == (1, spec.identity)
+    assert readings.load(store, f"{old}/jobs.txt") == ()
+    store.close()
+
+
+def test_the_record_alone_is_moved(tmp_path: Path, old: Path) -> None:
+    new = tmp_path / "new"
+    new.mkdir()
+    (old / "s.d").rename(new / "s.d")
+    store = Store(Home.of(str(new / "s.json")))
+    identity.settle_in(store)
+    assert [tuple(row) for row in store.jobs_files()] == [(f"{old}/jobs.txt", str(old), None)]
+    store.close()
+
+
+def test_only_what_came_along_has_another_place(tmp_path: Path) -> None:
+    for name in ("a/both", "b/both", "b/moved", "a/stayed"):
+        (tmp_path / name).mkdir(parents=True)
+    for copied, both in ((False, "a/both"), (True, "b/both")):
+        to = Relocation(f"{tmp_path}/a", f"{tmp_path}/b", copied=copied)
+        assert to.path(f"{tmp_path}/a/both") == f"{tmp_path}/{both}"
+        assert to.path(f"{tmp_path}/a/moved") == f"{tmp_path}/b/moved"
+        assert to.path(f"{tmp_path}/a/stayed") == f"{tmp_path}/a/stayed"
+        assert to.path(f"{tmp_path}/a/nowhere") == f"{tmp_path}/a/nowhere"
+        assert to.path(f"{tmp_path}/ab") == f"{tmp_path}/ab"
