@@ -23,7 +23,7 @@ from gpu_scheduler.views.words import outcome_words
 #: What a runner may take over the grace until its job is over, in seconds (DESIGN §7: grace + 10 s).
 LATE_S = 10.0
 LEFT = "does not end: some of its processes are left"
-UNLOCKED = "not ended: its runner lives, but not by the claim in this folder; `why` tells more"
+UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; `why` tells more"
 #: What became of a job that was to be ended, and was not.
 NOT_ENDED = frozenset({LEFT, UNLOCKED})
 _LOOK_EVERY_S = 0.02

@@ -85,8 +85,8 @@ def observe(folder: Path, token: str) -> Seen:
         strange += _fault(folder)
     if result is None and state == "unlocked":
         strange.append(
-            f"its runner (pid {claim['pid']}) lives, but not by the claim in {folder}, which was copied or"
-            " replaced; nothing of it is ended from here"
+            f"its runner (pid {claim['pid']}) is alive but does not hold the claim in {folder}, which was"
+            " copied or replaced; nothing of the job is ended from here"
         )
     return Seen(
         claim=state,

@@ -136,10 +136,10 @@ def test_a_scheduler_whose_folder_or_database_is_replaced_starts_nothing_more(
         return
     # The copy in its place has the claim of job 1 without its lock.
     original.start("--jobs-file", "")
-    wait_for(lambda: "lives, but not by the claim" in original.said(), "the anomaly")
+    wait_for(lambda: "is alive but does not hold the claim" in original.said(), "the anomaly")
     job = original.jobs()[1]
     assert job["state"] == "running"
-    assert "lives, but not by the claim in" in job["warnings"][0]
+    assert "is alive but does not hold the claim in" in job["warnings"][0]
     original.end()
     said = original.cli("cancel", "1", "--grace", "0")
     assert (said.returncode, said.stdout.split(":")[1]) == (1, " not ended")
@@ -172,7 +172,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     moved = beside()
     moved.start()
     assert f"moved here from {tmp_path}/a/{RECORD}, which is gone" in moved.said()
-    wait_for(lambda: "lives, but not by the claim" in moved.said(), "the anomaly")
+    wait_for(lambda: "is alive but does not hold the claim" in moved.said(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
     # Its result went with its folder: nothing tells how it ended.

@@ -223,7 +223,7 @@ def test_a_copied_claim_is_not_dead_while_its_runner_lives(make: Make, tmp_path:
     seen = observe(copy, attempt.token)
     assert (seen.claim, seen.pid, seen.result) == ("unlocked", pid, None)
     [told] = seen.strange
-    assert told.startswith(f"its runner (pid {pid}) lives, but not by the claim in {copy}, ")
+    assert told.startswith(f"its runner (pid {pid}) is alive but does not hold the claim in {copy}, ")
     assert not kill_runner(copy, attempt.token)
     assert not request_stop(copy, attempt.token, "cancelled", 0.0, "kill")
     assert attempt.seen().claim == "live"
