@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
+from pathlib import Path
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.intake.pauses import imports_older
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.oldsessions import STILL_RUN, WHEN_ENDED, old_sessions
@@ -58,15 +59,8 @@ def _check_state_file(path: str) -> None:
 
 
 def _check_jobs_file(path: str, must_exist: bool) -> None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        if must_exist:
-            raise UsageError(f"--jobs-file {path}: no such file; with --drain it must exist") from None
-        return
-    except OSError as error:
-        raise UsageError(f"--jobs-file {path}: {error.strerror}; name a file that you may read") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"--jobs-file {path}: is not a file; name a text file of jobs")
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"--jobs-file {path}: may not be read; see its permissions")
+    look = JobsFile(Path(path)).look()
+    if look.state == "missing" and must_exist:
+        raise UsageError(f"--jobs-file {path}: there is no such file; with --drain it must exist")
+    if look.state == "unreadable":
+        raise UsageError(f"--jobs-file {path}: {look.problem}; name a text file of jobs that you may read")

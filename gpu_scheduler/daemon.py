@@ -29,6 +29,7 @@ from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.sampling import Sampler
 from gpu_scheduler.storage import FAILURES, LOG_FOLDER
 from gpu_scheduler.storagewatch import StorageWatch
+from gpu_scheduler.store import statefile
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.started import note
 from gpu_scheduler.store.store import Store
@@ -228,6 +229,7 @@ class Daemon:
         self._wakeups.watch_fd(self._sampler.fd, "probe")
         self._wakeups.watch(home.doorbell, "doorbell")
         self._wakeups.watch(home.state_file, "state")
+        self._wakeups.watch(statefile.target(home.state_file), "state")
         self._wakeups.watch(self._config.path, "config")
         if self._jobs is not None:
             self._wakeups.watch(self._jobs.path, "jobs")

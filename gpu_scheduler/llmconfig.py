@@ -4,7 +4,6 @@ Written only where the user asks for it."""
 from __future__ import annotations
 
 import codecs
-import json
 import logging
 import os
 import stat
@@ -14,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler import safefile
 from gpu_scheduler.config import LLM_CONFIG
+from gpu_scheduler.core import jsontext
 from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.safefile import FileProblem, Kind
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +34,14 @@ class LlmConfigFile:
         self.current = LlmConfig()
         self._seen: tuple[int, int, int] | None = None
         self._first = True
+        self._problem: FileProblem | None = None
         if named is not None or self.path.exists():
             shown = f"--llm-config {named}" if named is not None else str(self.path)
+            found = safefile.read(self.path)
+            if isinstance(found, FileProblem):
+                raise UsageError(f"{shown}: {found}; name a JSON file that you may read")
             try:
-                parse_llm_config(self.path.read_text(encoding="utf-8-sig"))
-            except OSError as error:
-                raise UsageError(f"{shown}: {error.strerror}; name a file that you may read") from None
+                parse_llm_config(jsontext.decode(found.data))
             except ValueError as error:
                 raise UsageError(f"{shown}: {error}; mend it, no need of a job is guessed") from None
 
@@ -45,21 +49,18 @@ class LlmConfigFile:
         """Read the file again if it has changed; True if `current` is new."""
         first, self._first = self._first, False
         try:
-            status = os.stat(self.path)
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if seen == self._seen:
+            if self._seen == _version(os.stat(self.path)):
                 return False
-            text = self.path.read_text(encoding="utf-8-sig")
         except OSError:
-            if first:
-                log.info("no %s: a job that names no need takes 1 GPU", self.path.name)
-            elif self._seen is not None:
-                log.warning("%s is gone; what it said last is kept", self.path)
+            pass  # reading tells why
+        found = safefile.read(self.path)
+        if isinstance(found, FileProblem):
+            self._tell(found, first)
             self._seen = None
             return False
-        self._seen = seen
+        self._seen, self._problem = _version(found.status), None
         try:
-            config = parse_llm_config(text)
+            config = parse_llm_config(jsontext.decode(found.data))
         except ValueError as error:
             log.error("%s: %s; the last good one is kept", self.path, error)
             return False
@@ -68,6 +69,18 @@ class LlmConfigFile:
         if changed and not first:
             log.info("%s read again", self.path.name)
         return changed
+
+    def _tell(self, problem: FileProblem, first: bool) -> None:
+        """Say once why there is nothing to read."""
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if problem.kind is not Kind.MISSING:
+            log.error("%s: %s; what it said last is kept", self.path, problem)
+        elif first:
+            log.info("no %s: a job that names no need takes 1 GPU", self.path.name)
+        else:
+            log.warning("%s is gone; what it said last is kept", self.path)
 
 
 @dataclass(frozen=True)
@@ -84,27 +97,22 @@ class LlmConfigText:
     def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
         """Raises UsageError for a file that is broken, cannot be read, or is absent and must exist."""
         real = Path(os.path.realpath(path))
+        found = safefile.read(real)
+        if isinstance(found, FileProblem):
+            if found.kind is Kind.MISSING and not must_exist:
+                return cls(real, None, LlmConfig())
+            raise UsageError(f"{path}: {found}; name a JSON file that you may read")
+        bom = codecs.BOM_UTF8 if found.data.startswith(codecs.BOM_UTF8) else b""
         try:
-            with open(real, "rb") as file:
-                seen, data = os.fstat(file.fileno()), file.read()
-            if not stat.S_ISREG(seen.st_mode):
-                raise UsageError(f"{path} is not a file; name a file")
-            bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
-            text = data[len(bom) :].decode("utf-8")
-            return cls(real, text, parse_llm_config(text), seen, bom)
-        except FileNotFoundError:
-            if must_exist:
-                raise UsageError(f"{path}: there is no such file; name one that you may read") from None
-            return cls(real, None, LlmConfig())
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}; name a file that you may read") from None
+            text = jsontext.decode(found.data)
+            return cls(real, text, parse_llm_config(text), found.status, bom)
         except ValueError as error:
             raise UsageError(f"{path}: {error}; mend it, nothing of it is guessed") from None
 
     @property
     def models(self) -> Mapping[str, Any]:
         """The entries of the models, as they stand there."""
-        models: Mapping[str, Any] = json.loads(self.text or "{}").get("models", {})
+        models: Mapping[str, Any] = jsontext.parse(self.text or "{}").get("models", {})
         return models
 
     def replace(self, text: str) -> Path | None:

@@ -10,12 +10,12 @@ import errno
 import os
 import shlex
 import sqlite3
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.safefile import JSON_BYTES, judge
 from gpu_scheduler.store.home import Home
 
 #: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
@@ -93,8 +93,9 @@ def _of_file(what: str, path: Path, access: int) -> Iterator[Trouble]:
     except OSError as error:
         yield Trouble(what, str(path), f"cannot be opened ({error.strerror})", "remove it", stops=False)
         return
-    if not stat.S_ISREG(status.st_mode):
-        yield Trouble(what, str(path), "is not a file", "remove it, or move it aside", stops=False)
+    problem = judge(status, JSON_BYTES if access == os.R_OK else None)
+    if problem is not None:
+        yield Trouble(what, str(path), str(problem), "remove it, or move it aside", stops=False)
     elif not os.access(path, access, effective_ids=True):
         verb = "read" if access == os.R_OK else "written"
         remedy = f"chmod u+rw {shlex.quote(str(path))}"

@@ -43,7 +43,7 @@ def _write_for_first_start(options: Namespace, *, paused: bool) -> int:
     except ValueError as error:
         raise SchedulerError(f"{path}: {error}\nmend the file, or move it away") from None
     except OSError as error:
-        raise SchedulerError(f"{path} cannot be written: {error.strerror}") from None
+        raise SchedulerError(f"{path} cannot be changed ({error.strerror}); nothing is {verb}d") from None
     told = f"{verb}d in {path}, which the first `start` reads"
     if not path.exists():
         told = "not paused; nothing has run here yet"

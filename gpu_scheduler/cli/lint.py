@@ -18,13 +18,15 @@ from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.preview import Preview, Setting, preview
 from gpu_scheduler.core.reading import Accepted, NewJob, diff
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.filelook import LARGEST, JobsFile
+from gpu_scheduler.intake.filelook import JobsFile, look_at_input
 from gpu_scheduler.intake.filetext import FileText, TextParser
 from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.views.lint import Linted, to_json, to_text
 from gpu_scheduler.views.report import MalformedShown
+
+STDIN = 0
 
 
 def lint(options: Namespace) -> int:
@@ -67,10 +69,10 @@ def _from_record(options: Namespace) -> tuple[dict[int, int], Limits]:
 
 def _content(path: str) -> bytes:
     if path == "-":
-        content = sys.stdin.buffer.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise UsageError("the standard input is larger than 64 MiB, too large for a jobs file")
-        return content
+        look = look_at_input(STDIN)
+        if look.state != "present":
+            raise UsageError(f"the standard input {look.problem}; give it the text of a jobs file")
+        return look.content
     look = JobsFile(Path(path)).look()
     if look.state != "present":
         raise UsageError(f"{path}: {look.problem}; name a jobs file, or - for the standard input")

@@ -102,7 +102,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
 def _shares(path: Path) -> list[float] | None:
     """What a state file of ours says is given away; None for any other file."""
     try:
-        state = statefile.parse(path.read_bytes())
+        state = statefile.parse(statefile.read(path) or b"")
     except (OSError, ValueError):
         return None
     shares = state.get("gpu_status")

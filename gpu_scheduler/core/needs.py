@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core import jsontext
 from gpu_scheduler.core.share import WHOLE, format_share, parse_share
 from gpu_scheduler.core.units import parse_mib, shown_mib
 
@@ -136,10 +137,7 @@ class LlmConfig:
 
 def parse_llm_config(text: str) -> LlmConfig:
     """The configuration in llm_config.json. Raises ValueError naming key, value and what is accepted."""
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    raw = jsontext.parse(text)
     if not isinstance(raw, dict) or not isinstance(raw.get("models", {}), dict):
         raise ValueError('expected {"default_requirement": 1.0, "models": {"NAME": 0.5, …}}')
     models = {name: _requirement(f"models.{name}", value) for name, value in raw.get("models", {}).items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.storage import troubles
@@ -107,11 +108,12 @@ def state_file(home: Home) -> Finding:
     """The JSON file, which people and scripts edit."""
     path = home.state_file
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return ok("state file", f"{path} (not there yet)")
+        content = statefile.read(path)
     except OSError as error:
-        return bad("state file", f"{path}: {error.strerror}", f"chmod u+rw {path}")
+        remedy = f"chmod u+rw {path}" if isinstance(error, PermissionError) else "remove it, or move it aside"
+        return bad("state file", f"{path}: {error.strerror}", remedy)
+    if content is None:
+        return ok("state file", f"{path} (not there yet)")
     try:
         statefile.parse(content)
     except ValueError as error:
@@ -125,16 +127,12 @@ def jobs_file(path: str) -> Finding:
     if not path:
         return ok("jobs file", "none is watched")
     file = Path(os.path.abspath(path))
-    try:
-        status = file.stat()
-    except FileNotFoundError:
+    look = JobsFile(file).look()
+    if look.state == "missing":
         return ok("jobs file", f"{file} (not there; it is waited for)")
-    except OSError as error:
-        return bad("jobs file", f"{file}: {error.strerror}", "name a file that you may read")
-    if not stat.S_ISREG(status.st_mode):
-        return bad("jobs file", f"{file} is not a file", "name a text file of jobs")
-    if not os.access(file, os.R_OK):
-        return bad("jobs file", f"{file} may not be read", f"chmod u+r {file}")
+    if look.state == "unreadable":
+        remedy = "name a text file of jobs that you may read"
+        return bad("jobs file", f"{file} {look.problem}", remedy)
     return _guarded("jobs file", file, f"`lint {path}` says what its lines do")
 
 

@@ -9,14 +9,17 @@ import fcntl
 import io
 import os
 import signal
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-#: A larger file is no jobs file.
+from gpu_scheduler import safefile
+from gpu_scheduler.safefile import FileProblem, Kind
+
+#: A larger file is no jobs file; nor is one of more lines, each of which takes about 2 KiB of memory.
 LARGEST = 64 * 1024 * 1024
+MOST_LINES = 250_000
 #: Nanoseconds within which a file may change again without a change of its times (their resolution).
 _RACY_NS = 2_000_000_000
 
@@ -49,40 +52,52 @@ class JobsFile:
         """The file as it stands. The very same value as the last time means that it has not changed."""
         try:
             status = os.stat(self.path)
-        except FileNotFoundError:
-            return self._unseen("missing", "there is no such file")
         except OSError as error:
-            return self._unseen("unreadable", f"cannot be read: {error.strerror}")
+            return self._unseen(safefile.of_error(error))
         if self._seen is not None and self._seen == _signature(status):
             return self._look
-        try:
-            return self._read()
-        except FileNotFoundError:
-            return self._unseen("missing", "there is no such file")
-        except OSError as error:
-            return self._unseen("unreadable", f"cannot be read: {error.strerror}")
-
-    def _read(self) -> FileLook:
-        # Without O_NONBLOCK a FIFO at this path would never open.
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return self._unseen("unreadable", "is not a regular file")
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            return self._unseen("unreadable", "is larger than 64 MiB, too large for a jobs file")
-        settled = abs(time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)) > _RACY_NS
-        self._seen = _signature(status) if settled else None
-        if self._look.state != "present" or self._look.content != content:
-            self._look = FileLook("present", content)
+        found = safefile.read(self.path, LARGEST)
+        if isinstance(found, FileProblem):
+            return self._unseen(found)
+        settled = abs(time.time_ns() - max(found.status.st_mtime_ns, found.status.st_ctime_ns)) > _RACY_NS
+        self._seen = _signature(found.status) if settled else None
+        why = _not_a_text(found.data)
+        if why is not None:
+            self._note("unreadable", why)
+        elif self._look.state != "present" or self._look.content != found.data:
+            self._look = FileLook("present", found.data)
         return self._look
 
-    def _unseen(self, state: Literal["missing", "unreadable"], why: str) -> FileLook:
+    def _unseen(self, problem: FileProblem) -> FileLook:
         self._seen = None
+        self._note("missing" if problem.kind is Kind.MISSING else "unreadable", str(problem))
+        return self._look
+
+    def _note(self, state: Literal["missing", "unreadable"], why: str) -> None:
         if self._look.problem != why:
             self._look = FileLook(state, problem=why)
-        return self._look
+
+
+def look_at_input(fd: int) -> FileLook:
+    """The standard input, of whatever kind, read to its end in the place of a jobs file."""
+    try:
+        found = safefile.read_descriptor(fd, LARGEST)
+    except OSError as error:
+        found = safefile.of_error(error)
+    why = str(found) if isinstance(found, FileProblem) else _not_a_text(found)
+    if isinstance(found, FileProblem) or why is not None:
+        return FileLook("unreadable", problem=why)
+    return FileLook("present", found)
+
+
+def _not_a_text(content: bytes) -> str | None:
+    """Why this can be no jobs file, as a predicate; None: it can, and every line stands alone."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is text in UTF-16; save it as UTF-8"
+    if b"\0" in content:
+        return "is binary: it holds NUL bytes"
+    lines = content.count(b"\n")
+    return f"has {lines:,} lines; a jobs file has at most {MOST_LINES:,}" if lines > MOST_LINES else None
 
 
 def _signature(status: os.stat_result) -> _Signature:

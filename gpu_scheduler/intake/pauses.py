@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler import safefile
 from gpu_scheduler.core.states import ACTIVE, JobState
+from gpu_scheduler.safefile import Content, Kind
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.database import peek
 from gpu_scheduler.store.home import Home
@@ -32,13 +34,13 @@ def wished_pauses(store: Store) -> dict[str, bool]:
 def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
     """Wish these GPUs paused or resumed, after taking in what the state file says. Returns the wishes."""
     with store.db.transaction():
-        path = store.home.state_file
-        if path.exists():
+        found = safefile.read(store.home.state_file)
+        if isinstance(found, Content):
             try:
-                take_in(store, path.read_bytes())
+                take_in(store, found.data)
             except ValueError:
                 pass  # a broken file changes nothing; the scheduler reports it
-        elif not scheduler_is_up:
+        elif found.kind is Kind.MISSING and not scheduler_is_up:
             resume_all(store)  # its absence is a word too, and an earlier one
         return [store.wish("pause" if paused else "resume", uuid, by) for uuid in uuids]
 
@@ -48,10 +50,11 @@ def pause_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
 
     An edit that is made meanwhile is kept. Raises OSError, and ValueError for a file that is none of ours.
     """
+    path = statefile.target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # of two commands one waits for the other
-        there = path.read_bytes() if path.exists() else None
+        there = statefile.read(path)
         content = _edited(there, gpus, paused)
         while content is not None and content != there:
             displaced = statefile.exchange(path, content)
@@ -104,7 +107,7 @@ def take_in(store: Store, content: bytes) -> list[str]:
 def imports_older(home: Home) -> bool:
     """Whether a first start here takes over the state file of the older scheduler."""
     try:
-        state = statefile.parse(home.state_file.read_bytes())
+        state = statefile.parse(statefile.read(home.state_file) or b"")
     except (OSError, ValueError):
         return False
     written = peek(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")

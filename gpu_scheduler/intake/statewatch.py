@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler import safefile
 from gpu_scheduler.intake.filelook import being_written
 from gpu_scheduler.intake.pauses import forget_last_edit, resume_all, summary, take_in
+from gpu_scheduler.safefile import FileProblem, Kind
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.statefile import is_same
 from gpu_scheduler.store.store import Store
@@ -45,7 +47,10 @@ class StateWatch:
         """At the start: a version that was replaced but not examined, then the file, or its absence."""
         try:
             self._left = {**self._kept(), **self._displaced()}
-            there = self._path.exists()
+            os.stat(self._path)
+            there = True
+        except FileNotFoundError:
+            there = False
         except OSError as error:
             self._tell(error)
             return
@@ -61,8 +66,10 @@ class StateWatch:
             status = os.stat(self._path)
             if self._broken_since is None and self._seen is not None and is_same(status, self._seen):
                 return
-            content = self._path.read_bytes()
+            content = statefile.read(self._path)
         except OSError:
+            content = None
+        if content is None:
             self._seen = self._broken_since = None
             return
         self._shown = None
@@ -91,7 +98,7 @@ class StateWatch:
                 self.again_at = now + WRITE_EVERY_S
                 return
             self._left.update(self._displaced())
-            there = self._path.read_bytes() if self._path.exists() else b""
+            there = statefile.read(self._path) or b""
             if there:
                 self._tell_edits(there)  # ours must say what it replaces
             content = self._rendered(there, self._left)
@@ -117,7 +124,7 @@ class StateWatch:
     def _tell(self, error: OSError) -> None:
         problem = error.strerror or str(error)
         if problem != self._problem:
-            log.error("%s cannot be read or written: %s; jobs go on, it is tried again", self._path, problem)
+            log.error("%s cannot be read or written (%s); jobs go on, it is tried again", self._path, problem)
         self._problem = problem
 
     def _rendered(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
@@ -148,9 +155,14 @@ class StateWatch:
             time.sleep(0.01)
         else:
             return {}
-        if not spare.exists():
+        found = safefile.read(spare)
+        if isinstance(found, FileProblem):
+            if found.kind in (Kind.NOT_REGULAR, Kind.TOO_LARGE):
+                self._set_aside(str(found))
+            elif found.kind is Kind.UNREADABLE:
+                raise found.error(spare)
             return {}
-        content = spare.read_bytes()
+        content = found.data
         if known is None:
             forget_last_edit(self._store)  # that came later, and beside this one
         edit = self._take_in(content)
@@ -175,8 +187,8 @@ class StateWatch:
         if not left:
             return {}
         try:
-            content = self._path.read_bytes()
-            if statefile.digest(content) == self._store.db.meta("statefile_examined"):
+            content = statefile.read(self._path)
+            if content is None or statefile.digest(content) == self._store.db.meta("statefile_examined"):
                 return left
             said = statefile.parse(content)
         except (OSError, ValueError):
@@ -192,10 +204,13 @@ class StateWatch:
             self._tell_edits(content)
             return statefile.parse(content)
         except ValueError as error:
-            aside = statefile.aside(self._path)
-            os.replace(statefile.displaced(self._path), aside)
-            log.warning("a version of %s lies in %s and changes nothing: %s", self._path, aside, error)
+            self._set_aside(str(error))
             return {}
+
+    def _set_aside(self, why: str) -> None:
+        """Put the replaced version where it is no longer in the way."""
+        aside = statefile.set_aside(statefile.displaced(self._path), self._path)
+        log.warning("a version of %s lies in %s and changes nothing: %s", self._path, aside, why)
 
     def _broken(self, content: bytes, why: str, now: float) -> None:
         version = statefile.digest(content)
@@ -204,7 +219,6 @@ class StateWatch:
             return
         if now < self._broken_since[1] + BROKEN_S:
             return
-        aside = statefile.aside(self._path)
-        os.replace(self._path, aside)
+        aside = statefile.set_aside(statefile.target(self._path), self._path)
         self._broken_since = self._seen = None
         log.error("%s is set aside as %s and written anew from the record: %s", self._path, aside.name, why)

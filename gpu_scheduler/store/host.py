@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.core import jsontext
+from gpu_scheduler.safefile import json_bytes
+
 _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
@@ -62,7 +65,7 @@ def _machine() -> str | None:
 
 def named_host(path: Path) -> Host:
     """The host that a file names. Raises OSError, and ValueError where it names none."""
-    host = Host.from_object(json.loads(path.read_bytes()))
+    host = Host.from_object(jsontext.parse(jsontext.decode(json_bytes(path))))
     if host is None:
         raise ValueError("no host")
     return host

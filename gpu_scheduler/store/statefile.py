@@ -11,9 +11,13 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from gpu_scheduler.core import jsontext
+from gpu_scheduler.safefile import json_bytes
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -27,10 +31,7 @@ def digest(content: bytes) -> str:
 
 def parse(content: bytes) -> dict[str, Any]:
     """The object in the file, its paused GPUs as integers. Raises ValueError saying what is wrong with it."""
-    try:
-        raw = json.loads(content.decode("utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+    raw = jsontext.parse(jsontext.decode(content))
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")
     for part in (raw, raw.get("_scheduler", {})):
@@ -94,30 +95,54 @@ def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> 
 def _lined(state: Mapping[str, Any]) -> bytes:
     # A line a key: short lists stay readable, and easy to edit.
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in state.items())
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    # A lone surrogate has no form in UTF-8, but one in JSON, which is what this writes: \ud800.
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
 
 
-def aside(path: Path) -> Path:
-    """Where a broken version is put: beside those that lie there already; the last place is used again."""
+def read(path: Path) -> bytes | None:
+    """What the file holds; None: there is none. Raises OSError, also for what is refused to be read."""
+    try:
+        return json_bytes(path)
+    except FileNotFoundError:
+        return None
+
+
+def target(path: Path) -> Path:
+    """The file that a link stands for, beside which everything happens: the link stays as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def set_aside(lying: Path, path: Path) -> Path:
+    """Move a version that cannot be used, wherever it lies, to where it is kept; returns that place. Beside
+    those that lie there already; the last place is used again. Raises OSError."""
+    path = target(path)
     places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
-    return next((place for place in places if not os.path.lexists(place)), places[-1])
+    place = next((place for place in places if not os.path.lexists(place)), places[-1])
+    os.replace(lying, place)
+    return place
 
 
 def displaced(path: Path) -> Path:
     """Where a replaced version lies until it has been examined for an edit."""
+    path = target(path)
     return path.with_name(f".{path.name}.replaced")
 
 
 def exchange(path: Path, content: bytes) -> bytes | None:
-    """Put `content` in the file's place, atomically. Returns what lay there, or None if nothing did.
+    """Put `content` in the file's place, atomically. Returns what lay there, or None if nothing did. Of a
+    link, the file that it names is replaced.
 
     The replaced version also lies at `displaced(path)` until `forget` is called. Raises OSError; the file is
     then as it was.
     """
+    path = target(path)
     spare = displaced(path)
-    fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(spare, flags, 0o600)
     try:
         with open(fd, "wb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file", str(spare))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -127,7 +152,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     if _put_where_nothing_is(spare, path):
         return None
     os.chmod(spare, path.stat().st_mode & 0o777)
-    return spare.read_bytes() if _exchanged(spare, path) else _renamed(spare, path)
+    return json_bytes(spare) if _exchanged(spare, path) else _renamed(spare, path)
 
 
 def _put_where_nothing_is(spare: Path, path: Path) -> bool:
@@ -156,7 +181,7 @@ def _renamed(spare: Path, path: Path) -> bytes:
     os.rename(spare, fresh)
     while True:
         status = os.stat(path)
-        before = path.read_bytes()
+        before = json_bytes(path)
         spare.write_bytes(before)
         if is_same(os.stat(path), status):
             os.rename(fresh, path)

@@ -166,7 +166,7 @@ def test_a_file_that_is_not_there_yet_is_made(desk: Desk, config: Path) -> None:
     [
         (b'{\n  "models": {"a": 1,}\n}', "line 2, column "),
         (b'{"models": {"qwen": {"vram": "much"}}}', "models.qwen: vram"),
-        (b'{"models": {"qwen": "\xff"}}', "utf-8"),
+        (b'{"models": {"qwen": "\xff"}}', "byte 0xff is not UTF-8"),
     ],
 )
 def test_a_broken_file_is_refused(desk: Desk, config: Path, text: bytes, part: str) -> None:

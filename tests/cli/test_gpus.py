@@ -117,7 +117,7 @@ def test_a_pause_before_the_first_start_is_no_part_of_a_record_that_is_gone(desk
             ["pause", "all"],
             "known after the first `start`; name them: `pause 0,1`",
         ),
-        ("{", ["pause", "0"], "it is not JSON"),
+        ("{", ["pause", "0"], "line 1, column 2: not JSON"),
         ('{"paused_gpus": 3}', ["resume", "0"], 'its "paused_gpus" must be a list'),
     ],
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
+import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -165,21 +163,25 @@ def test_a_record_tells_the_gpus_and_the_folder(desk: Desk) -> None:
 
 
 def test_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"echo hi")))
-    code, out, _ = desk.run("lint", "-")
-    assert code == 0
-    assert out.startswith("-:1: command; needs 1 idle GPU")
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\xff\xfe\n")))
-    code, out, _ = desk.run("lint", "-")
-    assert code == 1
-    assert "UTF-16" in out
+    for content, expected, part in (
+        (b"echo hi", 0, "-:1: command; needs 1 idle GPU"),
+        (b"\xff\n", 1, "byte 0xff is not UTF-8"),
+        (b"\xff\xfe\n", 2, "the standard input is text in UTF-16; save it as UTF-8"),
+    ):
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            monkeypatch.setattr("gpu_scheduler.cli.lint.STDIN", file.fileno())
+            code, out, err = desk.run("lint", "-")
+        assert code == expected
+        assert part in out + err
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         (["nowhere.txt"], "nowhere.txt: there is no such file"),
-        (["."], "Is a directory"),
+        (["."], ".: is not a regular file"),
         (["--llm-config", "nowhere.json"], "--llm-config nowhere.json"),
         (["--gpus", "x"], "'x'"),
     ],

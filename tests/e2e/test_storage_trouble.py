@@ -210,7 +210,7 @@ def test_a_main_log_that_is_taken_away_is_told_on_the_terminal(world: World, tmp
     log.mkdir()
     world.append("[share=1] echo one", "[share=1] echo two")
     world.finished(1, 2)
-    assert troubles(world) == [("main log", "is not a file", False)]
+    assert troubles(world) == [("main log", "is not a regular file", False)]
     log.rmdir()
     world.append("[share=1] echo three")
     world.finished(3)

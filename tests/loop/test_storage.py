@@ -122,7 +122,7 @@ def test_permissions(unprivileged: Path) -> None:
 def test_a_folder_in_the_place_of_a_file(home: Home, what: str) -> None:
     path = home.state_file if what == "state file" else home.log
     path.mkdir()
-    assert said(home) == [f"{what} {path} is not a file: remove it, or move it aside"]
+    assert said(home) == [f"{what} {path} is not a regular file: remove it, or move it aside"]
 
 
 def _link(path: Path) -> None:

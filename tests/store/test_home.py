@@ -252,7 +252,7 @@ def test_a_file_that_names_no_host_refuses_a_start_until_it_is_taken_over(shared
 
 def test_a_file_that_cannot_be_read_is_told(shared: Home) -> None:
     shared.host.mkdir()
-    with pytest.raises(SchedulerError, match=r"x\.host cannot be read \(Is a directory\)"):
+    with pytest.raises(SchedulerError, match=r"x\.host cannot be read \(is not a regular file\)"):
         shared.check_owner(take_over=False)
 
 

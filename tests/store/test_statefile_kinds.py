@@ -1,0 +1,196 @@
+"""A state file that is a link, or nothing that is a file, or more than a file of ours can be."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.intake.pauses import imports_older, pause, pause_in_file
+from gpu_scheduler.store import statefile
+from tests.store.test_statefile import Machine
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.begin()
+    return made
+
+
+def _large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(17 * 1024**2)
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "fifo": (os.mkfifo, "is not a regular file"),
+    "endless device": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+    "folder": (lambda path: path.mkdir(), "is not a regular file"),
+    "too large": (_large, "is larger than 16 MiB"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_file_that_cannot_be_used_is_told_once_and_left_alone(
+    machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, why = UNUSABLE[kind]
+    machine.edit(1)
+    machine.round()
+    machine.path.unlink()
+    make(machine.path)
+    status = machine.path.lstat()
+    machine.begin()
+    for _ in range(3):
+        machine.round()
+    assert caplog.text.count(f"cannot be read or written ({why}); jobs go on, it is tried again") == 1
+    assert (machine.path.lstat().st_ino, machine.path.lstat().st_mode) == (status.st_ino, status.st_mode)
+    pause(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
+    assert not imports_older(machine.store.home)
+    assert {row["target"] for row in machine.store.open_wishes()} == {"U3"}
+    machine.path.rename(machine.path.with_name("away"))
+    machine.round()
+    assert machine.pauses() == ([1, 3], [1, 3])
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_first_pause_refuses_a_file_that_cannot_be_used(tmp_path: Path, kind: str) -> None:
+    make, why = UNUSABLE[kind]
+    path = tmp_path / "s.json"
+    make(path)
+    with pytest.raises(OSError, match=why):
+        pause_in_file(path, [1], True)
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_replaced_version_that_cannot_be_used_is_set_aside(
+    machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, why = UNUSABLE[kind]
+    spare = statefile.displaced(machine.path)
+    make(spare)
+    machine.begin()
+    assert not os.path.lexists(spare)
+    assert os.path.lexists(machine.path.with_name("s.json.bad"))
+    assert f"s.json.bad and changes nothing: {why}" in caplog.text
+    machine.edit(2)
+    machine.round()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_a_fifo_where_the_next_version_is_written_holds_up_nothing(machine: Machine) -> None:
+    os.mkfifo(statefile.displaced(machine.path))
+    with pytest.raises(OSError, match="No such device"):
+        statefile.exchange(machine.path, b"{}")
+    assert machine.pauses() == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[" * 200_000, "nested more than 100 levels deep"),
+        (b'{"mine": ' + b"[" * 900 + b"]" * 900 + b"}", "nested more than 100 levels deep"),
+        ('{"mine": "中"}'.encode("gbk"), "byte 0xd6 is not UTF-8"),
+        (b'{"mine": ' + b"9" * 10_000 + b"}", "a number of 10,000 digits"),
+        (b'{"paused_gpus": [1], "paused_gpus": [2]}', 'the name "paused_gpus" stands twice'),
+    ],
+    ids=["unclosed", "nested", "GBK", "digits", "twice"],
+)
+def test_json_that_cannot_be_taken_is_set_aside(
+    machine: Machine, content: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.path.write_bytes(content)
+    for _ in range(3):
+        machine.round()
+    assert f"s.json is set aside as s.json.bad and written anew from the record: {why}" in " ".join(
+        caplog.text.replace("line 1, column 11: ", "").split()
+    )
+    assert machine.path.with_name("s.json.bad").read_bytes() == content
+    assert machine.pauses() == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"mine": "a\\ud800b"}', '{"a\\udfff": {"x": ["\\ud83d"]}}', '{"x": "😀é"}']
+)
+def test_text_that_is_no_unicode_stays_in_foreign_keys(machine: Machine, text: str) -> None:
+    said = json.loads(text)
+    machine.path.write_text(json.dumps({**json.loads(machine.path.read_text()), **said}))
+    machine.edit(1, **said)
+    machine.round()
+    machine.edit(1, 2, **said)
+    machine.round()
+    state = json.loads(machine.path.read_text())
+    assert machine.pauses() == ([1, 2], [1, 2])
+    assert {key: state[key] for key in said} == said
+
+
+class TestLink:
+    """The state file is a link into another folder."""
+
+    @pytest.fixture
+    def real(self, tmp_path: Path) -> Path:
+        (tmp_path / "there").mkdir()
+        return tmp_path / "there" / "real.json"
+
+    @pytest.fixture
+    def machine(self, tmp_path: Path, real: Path) -> Machine:
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "s.json").symlink_to(real)
+        made = Machine(tmp_path / "here")
+        made.begin()
+        return made
+
+    @pytest.mark.parametrize("exchanges", [True, False])
+    def test_is_written_through(
+        self, machine: Machine, real: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not exchanges:
+            monkeypatch.setattr(statefile, "_exchanged", lambda one, other: False)
+        machine.edit(1, mine="x")
+        machine.round()
+        machine.edit(1, 3)
+        machine.round()
+        assert machine.path.is_symlink()
+        assert not real.is_symlink()
+        assert machine.pauses() == ([1, 3], [1, 3])
+        assert json.loads(real.read_text())["mine"] == "x"
+        assert os.listdir(real.parent) == ["real.json"]
+        assert sorted(os.listdir(machine.path.parent)) == ["s.d", "s.json"]
+
+    def test_a_broken_version_is_set_aside_beside_the_target(self, machine: Machine, real: Path) -> None:
+        real.write_text("{")
+        for _ in range(3):
+            machine.round()
+        assert real.with_name("real.json.bad").read_text() == "{"
+        assert machine.path.is_symlink()
+        assert json.loads(real.read_text())["paused_gpus"] == []
+
+    def test_a_target_that_is_gone_is_made_again(self, machine: Machine, real: Path) -> None:
+        real.unlink()
+        machine.begin()
+        assert machine.path.is_symlink()
+        assert json.loads(real.read_text())["paused_gpus"] == []
+
+    def test_the_first_pause_writes_through_it(self, tmp_path: Path) -> None:
+        real, link = tmp_path / "real.json", tmp_path / "link.json"
+        real.write_text('{"mine": 1}')
+        link.symlink_to(real)
+        pause_in_file(link, [1], True)
+        assert link.is_symlink()
+        assert json.loads(real.read_text()) == {"mine": 1, "paused_gpus": [1]}
+
+    def test_one_that_leads_to_itself_is_told(
+        self, machine: Machine, real: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        real.unlink()
+        real.symlink_to(real)
+        machine.begin()
+        machine.round()
+        assert caplog.text.count("cannot be read or written (Too many levels of symbolic links)") == 1
+        assert real.is_symlink()
