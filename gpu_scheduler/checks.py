@@ -18,6 +18,7 @@ from gpu_scheduler.store.instance import scheduler_pid
 
 def check_paths(options: StartOptions) -> None:
     """Raises UsageError naming the option, the path and the remedy."""
+    _check_names(options)
     _check_state_file(options.state_file)
     if options.jobs_file:
         _check_jobs_file(options.jobs_file, must_exist=options.drain)
@@ -46,6 +47,26 @@ def check_old_sessions(options: StartOptions, home: Home) -> list[str]:
     if sessions and not options.ignore_old_sessions and imports_older(home):
         raise SchedulerError("\n  ".join([STILL_RUN, *map(str, sessions)]) + f"\n{WHEN_ENDED}")
     return [f"a job of the older scheduler still runs: {session}" for session in sessions]
+
+
+def _check_names(options: StartOptions) -> None:
+    """Refuses paths that the record, whose text is UTF-8, cannot hold."""
+    paths = {
+        "the working folder": os.getcwd(),
+        "--state-file": options.state_file,
+        "--data-dir": options.data_dir,
+        "--jobs-file": options.jobs_file,
+        "--llm-config": options.llm_config,
+        "--log-dir": options.log_dir,
+        "--conda-sh": options.conda_sh,
+    }
+    for what, path in paths.items():
+        try:
+            (path or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{what} {path}: a name in it is not UTF-8, which the record cannot hold; rename it"
+            ) from None
 
 
 def _check_state_file(path: str) -> None:

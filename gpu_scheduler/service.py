@@ -50,6 +50,7 @@ def run(
     umask = os.umask(0o077)
     settings = settings or wiring.settings_of(options)
     home = Home.of(options.state_file, options.data_dir)
+    home.check_access()
     check_record(options, home)
     warnings = check_old_sessions(options, home)
     check_paths(options)
@@ -93,6 +94,7 @@ def run(
 
 def to_forget(home: Home, *, take_over: bool = False) -> int:
     """How many jobs `start --fresh` would forget. Raises SchedulerError where it would refuse to."""
+    home.check_access()
     if not home.database.exists():
         return 0
     home.check_owner(take_over=take_over)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from gpu_scheduler.cli import streams
 from gpu_scheduler.errors import SchedulerError
 
 #: Command -> the module that carries it out, by a function of the same name.
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     A user's mistake is told in one or two lines on stderr; anything else that escapes is a fault of ours and
     keeps its traceback.
     """
+    if argv is None:
+        streams.prepare()
     _print_anything()
     try:
         try:
@@ -51,14 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except SchedulerError as error:
-        _complain(error)
-        return error.exit_code
+        return _failed(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # What reads us has gone. The interpreter's own flush at exit must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop_output()  # what reads us has gone
         return BROKEN_PIPE
+    except streams.OutputError as error:
+        streams.drop_output()
+        return _failed(SchedulerError(f"the standard output cannot be written: {error.strerror}"))
+    except FileNotFoundError:
+        if _is_in_a_folder():
+            raise
+        return _failed(SchedulerError("the working folder has been deleted; change to one that exists"))
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -80,10 +88,16 @@ def _print_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _complain(error: SchedulerError) -> None:
+def _is_in_a_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _failed(error: SchedulerError) -> int:
     from gpu_scheduler.cli.program import complain
 
-    try:
-        complain(str(error))
-    except OSError:
-        pass
+    complain(str(error))
+    return error.exit_code

@@ -19,10 +19,16 @@ def name() -> str:
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning on stderr. Its line breaks are ours; user text in it is made visible."""
+    """Print an error or a warning on stderr, if that can be written.
+
+    Its line breaks are ours; user text in it is made visible.
+    """
     from gpu_scheduler.views.words import visible
 
-    print(f"{name()}: {visible(text, lines=True)}", file=sys.stderr)
+    try:
+        print(f"{name()}: {visible(text, lines=True)}", file=sys.stderr)
+    except OSError:
+        pass
 
 
 def _file() -> str:

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.cli import streams
 from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import home_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
@@ -44,7 +45,10 @@ def _run(chosen: StartOptions, up: Callable[[], None]) -> int:
         # In a thread of its own: asking may take a second, and jobs need not wait for it.
         threading.Thread(target=_log_logout, name="logind", daemon=True).start()
 
-    return run(chosen, up=is_up)
+    try:
+        return run(chosen, up=is_up)
+    finally:
+        streams.flush_or_drop()  # what is printed stands in the main log as well
 
 
 def _confirm(chosen: StartOptions, *, ask: bool) -> None:

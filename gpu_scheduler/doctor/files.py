@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.llmconfig import LlmConfigFile
@@ -58,6 +58,12 @@ def record(home: Home) -> Iterator[Finding]:
         yield bad("file system", says, "name a folder on a local disk with --data-dir")
     else:
         yield ok("file system", f"{kind or 'unknown'}, under {home.folder}")
+    try:
+        home.check_access()
+    except SchedulerError as error:
+        says, _, remedy = str(error).partition("\n")
+        yield bad("database", says, remedy or "name a state file of yours with --state-file")
+        return
     if not home.database.exists():
         yield ok("database", "there is none yet; the first `start` makes it")
         return

@@ -23,7 +23,7 @@ def _log_pages(folder: Path) -> int:
 def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
     """The rows of a query on a database that is not changed, not even to a newer schema; None: there is none,
     or it cannot be read now."""
-    if not path.exists():
+    if not os.path.exists(path):  # also where it may not be looked for
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
@@ -136,7 +136,7 @@ class Database:
                 f"{path} was written by a newer version (schema {version}, known {max(steps)}); upgrade"
             )
         for number in sorted(n for n in steps if n > version):
-            self._upgrade(number, steps[number].read_text())
+            self._upgrade(number, steps[number].read_text("utf-8"))
 
     def _upgrade(self, number: int, script: str) -> None:
         """One step of the schema, unless another process has made it meanwhile."""

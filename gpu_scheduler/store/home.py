@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,30 @@ class Home:
         """The folder of one attempt."""
         return self.runs / str(job_id) / f"{number}-{token[:8]}"
 
+    def check_access(self) -> None:
+        """Raises SchedulerError, naming whose the folder is, if it is there and may not be entered."""
+        try:
+            owner = os.stat(self.folder).st_uid
+        except OSError:
+            return  # its absence, and what lies above it, is told where it is needed
+        if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):
+            return
+        if owner == os.geteuid():
+            raise SchedulerError(
+                f"{self.folder} may not be entered: chmod u+rwx {shlex.quote(str(self.folder))}"
+            )
+        if owner != 0:
+            raise SchedulerError(
+                f"{self.folder} is the record of user {_user(owner)}, not yours; name a state file of yours"
+                " with --state-file"
+            )
+        paths = shlex.join(map(str, (self.folder, self.state_file, self.log)))
+        raise SchedulerError(
+            f"{self.folder} is the record of root: a `start` with sudo made it\n"
+            f"use sudo for every command, or end it (`stop --jobs` with sudo) and take it over:"
+            f" sudo chown -R {os.geteuid()} {paths}"
+        )
+
     def foreign(self) -> Host | None:
         """The host to which the record belongs, where that is another one."""
         owner = read_host(self.host)
@@ -178,6 +203,15 @@ class Home:
                 pass
         except OSError:
             pass  # it looks by itself within its intervals
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _stem(path: Path) -> str:

@@ -41,6 +41,7 @@ class Store:
     """
 
     def __init__(self, home: Home, *, create: bool = False) -> None:
+        home.check_access()
         if create:
             home.create()
         self.home = home

@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState
+from gpu_scheduler.doctor.files import record
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.statewatch import StateWatch
 from gpu_scheduler.store import home as homes
@@ -314,3 +316,48 @@ def test_the_id_of_the_machine_is_told_to_nobody(tmp_path: Path, monkeypatch: py
     assert machine is not None
     assert machine in home.host.read_text()
     assert identity not in home.host.read_text()
+
+
+@pytest.mark.parametrize(
+    ("uid", "parts"),
+    [
+        (
+            0,
+            [
+                "x.d is the record of root: a `start` with sudo made it",
+                "sudo chown -R 1234 ",
+                "x.d ",
+                "x.json ",
+            ],
+        ),
+        (99999, ["x.d is the record of user 99999, not yours", "--state-file"]),
+        (1234, ["x.d may not be entered: chmod u+rwx "]),
+    ],
+)
+def test_a_record_that_may_not_be_entered_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, parts: list[str]
+) -> None:
+    home = Home.of(str(tmp_path / "x.json"))
+    home.check_access()  # it is not there yet
+    Store(home, create=True).close()
+    home.check_access()
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    access, stat = os.access, os.stat
+    owned = os.stat_result((*stat(home.folder)[:4], uid, *stat(home.folder)[5:]))
+
+    def no_access(path: object, *more: Any, **words: Any) -> bool:
+        return path != home.folder and access(path, *more, **words)  # type: ignore[arg-type]
+
+    def stat_of(path: object, **words: Any) -> os.stat_result:
+        return owned if path == home.folder else stat(path, **words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "access", no_access)
+    monkeypatch.setattr(os, "stat", stat_of)
+    with pytest.raises(SchedulerError) as caught:
+        home.check_access()
+    with pytest.raises(SchedulerError):
+        Store(home)
+    (found,) = [finding for finding in record(home) if finding.check == "database"]
+    monkeypatch.undo()
+    assert [part for part in parts if part not in str(caught.value)] == []
+    assert found.grade == "bad"
