@@ -16,6 +16,7 @@ from gpu_scheduler.joblogs import LogFolder, new_log
 from gpu_scheduler.runner.protocol import is_made, prepare
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import visible
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ class Launcher:
         self._recorder.note_log(row["id"], log, session)
         header = "\n".join(
             [
-                f"# job {job_id}, attempt {number}: {row['text']}",
-                f"# command: {command.shown}",
-                f"# environment: {command.runs_in}; folder: {spec.cwd}",
+                f"# job {job_id}, attempt {number}: {visible(row['text'])}",
+                f"# command: {visible(command.shown)}",
+                f"# environment: {visible(f'{command.runs_in}; folder: {spec.cwd}')}",
                 f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
                 "",
             ]

@@ -21,6 +21,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.preview import Setting, preview
+from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filetext import FileText, TextParser
 from gpu_scheduler.intake.jobshell import job_shell
@@ -36,7 +37,8 @@ def add(options: Namespace) -> int:
     notes += [*_notes(options, spec), *_warnings(options, spec, known)]
     if options.output_file != "-":
         append(options.output_file, line)
-    print(line)
+    # A line that is only printed is to be used; of one that was appended the file has all.
+    print(line if options.output_file == "-" else masked(line))
     for note in notes:
         complain(f"warning: {note}")
     return 0

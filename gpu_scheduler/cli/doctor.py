@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from gpu_scheduler.cli.record import home_of
 from gpu_scheduler.cli.status import screen_of_stdout
+from gpu_scheduler.core.secrets import masked_values
 from gpu_scheduler.doctor.examine import Asked, examine
 from gpu_scheduler.doctor.findings import line
 from gpu_scheduler.views.words import plural
@@ -32,7 +33,11 @@ def doctor(options: Namespace) -> int:
             print(line(finding, screen_of_stdout().width), flush=True)
     grades = [finding.grade for finding in found]
     if options.json:
-        print(json.dumps({"ok": "bad" not in grades, "checks": [asdict(one) for one in found]}, indent=2))
+        print(
+            json.dumps(
+                {"ok": "bad" not in grades, "checks": masked_values([asdict(one) for one in found])}, indent=2
+            )
+        )
     else:
         print(f"\n{plural(grades.count('warn'), 'warning')}, {grades.count('bad')} bad")
     return 1 if "bad" in grades else 0

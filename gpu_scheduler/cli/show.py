@@ -16,6 +16,7 @@ from gpu_scheduler.cli.need import need_now
 from gpu_scheduler.cli.record import opened, pid_of
 from gpu_scheduler.cli.status import context_of
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.secrets import hide_secrets, masked_words
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.core.states import Outcome
 from gpu_scheduler.core.verdict import judge
@@ -25,7 +26,6 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
 from gpu_scheduler.views.events import about
 from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.secrets import hide_secrets
 from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text, verdict_words
 
 
@@ -56,7 +56,7 @@ def read(store: Store, job_id: int) -> Story:
             origin=_origin(row, line),
             line=None if line is None else (line["path"], line["number"]),
             script=spec.script,
-            arguments=spec.arguments,
+            arguments=tuple(masked_words(spec.arguments)),
             need=need_now(store, row)[1],
             raised_mib=row["raised_mib"],
             oom_used=row["oom_used"],

@@ -111,10 +111,8 @@ def _with_last_line(job: JobShown) -> JobShown:
         return job
     from gpu_scheduler.core.escapes import last_frame
     from gpu_scheduler.logtail import tail_of
-    from gpu_scheduler.views.secrets import HIDDEN, holds_secret
 
-    line = last_frame(tail_of(job.log, _TAIL))
-    return replace(job, last_line=HIDDEN if line is not None and holds_secret(line) else line)
+    return replace(job, last_line=last_frame(tail_of(job.log, _TAIL)))
 
 
 def failed(store: Store) -> tuple[JobShown, ...]:

@@ -25,6 +25,7 @@ from gpu_scheduler.core.lasterror import text_lines
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.remedies import oom_remedy, remedy
+from gpu_scheduler.core.secrets import masked, masked_values
 from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
@@ -103,6 +104,7 @@ def _asked(store: Store, job_id: int) -> Asked:
         context = context_of(store, unsettled, is_up=pid is not None or store.foreign is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
         shown = jobs.shown(row, newest, context)
+        shown = replace(shown, reason=shown.reason and masked(shown.reason))
         attempts = tuple(context.open.get(one["id"]) or look_at(store, one) for one in unsettled)
     return Asked(store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid)
 
@@ -243,7 +245,7 @@ def _last_lines(asked: Asked) -> tuple[str, ...]:
     """Of a job that ended badly. No other's log is opened."""
     if not _has_failed(asked):
         return ()
-    return tuple(text_lines(tail_of(asked.shown.log))[-LAST_LINES:])
+    return tuple(map(masked, text_lines(tail_of(asked.shown.log))[-LAST_LINES:]))
 
 
 def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
@@ -281,7 +283,7 @@ def _to_json(asked: Asked, answer: Answer) -> str:
         "reason": job.reason,
         "recorded": job.recorded,
         "scheduler": asked.pid,
-        "checks": [asdict(finding) for finding in answer.findings],
+        "checks": masked_values([asdict(finding) for finding in answer.findings]),
         "log_end": list(answer.log),
     }
     return json.dumps(value, indent=1) + "\n"

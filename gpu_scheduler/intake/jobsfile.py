@@ -16,6 +16,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.reading import Accepted
+from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.intake.filelook import FileLook, JobsFile, being_written
 from gpu_scheduler.intake.filetext import FileText, TextParser
 
@@ -32,7 +33,8 @@ class MalformedLine:
 
     def told(self, forms: bool) -> str:
         """The words for it. forms: with what would be accepted."""
-        shown = self.text if len(self.text) <= 120 else self.text[:117] + "…"
+        shown = masked(self.text)
+        shown = shown if len(shown) <= 120 else shown[:117] + "…"
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
         accepted = f"\n  accepted: {self.accepted}" if forms else ""
         return f"{self.path}:{self.number}: `{shown}`: {self.reason}{accepted}"

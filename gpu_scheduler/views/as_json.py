@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpu_scheduler.core.secrets import masked, masked_values
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.views.report import GpuShown, JobShown, Report
 
@@ -34,11 +35,11 @@ def job_object(job: JobShown) -> dict[str, Any]:
         "id": job.id,
         "state": job.state,
         "outcome": job.outcome,
-        "reason": job.reason,
+        "reason": job.reason and masked(job.reason),
         "infeasible": job.infeasible,
         "recorded": job.recorded,
         "name": job.name,
-        "command": job.text,
+        "command": masked(job.text),
         "gpus": list(job.gpus),
         "exit_code": job.exit_code,
         "signal": job.signal,
@@ -80,7 +81,7 @@ def to_json(report: Report) -> str:
         f'"counts": {json.dumps(dict(sorted(report.counts.items())))}',
         f'"gpus": {_listed(map(gpu_object, report.gpus))}',
         f'"jobs": {_listed(map(job_object, report.jobs))}',
-        f'"malformed": {_listed(malformed)}',
+        f'"malformed": {_listed(map(masked_values, malformed))}',
         f'"jobs_files": {_listed(files)}',
         f'"troubles": {_listed(troubles)}',
     ]

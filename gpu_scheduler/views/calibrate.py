@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.calibration import ENOUGH_RUNS, ENOUGH_S, Advice, changes
+from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.views.tables import Column, Entry, drawer
 from gpu_scheduler.views.words import duration, visible
 
@@ -117,7 +118,7 @@ def _object(one: Advice) -> dict[str, Any]:
     family = one.family
     return {
         "model": family.llm,
-        "program": family.program,
+        "program": masked(family.program),
         "runs": family.runs,
         "gpus": family.gpus,
         "max_mib": family.max_mib,

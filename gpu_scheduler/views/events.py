@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpu_scheduler.core.event import Event
+from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.core.share import WHOLE, format_share
 from gpu_scheduler.core.strays import stray_words
 from gpu_scheduler.core.verdict import judge
@@ -69,9 +70,9 @@ def to_json(event: Event) -> str:
     """One line of JSON, pure ASCII, without its newline; docs/json.md describes it."""
     values = {"id": event.id, "at": iso(event.at), "event": event.kind, "job": event.job_id or None}
     if event.reason is not None:
-        values["reason"] = event.reason
+        values["reason"] = masked(event.reason)
     if event.new or event.kind == "starting":
-        values["command"] = event.command
+        values["command"] = masked(event.command)
     return json.dumps({**values, **event.data})
 
 

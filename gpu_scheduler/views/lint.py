@@ -10,9 +10,9 @@ from typing import Any
 from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.preview import Preview
+from gpu_scheduler.core.secrets import hide_secrets, masked_values
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.views.report import MalformedShown
-from gpu_scheduler.views.secrets import hide_secrets
 from gpu_scheduler.views.words import duration, plural, shortened, visible
 
 
@@ -86,7 +86,7 @@ def to_json(linted: Linted) -> str:
             for bad in linted.malformed
         ],
     }
-    return json.dumps(value, indent=2) + "\n"
+    return json.dumps(masked_values(value), indent=2) + "\n"
 
 
 def need_object(need: Need) -> dict[str, Any]:

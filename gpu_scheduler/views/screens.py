@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.views.tables import Column, Entry, drawer
 from gpu_scheduler.views.words import ago, plural, visible
 
@@ -99,5 +100,5 @@ def _object(one: SessionShown) -> dict[str, Any]:
         "since": one.since,
         "command": one.command,
         "screendir": one.folder,
-        "line": one.text,
+        "line": masked(one.text),
     }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from gpu_scheduler.core.secrets import masked_values
 from gpu_scheduler.core.verdict import Verdict
 from gpu_scheduler.views.as_json import job_object
 from gpu_scheduler.views.report import JobShown
@@ -50,7 +51,7 @@ class AttemptShown:
 class Story:
     """One job at `now`. line: (file, number) of its line now; origin and need: in words.
 
-    env: its `env:` variables, those hidden that look like secrets; history: (time, state, reason).
+    arguments, env: without secrets; history: (time, state, reason).
     raised_mib: the memory that it needs since it ran out of it; *_used: retries; *_retries: how many its line
     allows, None = it says nothing.
     """
@@ -101,8 +102,10 @@ def to_json(story: Story) -> str:
             "environment": {
                 "conda": story.conda, "venv": story.venv, "cwd": story.cwd, "env": dict(story.env),
             },
-            "attempts": [asdict(attempt) for attempt in story.attempts],
-            "history": [{"at": at, "state": state, "reason": why} for at, state, why in story.history],
+            "attempts": masked_values([asdict(attempt) for attempt in story.attempts]),
+            "history": masked_values(
+                [{"at": at, "state": state, "reason": why} for at, state, why in story.history]
+            ),
         },
         indent=1,
     ) + "\n"  # fmt: skip

@@ -7,6 +7,7 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 
+from gpu_scheduler.core.secrets import masked_words
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.words import shortened, visible
 
@@ -27,7 +28,7 @@ def _runs(text: str, spec_json: str) -> str:
     script = spec.get("script")
     if script is None:
         return text
-    return " ".join([posixpath.basename(script), *map(shlex.quote, spec.get("arguments", ()))])
+    return " ".join([posixpath.basename(script), *map(shlex.quote, masked_words(spec.get("arguments", ())))])
 
 
 def in_common(titles: Sequence[str]) -> str:

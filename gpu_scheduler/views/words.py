@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.core.explain import signal_name
+from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import Outcome
 
@@ -19,18 +20,19 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """The text with every character that a terminal would act upon written as an escape.
+    """The text as people may see it: secrets are hidden, and every character that a terminal would act upon
+    is written as an escape.
 
     lines: line breaks are ours, and stay.
     """
     if lines:
         return "\n".join(visible(line) for line in text.split("\n"))
-    return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
+    return _UNSAFE.sub(lambda found: _escaped(found[0]), masked(text))
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """The text, cut where it is too long to be read, with how long it is."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    """The text, cut where it is too long to be read, with how long it is. No secret is cut in two."""
+    return text if len(text) <= most else f"{masked(text)[:most]}… ({len(text):,} characters)"
 
 
 def unrepeated(text: str, others: Iterable[str], most: int = 80) -> str:

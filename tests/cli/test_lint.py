@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.secrets import HIDDEN
 from gpu_scheduler.store.started import Started, note
-from gpu_scheduler.views.secrets import HIDDEN
 from tests.cli.desk import Desk
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"

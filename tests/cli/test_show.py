@@ -13,9 +13,9 @@ from gpu_scheduler.cli.show import command_of
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.command import build
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.secrets import HIDDEN, hide_secrets
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.started import Started, note
-from gpu_scheduler.views.secrets import HIDDEN, hide_secrets
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -283,7 +283,7 @@ def test_a_shell_that_is_given_more_than_its_text_is_shown_as_it_is(desk: Desk) 
     [
         ("HF_TOKEN", "x", True), ("WANDB_API_KEY", "x", True), ("AWS_SECRET_ACCESS_KEY", "x", True),
         ("db_password", "x", True), ("GITHUB_TOKEN_FILE", "x", True), ("MY_DSN", "x", True),
-        ("DATABASE_URL", "postgres://me:secret@host/db", True), ("X", "hf_abcdef", True),
+        ("DATABASE_URL", "postgres://me:secret@host/db", True), ("X", f"hf_{'aB3' * 8}", True),
         ("X", "-----BEGIN PRIVATE KEY", True), ("TOKENIZERS_PARALLELISM", "false", False),
         ("KEYBOARD", "us", False), ("PWD", "/x", False), ("MAX_TOKENIZED", "3", False),
         ("PROXY", "http://host:3128", False), ("LR", "0.1", False), ("MONKEY", "x", False),

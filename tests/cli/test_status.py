@@ -318,7 +318,7 @@ def test_the_last_line_of_what_runs(desk: Desk) -> None:
     log.write_text("loss 0.1\nto https://me:word@host/x\n")
     out = desk.run("status")[1]
     assert "word" not in out
-    assert out.rstrip().endswith("(hidden)")
+    assert out.rstrip().endswith("to https://me:(hidden)@host/x")
     log.write_text("x" * 9000 + "\n\x1b]0;owned\x07loss \x1b[1m0.1\x08\x1b[0m")
     out = desk.run("status")[1]
     assert out.rstrip().endswith(r"  loss 0.1\x08")

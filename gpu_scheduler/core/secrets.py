@@ -1,0 +1,159 @@
+"""Which parts of a text are secrets, by the name that a value is given to or by its own form.
+
+Everything that is shown or logged has them hidden; the record, `command.sh` and the job have them whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Stands for a value that nobody should read over a shoulder.
+HIDDEN = "(hidden)"
+
+_WORDS = "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
+#: Names of variables that hold one of these words and whose values are no secrets.
+_HARMLESS = (
+    r"(?:OLD)?PWD|(?:\w*_)?(?:MAX|MIN|NUM|NEW|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?"
+    r"|TOKENS?_(?:DIM|LEN|LENGTH|COUNT|LIMIT|SIZE|IDS?|PER_\w*)|(?:\w*_)?(?:SORT|GROUP|PRIMARY|CACHE)_KEYS?"
+)
+_VARIABLE = rf"(?!(?:{_HARMLESS})(?:=|\Z))(?:\w*_)?(?:{_WORDS})(?:_\w*)?"
+_IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
+#: An option, or a setting such as `wandb.api_key=…`, whose value is secret, up to its end. The word is taken
+#: in one piece: no part of it is tried.
+_OPTION = (
+    r"(?=(?P<word{0}>-{{0,2}}[\w.-]+))(?P=word{0})(?i:(?<=api[-_]key)|(?<=apikey)|(?<=secret)|(?<=password)"
+    r"|(?<=access[-_]token)|(?<=accesstoken)|(?<=auth[-_]token)|(?<=authtoken)|(?<=hf[-_]token)"
+    r"|(?<=hftoken))"
+)
+#: In a command a variable counts in capitals only: `max_tokens=5` is a setting of some program.
+_ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
+
+#: Pieces of a word as a shell, POSIX quoting or a quoted CSV field (doubled quotes) has them. A quote at the
+#: end of a word closes what the word stands in.
+_PIECE = (
+    r"""(?:""[^"\s][^"]*""|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
+)  # fmt: skip
+#: A quote that is not closed reaches to the end of the text.
+_OPEN = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
+#: It begins with what is before a name, so that nothing inside a word is tried.
+_NAMED = re.compile(
+    # Quoted as a whole: '--api-key=…'. What follows `bash -c` is a command and no such word.
+    rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
+    rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_PIECE}*"""
+    rf"""|(?P<name>{_ASSIGNED}"""
+    rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|["']\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
+    rf"(?P<value>{_OPEN}|{_PIECE}+))"
+)
+#: Values that are none: of a flag, a variable that a shell fills in, what stands in our own texts.
+_NO_VALUE = re.compile(
+    r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
+)
+#: Behind a value: the GPU list of a CSV line, the end of an attribute block.
+_GPUS = re.compile(r",[-\d,]*\Z")
+
+_IN_URL = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
+#: Searched in small letters: an expression that begins with a string is found as fast as that string.
+_WANDB = re.compile(r"wandb[\w.-]*(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
+_WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
+    r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
+    r"|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*))"
+)
+
+
+def masked(text: str) -> str:
+    """The text with `(hidden)` in the place of every secret."""
+    lowered = text.lower()
+    if _may_name_one(text, lowered):
+        text = _NAMED.sub(_hidden, f" {text}")[1:]
+    if "://" in text and "@" in text:
+        text = _IN_URL.sub(rf"\g<name>{HIDDEN}", text)
+    if _WANDB.search(lowered):
+        text = _WANDB_KEY.sub(rf"\g<name>{HIDDEN}", text)
+    if _may_hold_one(text):
+        text = _TOKEN.sub(HIDDEN, text)
+    return text
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line, each as it is given to a program, with every secret hidden."""
+    said: list[str] = []
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        given = _IS_GIVEN.match(word)
+        if _IS_OPTION.fullmatch(before) and not word.startswith("--") and not _NO_VALUE.fullmatch(word):
+            said.append(HIDDEN)
+        elif given and not _NO_VALUE.fullmatch(word, given.end()):
+            said.append(f"{given[0]}{HIDDEN}")
+        else:
+            said.append(masked(word))
+    return said
+
+
+def masked_values(value: Any) -> Any:
+    """A value for JSON with every text in it masked; a list of texts counts as the words of a command."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        return {key: masked_values(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(one, str) for one in value):
+            return masked_words(value)
+        return [masked_values(one) for one in value]
+    return value
+
+
+def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The variables with the values hidden that look like secrets, by their names or by themselves."""
+    return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
+
+
+_IS_GIVEN = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
+_IS_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
+
+
+# Asked of every text that is shown. Nearly none has any of these strings, and looking for each of them takes
+# a tenth of the time of an expression, or of a loop over them.
+def _may_name_one(text: str, lowered: str) -> bool:
+    """Whether a text may hold a name that `_NAMED` knows."""
+    return (
+        "api" in lowered or "secret" in lowered or "password" in lowered or "env:" in lowered
+        or ("token" in lowered and ("access" in lowered or "auth" in lowered or "hf" in lowered))
+        or (
+            "=" in text and (
+                "KEY" in text or "TOKEN" in text or "SECRET" in text or "PASS" in text or "PWD" in text
+                or "CREDENTIAL" in text or "AUTH" in text or "COOKIE" in text or "DSN" in text
+            )
+        )
+    )  # fmt: skip
+
+
+def _may_hold_one(text: str) -> bool:
+    """Whether a text may hold a value that `_TOKEN` knows."""
+    return (
+        "hf_" in text or "sk-" in text or "gho_" in text or "ghp_" in text or "ghr_" in text or "ghs_" in text
+        or "ghu_" in text or "github_pat_" in text or "glpat-" in text or "xox" in text or "AKIA" in text
+        or "ASIA" in text or "AIza" in text or "eyJ" in text or "PRIVATE KEY" in text
+    )  # fmt: skip
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return _IS_VARIABLE.fullmatch(name) is not None or masked(value) != value
+
+
+def _hidden(found: re.Match[str]) -> str:
+    before, name, value = found.group("before", "name", "value")
+    if name is None:
+        return f"{before}{found['quoted']}{HIDDEN}{before}"
+    if _NO_VALUE.fullmatch(value):
+        return found[0]
+    behind = value[-1] if value[-1] in ",;" else ""
+    if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _GPUS.search(value)):
+        behind = gpus[0]
+    elif value.endswith("]") and name.startswith("env:"):
+        behind = "]"
+    return f"{before}{name}{HIDDEN}{behind}"

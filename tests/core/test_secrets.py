@@ -1,0 +1,137 @@
+"""What counts as a secret in a command, a line of a jobs file, or a message."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.secrets import HIDDEN, masked, masked_values, masked_words
+
+HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        # Options, by the ends of their names.
+        ("t.py --api-key S3 --lr 1", "t.py --api-key (hidden) --lr 1"),
+        ("t.py --openai_api_key=S3 --lr 1", "t.py --openai_api_key=(hidden) --lr 1"),
+        ("t.py --client-secret S3", "t.py --client-secret (hidden)"),
+        ("t.py --db_password S3", "t.py --db_password (hidden)"),
+        ("t.py --PASSWORD S3", "t.py --PASSWORD (hidden)"),
+        ("t.py --access-token S3 --auth_token=S3 --hf-token S3",
+         "t.py --access-token (hidden) --auth_token=(hidden) --hf-token (hidden)"),
+        ("t.py --wandb.api_key\tS3", "t.py --wandb.api_key\t(hidden)"),
+        ("t.py +wandb.api_key=S3 lr=1", "t.py +wandb.api_key=(hidden) lr=1"),
+        # Quoted values, words and fields.
+        ("t.py --secret 'S3 x' --lr 1", "t.py --secret (hidden) --lr 1"),
+        ('t.py --secret="S3 \\" S3" --lr 1', "t.py --secret=(hidden) --lr 1"),
+        ("t.py --secret S3\\ S3 --lr 1", "t.py --secret (hidden) --lr 1"),
+        ("t.py '--secret=S3 x' --lr 1", "t.py '--secret=(hidden)' --lr 1"),
+        (shlex.join(["t.py", "--secret=S3's S3", "x"]), "t.py '--secret=(hidden)' x"),
+        ("t.py '--secret' 'S3 x' --lr 1", "t.py '--secret' (hidden) --lr 1"),
+        ("t.py --secret 'S3 is not closed", "t.py --secret (hidden)"),
+        ("bash -c 'python t.py --secret S3'", "bash -c 'python t.py --secret (hidden)'"),
+        ("0,t.py,env,--api-key S3,0-3", "0,t.py,env,--api-key (hidden),0-3"),
+        ('0,t.py,env,"--secret ""S3 S3"" --lr 1,2",0', '0,t.py,env,"--secret (hidden) --lr 1,2",0'),
+        ('{"api_key": "S3", "lr": 1}', '{"api_key": (hidden), "lr": 1}'),
+        # Variables.
+        ("WANDB_API_KEY=S3 python t.py", "WANDB_API_KEY=(hidden) python t.py"),
+        ("cd x && HF_TOKEN='S3 S3' python t.py", "cd x && HF_TOKEN=(hidden) python t.py"),
+        ("env 'DB_PASS=S3 S3' python t.py", "env 'DB_PASS=(hidden)' python t.py"),
+        ('bash -c "HF_TOKEN=S3 python t.py"', 'bash -c "HF_TOKEN=(hidden) python t.py"'),
+        ("[env:HF_TOKEN=S3 vram=4G] x", "[env:HF_TOKEN=(hidden) vram=4G] x"),
+        ("[vram=4 env:my_token=S3] x", "[vram=4 env:my_token=(hidden)] x"),
+        ("[env:HF_TOKEN=S3,vram=4G] x", "[env:HF_TOKEN=(hidden)] x"),
+        ("['env:HF_TOKEN=S3 S3' vram=4G] x", "['env:HF_TOKEN=(hidden)' vram=4G] x"),
+        ("[env:HF_TOKEN=S3 x", "[env:HF_TOKEN=(hidden) x"),
+        ('[env:HF_TOKEN="S3 S3 x', "[env:HF_TOKEN=(hidden)"),
+        # By their own forms.
+        (f"login {HF} now", "login (hidden) now"),
+        ("sk-proj-" + "aB3" * 16, HIDDEN),
+        ("x=sk-" + "aB3" * 16, "x=(hidden)"),
+        ("ghp_" + "aB3" * 12, HIDDEN),
+        ("github_pat_" + "aB3" * 12, HIDDEN),
+        ("glpat-" + "aB3-" * 6, HIDDEN),
+        ("xoxb-1234567890-abcdef", HIDDEN),
+        ("AKIA" + "A1B2" * 4, HIDDEN),
+        ("Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "Bearer (hidden)"),
+        (f"wandb login {HEX}", "wandb login (hidden)"),
+        (f"wandb login --relogin {HEX}", "wandb login --relogin (hidden)"),
+        (f"t.py --wandb-key={HEX} x", "t.py --wandb-key=(hidden) x"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nS3", HIDDEN),
+        ("git clone https://me:S3@host/x", "git clone https://me:(hidden)@host/x"),
+        ("redis://:S3@host:1 x", "redis://:(hidden)@host:1 x"),
+        ("ftp://me:S3/S@3@host/x", "ftp://me:(hidden)@host/x"),
+    ],
+)  # fmt: skip
+def test_hides_secrets(text: str, shown: str) -> None:
+    assert masked(text) == shown
+    assert masked(shown) == shown
+    assert masked(f"job 3: {text}") == f"job 3: {shown}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t.py --max_new_tokens 64 --pad_token S3 --sort_key name --tokenizer bert --token_dim 3",
+        "t.py --tokens 5 --num-keys=4 --secret-file f --password-file=/x --api-key-env NAME --key k",
+        "t.py --ask-password --verbose",
+        "t.py --use_auth_token True --lr 1",
+        "t.py --api-key $OPENAI_API_KEY",
+        't.py --api-key="${KEY}"',
+        "TOKENIZERS_PARALLELISM=false MAX_TOKENS=5 SORT_KEY=name PAD_TOKEN=x TOKEN_DIM=3 python t.py",
+        "max_tokens=5 model.token_dim=3 key=x python t.py",
+        "PWD=/x MONKEY=x KEYBOARD=us python t.py",
+        f"git checkout {HEX}",
+        f"wandb sync --tag exp runs/{HEX[:39]}",
+        "sk-learn-models-version-2024 hf_transfer disk-abcdefghijklmnopqrstuvwxyz task-0123456789abcdefghij",
+        "curl http://host:8080/x@y https://me@host/x http://[::1]:80/x@y",
+        "env:KEY is no variable; write env:KEY=VALUE, KEY of letters",
+        "the password is wrong: secret sauce",
+        "--password",
+        "",
+    ],
+)
+def test_shows_what_is_no_secret(text: str) -> None:
+    assert masked(text) == text
+
+
+def test_hides_secrets_in_the_words_of_a_command() -> None:
+    words = ["t.py", "--api-key", "S3 x", "--secret=S3 x", "--ask-password", "--lr", "1", "HF_TOKEN=S3 x", HF]
+    shown = ["t.py", "--api-key", HIDDEN, f"--secret={HIDDEN}", "--ask-password", "--lr", "1"]
+    shown += [f"HF_TOKEN={HIDDEN}", HIDDEN]
+    assert masked_words(words) == shown
+    assert masked_words(["--auth-token", "true", "--secret=$X"]) == ["--auth-token", "true", "--secret=$X"]
+    value = {"a": words, "b": [{"c": f"x {HF}", "d": None, "e": 1}]}
+    assert masked_values(value) == {"a": shown, "b": [{"c": "x (hidden)", "d": None, "e": 1}]}
+
+
+SECRET = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1).map(
+    lambda s: f"S3{s}S3"
+)
+
+
+@given(SECRET, st.sampled_from(["--api-key {}", "--db_password={}", "HF_TOKEN={}", "[env:A_KEY={}]"]))
+def test_hides_any_value_that_is_quoted_for_a_shell(secret: str, form: str) -> None:
+    for value in (shlex.quote(secret), '"' + secret.replace("\\", "\\\\").replace('"', '\\"') + '"'):
+        text = masked(f"t.py {form.format(value)} --lr 1")
+        assert "S3" not in text
+        assert masked(text) == text
+    words = [word.format(secret) for word in form.strip("[]").split(" ")]
+    assert "S3" not in " ".join(masked_words(["t.py", *words]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["--" + "a" * 10**5, "A_KEY_" * 20_000, "://a:" * 20_000, "'--secret=" * 20_000, "--api-key " * 20_000,
+     'key "' * 20_000, '""a' * 40_000, "wandb login" + " --a" * 30_000, "sk-" + "a-" * 50_000],
+)  # fmt: skip
+def test_a_long_text_takes_time_in_proportion_to_its_length(text: str) -> None:
+    began = time.process_time()
+    masked(text)
+    assert time.process_time() - began < 1.0
