@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.frames import Frames
+from gpu_scheduler.core.sanitize import sanitized
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import colours
@@ -34,6 +35,7 @@ _BEHIND = 8 << 20
 _AT_END = 16
 #: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
 _HEADER_LINES = 4
+_NO_COLOUR = "\x1b[0m"
 #: A line of the main log, and of what a pipe gets.
 _FULL = "%(asctime)s %(levelname)-7s {}%(message)s"
 
@@ -204,8 +206,10 @@ class _Tail:
             self._header_left -= 1
         else:
             self._header_left = 0
-            shown = line[:_LONGEST].decode("utf-8", "replace")
-            yield f"{self._prefix}{shown}{'' if is_whole and len(line) <= _LONGEST else '…'}"
+            # No sequence goes on behind a newline, so that each line stands alone; its colours end with it.
+            shown = sanitized(line[:_LONGEST]).decode("utf-8", "replace")
+            end = "" if is_whole and len(line) <= _LONGEST else "…"
+            yield f"{self._prefix}{shown}{end}{_NO_COLOUR if chr(27) in shown else ''}"
 
 
 class _Lines(QueueHandler):

@@ -12,8 +12,7 @@ from argparse import Namespace
 from gpu_scheduler.cli.jobrefs import job_meant
 from gpu_scheduler.cli.program import complain
 from gpu_scheduler.cli.record import opened, pid_of
-from gpu_scheduler.cli.tail import Tail
-from gpu_scheduler.core.frames import Frames
+from gpu_scheduler.cli.tail import Shown, Tail
 from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
@@ -76,7 +75,7 @@ def logs(options: Namespace) -> int:
     or the attempt that was named, and all of it is printed."""
     with opened(options, foreign=not options.follow) as store:
         attempt = _chosen(store, job_meant(store, options.job), options.attempt)
-        tail = _tail(store, attempt, _frames(options))
+        tail = _tail(store, attempt, _shown(options))
         tail.print_last(options.lines)
         if options.follow:
             _follow(store, attempt, tail, only=options.attempt is not None)
@@ -85,16 +84,16 @@ def logs(options: Namespace) -> int:
     return 0
 
 
-def _frames(options: Namespace) -> Frames | None:
-    """A terminal draws progress bars itself; elsewhere the frames that were drawn over are left out."""
-    if options.raw or sys.stdout.isatty():
+def _shown(options: Namespace) -> Shown | None:
+    """What is printed of the log; None: every byte."""
+    if options.raw:
         return None
-    return Frames(_UPDATE_EVERY_S if options.follow else None)
+    return Shown(draws=sys.stdout.isatty(), every_s=_UPDATE_EVERY_S if options.follow else None)
 
 
-def _tail(store: Store, attempt: sqlite3.Row, frames: Frames | None) -> Tail:
+def _tail(store: Store, attempt: sqlite3.Row, shown: Shown | None) -> Tail:
     try:
-        return Tail(_log(store, attempt), frames)
+        return Tail(_log(store, attempt), shown)
     except SchedulerError as error:
         if store.foreign is None:
             raise

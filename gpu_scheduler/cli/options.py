@@ -257,7 +257,8 @@ def logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", metavar="K", type=values.whole(1, 10**9 - 1),
                         help="its Kth attempt, from 1 (default: the newest)")  # fmt: skip
     parser.add_argument("--raw", action="store_true",
-                        help="every byte; else a pipe gets the last frame of each progress bar")  # fmt: skip
+                        help="every byte, as the job wrote it; else only text, colours and progress bars"
+                             " are printed, in a pipe the last frame of each bar")  # fmt: skip
 
 
 def events(parser: argparse.ArgumentParser) -> None:

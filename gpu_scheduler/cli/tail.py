@@ -1,5 +1,4 @@
-"""Printing a log: the last lines, then what is added; byte by byte, or line by line without the frames that a
-progress bar has drawn over."""
+"""Printing a log: the last lines, then what is added; byte by byte, or made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -8,21 +7,51 @@ import sys
 import time
 from io import FileIO
 
-from gpu_scheduler.core.frames import Frames
+from gpu_scheduler.core.frames import CURSOR_UP, Frames
+from gpu_scheduler.core.sanitize import Sanitizer
 from gpu_scheduler.errors import SchedulerError
 
 _CHUNK = 1 << 16
 
 
+class Shown:
+    """What is printed of a log where not every byte is: colours and progress bars, nothing else that a
+    terminal acts upon.
+
+    draws: bars are drawn as the job draws them, as on a terminal; else line by line, of each bar the last
+    frame. Bars that move the cursor up, as a bar inside another does, are not drawn in either case, because
+    the cursor must not be moved. every_s: seconds between two lines about one bar, None: the last one only.
+    """
+
+    def __init__(self, *, draws: bool, every_s: float | None = None) -> None:
+        self._every_s = every_s
+        self._frames = None if draws else Frames(every_s)
+        self._sanitizer = Sanitizer()
+
+    def take(self, data: bytes) -> bytes:
+        """What is printed of the next bytes; of none: that nothing came for a moment."""
+        if self._frames is None and CURSOR_UP.search(data):
+            self._frames = Frames(self._every_s)
+        if self._frames is not None:
+            data = self._frames.take(data, time.monotonic())
+        return self._sanitizer.feed(data)
+
+    def rest(self) -> bytes:
+        """What is left when no more comes."""
+        left = b"" if self._frames is None else self._frames.rest()
+        ended, self._sanitizer = self._sanitizer, Sanitizer()
+        return ended.feed(left) + ended.rest()
+
+
 class Tail:
     """A log that is being printed. Raises SchedulerError where it cannot be read.
 
-    frames: which frames of its lines are printed; None: every byte is.
+    shown: what of it is printed; None: every byte.
     """
 
-    def __init__(self, path: str, frames: Frames | None = None) -> None:
+    def __init__(self, path: str, shown: Shown | None = None) -> None:
         self._file = _opened(path)
-        self._frames = frames
+        self._shown = shown
 
     def go_on_with(self, path: str) -> None:
         """Print another log from its beginning, from now on."""
@@ -32,8 +61,8 @@ class Tail:
 
     def finish(self) -> None:
         """Print the last line, however unfinished it is."""
-        if self._frames is not None:
-            sys.stdout.buffer.write(self._frames.rest())
+        if self._shown is not None:
+            sys.stdout.buffer.write(self._shown.rest())
             sys.stdout.buffer.flush()
 
     def close(self) -> None:
@@ -58,8 +87,7 @@ class Tail:
         sys.stdout.buffer.flush()
 
     def _print(self, data: bytes) -> None:
-        shown = data if self._frames is None else self._frames.take(data, time.monotonic())
-        sys.stdout.buffer.write(shown)
+        sys.stdout.buffer.write(data if self._shown is None else self._shown.take(data))
 
     def _start_of(self, lines: int) -> int:
         """Where the last lines begin; a last line without newline counts."""

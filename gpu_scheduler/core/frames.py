@@ -10,7 +10,8 @@ import re
 
 #: Bytes of a frame that are kept back; a longer one is passed on as it comes.
 LONGEST = 1 << 20
-_CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
+#: Moves the cursor up, as a bar inside another bar does.
+CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
 _UP_AT_END = re.compile(rb"(?:\x1b\[\d*[AF])+\Z")
 
 
@@ -61,7 +62,7 @@ class Frames:
         return b"".join(out).removesuffix(b"\n")
 
     def _draw(self, text: bytes, out: list[bytes]) -> None:
-        self._moves_up = self._moves_up or (b"\x1b" in text and _CURSOR_UP.search(text) is not None)
+        self._moves_up = self._moves_up or (b"\x1b" in text and CURSOR_UP.search(text) is not None)
         *frames, last = text.split(b"\r")
         for frame in frames:
             self._extend(frame, out)

@@ -186,7 +186,7 @@ def on_terminal(*argv: object) -> bytes:
     return shown
 
 
-def test_a_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_byte(desk: Desk) -> None:
+def test_a_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_each(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     log = desk.path / "bar.log"
@@ -197,6 +197,28 @@ def test_a_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_byte(
     done = start("logs", job, "--raw")
     assert done.communicate(timeout=30) == (BAR, b"")
     assert on_terminal("logs", job) == BAR
+
+
+#: A title, the clipboard, a cleared screen, a question to the terminal, a bell; then a bar inside a bar.
+HOSTILE = (
+    b"\x1b]0;owned\x07one\x1b]52;c;aGk=\x1b\\\n\x1b[31mtwo\x1b[2J\x1b[H\x1b[6n\x07\x1b[0m\n 1%\r 2%\x1b[K\n"
+)
+NESTED = b"\router 0%\n\rinner 0%\x1b[A\n\rinner 9%\x1b[A\n\r        \x1b[A\router 9%\nend\n"
+
+
+def test_only_colours_and_bars_of_a_job_act_on_a_terminal(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)
+    log = desk.path / "hostile.log"
+    log.write_bytes(HOSTILE)
+    desk.recorder.note_log(row["id"], str(log), None)
+    text = b"one\n\x1b[31mtwo\x1b[0m\n"
+    assert on_terminal("logs", job) == text + b" 1%\r 2%\x1b[K\n"
+    assert desk.run("logs", job)[1].encode() == text + b" 2%\x1b[K\n"
+    assert on_terminal("logs", job, "--raw") == HOSTILE
+    log.write_bytes(NESTED)
+    for shown in (on_terminal("logs", job), desk.run("logs", job)[1].encode()):
+        assert shown == b"outer 0%\nouter 9%\nend\n"
 
 
 def test_following_in_a_pipe_shows_a_progress_bar_at_most_once_a_second(desk: Desk) -> None:

@@ -67,6 +67,25 @@ def test_a_very_long_line_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert second == "[job 1] after"
 
 
+def test_only_colours_of_a_job_act_on_the_terminal_of_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = r"\033]0;owned\007one\033[2J\n\033[31mtwo\033[6n\033]52;c;aGk=\nthree\007\n"
+    out = output(tmp_path, capsys, f"printf '{hostile}'")
+    assert out.startswith("[job 1] one\n[job 1] \x1b[31mtwo\x1b[0m\n[job 1] three\n")
+
+
+def test_the_header_of_a_log_is_text_of_one_line_each(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    job = rig.add("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
+    rig.tick()
+    rig.ends(job)
+    log = Path(rig.store.attempts(job)[0]["log"]).read_bytes()
+    first, second = log.split(b"\n")[:2]
+    shown = rb"true \x1b]0;owned\x07 --api-key (hidden) \x1b[2J\r# x"
+    assert (first, second) == (b"# job 1, attempt 1: " + shown, b"# command: " + shown)
+
+
 def test_of_output_that_comes_too_fast_the_last_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
