@@ -12,12 +12,14 @@ from tests.core.jobsworld import World
 
 
 class Eye(World):
-    """Reads the file as the scheduler does. started: how often a job of each text was started."""
+    """Reads the file as the scheduler does. started: how often a job of each text was started; problem: why
+    the file cannot be read as a whole."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._reader = JobsFileReader(path, "/w", "/home/u", frozenset(range(8)))
         self.malformed: tuple[MalformedLine, ...] = ()
+        self.problem: str | None = None
         self.started: Counter[str] = Counter()
 
     def wait(self, seconds: float) -> None:
@@ -30,6 +32,7 @@ class Eye(World):
         while True:
             poll = self._reader.poll(self.reading, self.facts(), self.now)
             self.waits, self.next_look, self.malformed = poll.waits, poll.next_look, poll.malformed
+            self.problem = poll.problem
             if poll.accepted is None:
                 return
             self.take(poll.accepted)

@@ -128,14 +128,23 @@ def _save(path: Path, lines: tuple[bytes, ...]) -> None:
 def _one(eye: Eye, path: Path, at: int, spoilt: bytes, found: Found) -> None:
     others = {line.job_id: line.text for line in eye.reading if line.number != at + 1}
     own = [line.job_id for line in eye.reading if line.number == at + 1 and line.job_id is not None]
-    texts = Counter(line.text for line in eye.reading)
-    _save(path, (*_LINES[:at], spoilt, *_LINES[at + 1 :]))
+    texts, before = Counter(line.text for line in eye.reading), eye.ready()
+    lines = (*_LINES[:at], spoilt, *_LINES[at + 1 :])
+    _save(path, lines)
     eye.wait(30)
     ready = eye.ready()
+    if (eye.problem is not None) != _is_binary(b"".join(lines)):
+        found.fault("a file taken for what it is not", f"{spoilt!r}: {eye.problem}")
+    if eye.problem is not None:
+        found.count("binary files")
+        if ready != before:
+            found.fault("jobs changed by a binary file", f"{spoilt!r}: {before ^ ready}")
+        _mend(eye, path, {*before}, texts, spoilt, found)
+        return
     pieces = spoilt.split(b"\n")[:-1]
     same = _part_of_it(eye, at, len(pieces))
     for job_id, text in others.items():
-        if job_id not in ready and text not in same.values():
+        if job_id not in ready and not any(text in whole for whole in same.values()):
             found.fault("others affected", f"{text!r} after {spoilt!r}")
     for job_id in ready - set(others):
         found.count("run as it stands")
@@ -146,13 +155,23 @@ def _one(eye: Eye, path: Path, at: int, spoilt: bytes, found: Found) -> None:
     reported = _judge_reports(eye, at, pieces, same, found)
     if reported and any(eye.jobs[job_id].state is not JobState.QUEUED for job_id in own):
         found.fault("ended by a typo", f"{_LINES[at]!r} after {spoilt!r}")
-    kept = set(own if reported else ()) | set(others)
+    _mend(eye, path, {*(own if reported else ()), *others}, texts, spoilt, found)
+
+
+def _mend(
+    eye: Eye, path: Path, kept: set[int | None], texts: Counter[str], spoilt: bytes, found: Found
+) -> None:
+    """Save the file as it was before: the jobs that were kept are those of its lines again."""
     _save(path, _LINES)
     eye.wait(30)
     if not kept <= eye.ready():
         found.fault("another job after the mend", f"{spoilt!r}: {kept - eye.ready()}")
     if Counter(eye.open_texts()) != texts or eye.malformed:
         found.fault("not mended", f"{spoilt!r}: {Counter(eye.open_texts())} {eye.malformed}")
+
+
+def _is_binary(content: bytes) -> bool:
+    return 0 in content or content[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
 def _part_of_it(eye: Eye, at: int, pieces: int) -> dict[int, str]:
