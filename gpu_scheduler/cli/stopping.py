@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
 
 from gpu_scheduler.cli import offline
-from gpu_scheduler.cli.record import LOOK_EVERY_S, opened, pid_of
+from gpu_scheduler.cli.record import LOOK_EVERY_S, home_of, opened, pid_of
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.identity import refuse_copy
+from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import outcome_words
 
@@ -18,6 +22,7 @@ END_S = 15.0
 
 def stop(options: Namespace) -> int:
     """Ask the scheduler to end; with --jobs it cancels the running jobs first."""
+    _wait_for_record(home_of(options))
     with opened(options) as store:
         pid = pid_of(store)
         running = _running(store)
@@ -36,11 +41,17 @@ def stop(options: Namespace) -> int:
         return code
 
 
+def _wait_for_record(home: Home) -> None:
+    """The first scheduler of a record holds its lock for a moment before there is a database to ask it in."""
+    end = time.monotonic() + END_S
+    while not home.database.exists() and scheduler_pid(home.lock) is not None and time.monotonic() < end:
+        time.sleep(LOOK_EVERY_S)
+
+
 def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:
     # One wish for both: no round sees the GPUs free and starts what is queued.
-    args = {"jobs": True, "grace_s": options.grace} if options.jobs else {}
-    wish = store.wish("stop", **args)
-    _wait_for_end(store, pid, wish, END_S + (options.grace + offline.LATE_S if options.jobs else 0.0))
+    args: dict[str, Any] = {"jobs": True, "grace_s": options.grace} if options.jobs else {}
+    _wait_for_end(store, pid, args, END_S + (options.grace + offline.LATE_S if options.jobs else 0.0))
     print(f"the scheduler (pid {pid}) has ended")
 
 
@@ -55,8 +66,8 @@ def _running(store: Store) -> list[int]:
     return sorted(row["job_id"] for row in offline.open_attempts(store))
 
 
-def _wait_for_end(store: Store, pid: int, wish: int, limit_s: float) -> None:
-    store.home.ring()
+def _wait_for_end(store: Store, pid: int, args: Mapping[str, Any], limit_s: float) -> None:
+    wish: int | None = None
     end = time.monotonic() + limit_s
     try:
         while pid_of(store) == pid:
@@ -65,10 +76,16 @@ def _wait_for_end(store: Store, pid: int, wish: int, limit_s: float) -> None:
                     f"the scheduler (pid {pid}) has not ended within {limit_s:g} s\n"
                     f"`kill {pid}` ends it as well; running jobs go on"
                 )
+            # A scheduler that comes up takes the wishes that it finds for some to an earlier one, and with
+            # --fresh it forgets them: it is asked again as long as it runs.
+            if all(row["id"] != wish for row in store.open_wishes()):
+                wish = store.wish("stop", **args)
+                store.home.ring()
             time.sleep(LOOK_EVERY_S)
     finally:
         # It may have ended by itself, or we were interrupted: the next one must not obey this wish.
-        store.withdraw(wish)
+        if wish is not None:
+            store.withdraw(wish)
 
 
 def _end_jobs(store: Store, asked: list[int], grace_s: float) -> int:

@@ -1,6 +1,7 @@
 """A scheduler without GPUs: it holds the lock and carries out wishes by the real rules.
 
-python -m tests.cli.answering STATE_FILE [deaf]: a deaf one answers nothing.
+python -m tests.cli.answering STATE_FILE [deaf|rising]: a deaf one answers nothing; a rising one is still
+coming up when it is asked to end.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 import time
 
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.actions import WishDone
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.gpus import GpuWatch
@@ -27,8 +29,14 @@ def main() -> None:
     home = Home.of(sys.argv[1])
     lock = InstanceLock(home.lock)
     assert lock.acquire()
+    while not home.database.exists():
+        time.sleep(0.005)
     store = Store(home)
     loop = Loop(store, GpuWatch(), _NoLauncher(), Settings(), Clock())
+    if "rising" in sys.argv:
+        while not (found := [wish["id"] for wish in store.open_wishes()]):
+            time.sleep(0.005)
+        loop.recorder.record([WishDone(wish, "it had ended already") for wish in found], Clock().now())
     while not loop.ending:
         if "deaf" not in sys.argv:
             while not loop.ending and loop.tick() is None:

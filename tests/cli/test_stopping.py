@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -49,6 +50,31 @@ def test_a_scheduler_that_does_not_end_is_named_and_the_wish_taken_back(
         assert f"pid {pid}" in err
         assert f"`kill {pid}`" in err
     assert desk.wishes() == []
+
+
+def test_a_scheduler_that_was_coming_up_ends_as_well(desk: Desk) -> None:
+    with desk.scheduler("rising") as pid:
+        assert desk.run("stop") == (0, f"the scheduler (pid {pid}) has ended\n", "")
+    assert desk.wishes() == []
+
+
+def test_a_first_scheduler_that_has_no_database_yet_is_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = desk.home.database.with_name("aside")
+    assert desk.store
+    desk.close()
+    desk.home.database.rename(aside)
+    with desk.scheduler("rising") as pid:
+        sleep = time.sleep
+
+        def made(seconds: float) -> None:
+            if aside.exists():
+                aside.rename(desk.home.database)
+            sleep(seconds)
+
+        monkeypatch.setattr(time, "sleep", made)
+        assert desk.run("stop")[:2] == (0, f"the scheduler (pid {pid}) has ended\n")
 
 
 def test_a_scheduler_that_dies_meanwhile_leaves_no_wish(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
