@@ -209,7 +209,8 @@ class _Tail:
             # No sequence goes on behind a newline, so that each line stands alone; its colours end with it.
             shown = sanitized(line[:_LONGEST]).decode("utf-8", "replace")
             end = "" if is_whole and len(line) <= _LONGEST else "…"
-            yield f"{self._prefix}{shown}{end}{_NO_COLOUR if chr(27) in shown else ''}"
+            is_coloured = "\x1b" in shown and not shown.endswith(_NO_COLOUR)
+            yield f"{self._prefix}{shown}{end}{_NO_COLOUR if is_coloured else ''}"
 
 
 class _Lines(QueueHandler):

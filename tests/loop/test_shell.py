@@ -141,7 +141,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     rig = Rig(tmp_path)
     console = Console()
     begin_logging(tmp_path / "main.log", console)
-    job = rig.add("echo one; printf 'two\\033[0m\\n'; exit 3")
+    job = rig.add("echo one; printf '\\033[32mtwo\\033[0m\\n'; exit 3")
     rig.tick()
     attempt = rig.store.attempts(job)[0]["id"]
     console.follow(attempt, rig.store)
@@ -151,7 +151,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     wait_for(lambda: console._follower is None, "the end of the log")
     console.close()
     out = capsys.readouterr().out
-    theirs = "[job 1] one\n[job 1] two\x1b[0m\n[job 1] --- failed: exit code 3"
+    theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"
     assert theirs in out  # as it is
     assert out.index(theirs) < out.index("a line of ours"), "its output comes before its end is told"
     assert "# job" not in out
