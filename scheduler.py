@@ -18,7 +18,7 @@ AGAIN = "gpu_scheduler_again"
 
 
 def lacks() -> str:
-    """What this interpreter lacks to run us, and what to do about it, in words; "" if nothing."""
+    """Names what this interpreter lacks to run us, and what to do about it, in words; "" if nothing."""
     package = find_spec("gpu_scheduler")
     if package is None or package.origin is None:
         return (

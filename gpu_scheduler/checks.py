@@ -41,8 +41,8 @@ def check_record(options: StartOptions, home: Home) -> None:
 
 
 def check_old_sessions(options: StartOptions, home: Home) -> list[str]:
-    """What to warn of: sessions of the older scheduler that live. Raises SchedulerError if its state file is
-    to be taken over beside them."""
+    """Returns warnings about live sessions of the older scheduler. Raises SchedulerError if its state file
+    is to be taken over beside them."""
     sessions = old_sessions()
     if sessions and not options.ignore_old_sessions and imports_older(home):
         raise SchedulerError("\n  ".join([STILL_RUN, *map(str, sessions)]) + f"\n{WHEN_ENDED}")

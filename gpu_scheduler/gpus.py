@@ -40,7 +40,7 @@ def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
 
 
 def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
-    """What `--gpus` means, where its number could be taken for that of a GPU; None where nothing is left out.
+    """Explains `--gpus` where its number could be taken for that of a GPU; None where nothing is left out.
 
     samples: all GPUs, of which `choose` takes the first ones.
     """

@@ -50,7 +50,7 @@ class FileProblem:
 
 @dataclass(frozen=True)
 class Content:
-    """What a file held. status: of the descriptor that it was read from, before the first byte."""
+    """The content of a file. status: of the descriptor that it was read from, before the first byte."""
 
     data: bytes
     status: os.stat_result
@@ -72,7 +72,7 @@ def read(path: str | Path, most: int = JSON_BYTES) -> Content | FileProblem:
 
 
 def judge(status: os.stat_result, most: int | None) -> FileProblem | None:
-    """What forbids to use a file, of whose open descriptor this is the status; None: nothing does.
+    """Judges a file by the status of its open descriptor; None: it may be used.
 
     most: the bytes that it may have, None = any number.
     """

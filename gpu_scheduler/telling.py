@@ -168,7 +168,7 @@ class Telling:
 
 
 def _declared(row: sqlite3.Row | None, uuid: str) -> str:
-    """What an attempt declared on a GPU, to follow what it uses there."""
+    """Words the declaration of an attempt on a GPU, to follow its use there."""
     budgets = {} if row is None else json.loads(row["budgets"])
     if row is None or uuid not in budgets:
         return ""

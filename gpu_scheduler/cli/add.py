@@ -137,7 +137,7 @@ def _parsed(line: str, cwd: str, known: frozenset[int] | None) -> tuple[JobSpec,
 
 
 def _warnings(options: Namespace, spec: JobSpec, known: frozenset[int] | None) -> Iterator[str]:
-    """What will keep the job from running as expected, as `lint` tells it."""
+    """Returns the warnings that `lint` gives for the job."""
     config, limits, totals = LlmConfig(), Limits(), {}
     conda_sh = find_conda_sh(os.environ, os.path.exists)
     with suppress(SchedulerError), opened(options, foreign=True) as store:

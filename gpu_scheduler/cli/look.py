@@ -85,7 +85,7 @@ def logs(options: Namespace) -> int:
 
 
 def _shown(options: Namespace) -> Shown | None:
-    """What is printed of the log; None: every byte."""
+    """Returns the filter of the log's text; None: every byte is printed."""
     if options.raw:
         return None
     return Shown(draws=sys.stdout.isatty(), every_s=_UPDATE_EVERY_S if options.follow else None)

@@ -1,4 +1,4 @@
-"""What commands do while no scheduler is up: end jobs, and bring the state file up to date.
+"""Commands while no scheduler is up: end jobs, and bring the state file up to date.
 
 A job is ended by `stop` in its attempt's folder, and by a sweep where no runner is left. The wish that is
 recorded beside it lets the next scheduler know it as cancelled.
@@ -100,7 +100,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
 
 
 def _shares(path: Path) -> list[float] | None:
-    """What a state file of ours says is given away; None for any other file."""
+    """Returns the shares in a state file of ours; None for any other file."""
     try:
         state = statefile.parse(statefile.read(path) or b"")
     except (OSError, ValueError):

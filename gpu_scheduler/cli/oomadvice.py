@@ -44,6 +44,6 @@ def _has_neighbors(store: Store, attempt: sqlite3.Row, ended_at: float) -> bool:
 
 
 def _foreign_mib(gpu: sqlite3.Row) -> int:
-    """What programs of others hold there, as last seen; displays do not count."""
+    """Returns the memory of foreign processes there as last seen, without displays."""
     displays = {pid for pid, _, graphics_only in json.loads(gpu["processes"] or "[]") if graphics_only}
     return sum(mib for pid, _, mib in json.loads(gpu["held"]) if pid not in displays)

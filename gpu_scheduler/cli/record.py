@@ -48,7 +48,7 @@ def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
 
 
 def nothing_yet(home: Home) -> str:
-    """What commands that only show something say before the first start."""
+    """Answers commands that only show something before the first start."""
     return (
         f"nothing has run here yet: there is no record in {home.folder}\n"
         "`start` makes it; --state-file names another one"

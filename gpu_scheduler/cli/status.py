@@ -92,7 +92,7 @@ def screen_of_stdout() -> Screen:
 
 
 def report_for(store: Store, options: Namespace, screen: Screen) -> Report:
-    """What a text for this screen shows."""
+    """Returns the text as this screen shows it."""
     most = None if options.all else GROUPED
     finished = None if options.all else max(SHOWN, screen.rows or 0)
     report = read(store, queued=most, finished=finished, only_failed=options.failed)

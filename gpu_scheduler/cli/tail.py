@@ -15,7 +15,7 @@ _CHUNK = 1 << 16
 
 
 class Shown:
-    """What is printed of a log where not every byte is: colours and progress bars, nothing else that a
+    """Filters a log for printing: keeps colours and progress bars, and nothing else that a
     terminal acts upon.
 
     draws: bars are drawn as the job draws them, as on a terminal; else line by line, of each bar the last
@@ -29,7 +29,7 @@ class Shown:
         self._sanitizer = Sanitizer()
 
     def take(self, data: bytes) -> bytes:
-        """What is printed of the next bytes; of none: that nothing came for a moment."""
+        """Returns the text to print for the next bytes; no bytes mean that nothing came for a moment."""
         if self._frames is None and CURSOR_UP.search(data):
             self._frames = Frames(self._every_s)
         if self._frames is not None:
@@ -37,7 +37,7 @@ class Shown:
         return self._sanitizer.feed(data)
 
     def rest(self) -> bytes:
-        """What is left when no more comes."""
+        """Returns the rest when no more comes."""
         left = b"" if self._frames is None else self._frames.rest()
         ended, self._sanitizer = self._sanitizer, Sanitizer()
         return ended.feed(left) + ended.rest()

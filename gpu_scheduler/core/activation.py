@@ -102,7 +102,10 @@ class Environment:
 
 
 def environment_of(spec: JobSpec, conda_sh: str | None) -> Environment:
-    """What a job activates. An empty CSV field means base; a command without `conda=` names none."""
+    """Returns the environment that a job activates.
+
+    An empty CSV field means base; a command without `conda=` names none.
+    """
     base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
     return Environment(spec.conda or ("base" if base else None), spec.venv, conda_sh)
 

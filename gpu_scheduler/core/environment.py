@@ -24,7 +24,7 @@ _INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda"
 
 
 def inherited(base: Mapping[str, str], replaced: bool, conda: bool) -> dict[str, str]:
-    """What a job gets of the scheduler's environment.
+    """Returns the part of the scheduler's environment that a job inherits.
 
     replaced: the job brings its own conda or venv, so that an active one goes, and its bin on PATH. conda: a
     conda is there, by which command.sh deactivates; it needs the variables that tell conda what is active.

@@ -73,7 +73,7 @@ def explain(result: ResultNote, evidence: Evidence | None = None) -> str:
 
 
 def _own_words(tail: str) -> str | None:
-    """What a program has printed that caught the error of which it died."""
+    """Finds the message of a program that caught the error and exited with it."""
     from gpu_scheduler.core.oom import cuda_oom
 
     return cuda_oom(tail)

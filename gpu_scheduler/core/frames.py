@@ -54,7 +54,7 @@ class Frames:
         return b"".join(out)
 
     def rest(self) -> bytes:
-        """What is left when no more comes: the last frame of an unfinished line, without a newline."""
+        """Returns the last frame of an unfinished line, without a newline, when no more comes."""
         out: list[bytes] = []
         if self._open or self._frame or self._is_begun:
             self._end_line(out, 0.0)

@@ -10,7 +10,7 @@ NAMELESS = "unknown-"
 SIMULATED = "SIM-"
 #: More memory than any GPU has: 1 PiB.
 MOST_MIB = 1 << 30
-#: Samples over which loads are averaged (DESIGN §6).
+#: Samples over which loads are averaged.
 LOAD_SAMPLES = 3
 
 

@@ -180,7 +180,7 @@ def _infeasible(
 
 
 def _too_small(need: Need, kind: str, sizes: Sequence[int], limits: Limits) -> str:
-    """What the largest GPUs can give. sizes: of the GPUs of this kind, the largest first."""
+    """Says how much the largest GPUs can give. sizes: of the GPUs of this kind, the largest first."""
     size = sizes[need.count - 1]
     if need.count == 1:
         have = f"the largest {kind} GPU has"

@@ -38,7 +38,7 @@ class Unknown:
 
 
 def judge(recorded: Recorded | None, here: Place, there: Place | Unknown | None) -> Verdict:
-    """What the folder `here` is. there: what is at the recorded path now; None = it is gone.
+    """Tells what the folder `here` is. there: what is at the recorded path now; None = it is gone.
 
     An inode that differs says little alone (a restore changes it), nor does one that is equal (those of two
     file systems can be): the folder at the recorded path decides, if it has the same id.

@@ -1,4 +1,4 @@
-"""What to do about a job that failed, by what is told of its end and what it had, and about a GPU that takes
+"""Remedies for a job that failed, by what is told of its end and what it had, and about a GPU that takes
 no job, by what placement says of it. Where nothing is known to help, nothing is said."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
 
 @dataclass(frozen=True)
 class OomCase:
-    """What a job had that ran out of GPU memory.
+    """The memory that a job had when it ran out.
 
     gpus: how many; alone: nobody else was on them; at_limit: it declared as much memory as a GPU can give;
     larger: the GPUs (indices) that it may use and that have more memory than its own.
@@ -109,7 +109,7 @@ class OomCase:
 
 
 def oom_remedy(case: OomCase) -> str:
-    """What to do about a job that ran out of GPU memory: "ask for more" only where there is more."""
+    """Advises on a job that ran out of GPU memory: "ask for more" only where there is more."""
     if not (case.alone or case.at_limit):
         return (
             "the GPU was full, and others were on it: ask for more (vram= or share=), let it run again with"

@@ -38,7 +38,7 @@ class Sanitizer:
         self._parameters = ""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be printed of the next piece. A character or sequence that is cut waits for the rest."""
+        """Returns the printable part of the next piece. A cut character or sequence waits for the rest."""
         return self._passed(self._decoder.decode(data))
 
     def rest(self) -> bytes:

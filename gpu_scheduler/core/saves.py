@@ -52,7 +52,7 @@ class Decision:
 
 
 def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
-    """What counts now. jobs: how the jobs of the previous reading stand.
+    """Decides which lines count now. jobs: how the jobs of the previous reading stand.
 
     A line that became malformed stays in the reading, with its job, until it is mended; every other line that
     is missing counts as removed in its time.

@@ -28,7 +28,7 @@ def strays(facts: Facts) -> list[NoteStray]:
 
 
 def stray_words(given: Sequence[int], used: int, pid: int) -> str:
-    """What follows the job's number in a sentence for the user. given and used: indices of GPUs."""
+    """Words the rest of a sentence that begins with the job's number. given and used: indices of GPUs."""
     own = f"GPU{'' if len(given) == 1 else 's'} {','.join(map(str, given))}"
     return (
         f"was given {own} and uses GPU {used} (process {pid}): it probably sets"

@@ -7,7 +7,7 @@ from gpu_scheduler.core.facts import Facts
 
 
 def closed_windows(facts: Facts) -> list[NoteWindowClosed]:
-    """What is to be noted of open attempts."""
+    """Returns the notes about open attempts."""
     return [
         NoteWindowClosed(attempt.job_id, attempt.attempt_id)
         for attempt in facts.attempts

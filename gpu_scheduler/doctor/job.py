@@ -80,7 +80,7 @@ def _measured(view: GpuView, need: Need, limits: Limits, holders: Collection[int
 
 
 def _foreign(view: GpuView, need: Need, limits: Limits) -> str:
-    """What foreign processes use, and the thresholds that judge it; the idle threshold goes first."""
+    """Words the use by foreign processes, and the thresholds that judge it; the idle threshold goes first."""
     if view.foreign_mib is None:
         return "memory of others unknown"
     if not view.foreign_mib:

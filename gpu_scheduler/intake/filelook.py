@@ -28,7 +28,7 @@ _Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class FileLook:
-    """What is there. content: of a file that is present; problem: why it cannot be read, without its path."""
+    """A look at a file. content: if it is present; problem: why it cannot be read, without path."""
 
     state: Literal["present", "missing", "unreadable"]
     content: bytes = b""

@@ -152,8 +152,8 @@ def resume_all(store: Store) -> None:
 
 
 def summary(store: Store, over: Collection[int] = ()) -> tuple[list[float], list[int], dict[str, object]]:
-    """What the state file shows: allocated share by index, paused GPUs, jobs by state. over: attempts that
-    have ended, which is not recorded yet; what became of their jobs is left out."""
+    """Returns the state file: allocated share by index, paused GPUs, jobs by state. over: attempts
+    that have ended, which is not recorded yet; what became of their jobs is left out."""
     rows = store.gpus()
     # Commands that only pause or show pay for none of it.
     from gpu_scheduler.store.attempts import booked_shares

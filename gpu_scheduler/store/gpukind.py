@@ -14,7 +14,7 @@ from gpu_scheduler.store.database import peek
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a record holds. simulated: None = it knows no GPUs."""
+    """The jobs and the kind of GPUs of a record. simulated: None = it knows no GPUs."""
 
     simulated: bool | None
     jobs: int

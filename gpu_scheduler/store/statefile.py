@@ -100,7 +100,7 @@ def _lined(state: Mapping[str, Any]) -> bytes:
 
 
 def read(path: Path) -> bytes | None:
-    """What the file holds; None: there is none. Raises OSError, also for what is refused to be read."""
+    """Reads the file; None: there is none. Raises OSError, also for what is refused to be read."""
     try:
         return json_bytes(path)
     except FileNotFoundError:

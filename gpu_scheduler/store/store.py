@@ -195,7 +195,7 @@ class Store:
         return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
 
     def needs(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the waiting jobs of each ask need: the fields of `core.needs.Need`, where that is known."""
+        """Returns the known need of each ask with waiting jobs: the fields of `core.needs.Need`."""
         rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
         return {row["ask"]: json.loads(row["need"]) for row in rows}
 

@@ -86,7 +86,7 @@ def _entries(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _too_early(seen: Calibrated) -> list[str]:
-    """What is suggested and not written, as too little was seen of it."""
+    """Lists the suggestions that are not written for want of runs."""
     early = changes(seen.advised, enough=False)
     if not early:
         return []

@@ -233,7 +233,7 @@ def _use(event: Event, tolerance: float) -> Iterator[str]:
 
 
 def _judged(event: Event, tolerance: float) -> str:
-    """What was declared, and the verdict on it."""
+    """Words the declaration and the verdict on it."""
     data = event.data
     budgets = _budgets(event)
     if budgets is None:

@@ -71,7 +71,7 @@ def grouped(jobs: Iterable[JobShown], now: float) -> list[Entry]:
 
 
 def below(job: JobShown) -> list[str]:
-    """What is told of a job where everything is: its session and log, its memory, what was seen of it."""
+    """Words the details of a job: its session and log, its memory, what was seen of it."""
     closed = f"closed; `logs {job.id} -f` follows the job" if job.window_closed else None
     told = [
         ("memory", memory_words(job.peaks, job.vram_declared)),

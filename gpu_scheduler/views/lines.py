@@ -15,7 +15,7 @@ _ALIGNED = 60
 
 @dataclass(frozen=True)
 class Screen:
-    """What is printed on. width, rows: None = without end, as a pipe is; colour: whether it shows colours."""
+    """The screen. width, rows: None = without end, as a pipe is; colour: whether it shows colours."""
 
     width: int | None = None
     rows: int | None = None
@@ -131,7 +131,7 @@ def printed(line: Line, screen: Screen) -> str:
 
 
 def _room(at: int, sizes: Sequence[int], width: int) -> int:
-    """What a flexible column gets: at least half of what it shares with the last one."""
+    """Returns the width of a flexible column: at least half of what it shares with the last one."""
     room = width - sum(sizes[:at]) - 2 * at - 2
     return max(4, room // 2, room - sizes[-1])
 

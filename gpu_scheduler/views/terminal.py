@@ -35,7 +35,7 @@ _LEAST_TITLE, _TITLE = 12, 24
 
 @dataclass(frozen=True)
 class Terminal:
-    """What is printed on. encoding: of its characters."""
+    """The terminal that is printed on. encoding: of its characters."""
 
     columns: int = 80
     colours: bool = False

@@ -1,4 +1,4 @@
-"""What a job is called in a list: its name, else its script and arguments, else its command."""
+"""The title of a job in a list: its name, else its script and arguments, else its command."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 
+from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.secrets import masked_words
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.words import shortened, visible
@@ -45,10 +46,4 @@ def in_common(titles: Sequence[str]) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Ids as people write them: "3, 7-9, 12-31"; two that follow each other stay apart."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return format_gpu_list(numbers).replace(",", ", ")

@@ -36,7 +36,7 @@ class Installation:
         return self.root if name == "base" else self.root / "envs" / name
 
     def shell(self, *activated: str, **variables: str) -> dict[str, str]:
-        """What `env` prints in such a shell."""
+        """Returns the variables of such a shell."""
         script = f". '{FAKE_CONDA}'\n" + "".join(f"conda activate {name}\n" for name in activated) + "env -0"
         env = {**self.plain, **variables}
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
@@ -60,7 +60,7 @@ def env_of(**values: Any) -> JobSpec:
 
 
 def plant_venv(folder: Path, text: str = "") -> Path:
-    """What `activate` of a virtual environment does to the variables of a shell."""
+    """Does what `activate` of a virtual environment does to the variables of a shell."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "activate").write_text(
         f"{text}export VIRTUAL_ENV='{folder}'; export PATH='{folder}/bin':$PATH"

@@ -82,7 +82,7 @@ class User:
             self.expected[line.uid] = "held" if line.hold else "queued"
 
     def file(self) -> str:
-        """What is saved now."""
+        """Returns the saved text."""
         for line in self.lines:
             line.saved = not line.hidden
         return "".join(line.text() + "\n" for line in self.lines)

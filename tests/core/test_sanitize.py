@@ -1,4 +1,4 @@
-"""What of a job's output reaches a terminal."""
+"""The filter between a job's output and a terminal."""
 
 from __future__ import annotations
 

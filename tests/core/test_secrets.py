@@ -1,4 +1,4 @@
-"""What counts as a secret in a command, a line of a jobs file, or a message."""
+"""Secrets in a command, a line of a jobs file, or a message."""
 
 from __future__ import annotations
 

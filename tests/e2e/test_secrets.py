@@ -35,7 +35,7 @@ def _lines(world: World) -> list[str]:
 
 
 def _printed(*words: str) -> str:
-    """What a command prints; in this process, because there are many."""
+    """Runs a command in this process, because there are many; returns its output."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         main(words)

@@ -1,4 +1,4 @@
-"""What `start` prints on a real terminal, and what a pipe and the main log get at the same time."""
+"""`start` on a real terminal, and what a pipe and the main log get at the same time."""
 
 from __future__ import annotations
 

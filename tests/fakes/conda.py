@@ -40,7 +40,7 @@ def plant_hook(prefix: Path, when: str, name: str, text: str) -> Path:
 
 
 def plant_variables(prefix: Path, variables: Mapping[str, str]) -> None:
-    """What `conda env config vars set` writes."""
+    """Writes variables as `conda env config vars set` does."""
     (prefix / "conda-meta" / "state").write_text(json.dumps({"env_vars": dict(variables)}))
 
 

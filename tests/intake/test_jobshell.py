@@ -1,4 +1,4 @@
-"""What the bash of a job finds, by the environment that it inherits."""
+"""The programs that the bash of a job finds, by the environment that it inherits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal of `start` shows."""
+"""The lines on the terminal of `start`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 
 
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> str:
-    """What the console prints of a direct job that runs this."""
+    """Returns the console's output for a direct job that runs this."""
     rig, console = Rig(tmp_path), Console()
     job = rig.add(command)
     rig.tick()

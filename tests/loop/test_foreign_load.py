@@ -30,7 +30,7 @@ def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: 
 
 
 def loads(rig: Rig) -> list[float | None]:
-    """What the record says of the last samples."""
+    """Returns the foreign loads on the record."""
     value: list[float | None] = json.loads(rig.store.gpus()[0]["foreign_loads"])
     return value
 
