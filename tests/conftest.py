@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.isolation import isolate
+from tests.isolation import isolate, log_put_back
 
 isolate()
 
@@ -46,3 +46,9 @@ def _stores_of_tests_are_closed() -> Iterator[None]:
     for store in opened:
         with suppress(sqlite3.ProgrammingError):  # opened, and closed, by another thread
             store.close()
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_put_back() -> Iterator[None]:
+    with log_put_back():
+        yield

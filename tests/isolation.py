@@ -7,12 +7,14 @@ settings of Screen and a TMPDIR. None of them may change what a test sees; a tes
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_scheduler.core.environment import find_conda_sh
@@ -81,3 +83,16 @@ def _link_programs(path: str, into: Path) -> None:
             if entry.name not in seen and os.access(entry.path, os.X_OK):
                 seen.add(entry.name)
                 (into / entry.name).symlink_to(entry.path)
+
+
+@contextmanager
+def log_put_back() -> Iterator[None]:
+    """Undoes what `begin_logging` does for good: handlers, level and propagation of the package's log."""
+    yield
+    log = logging.getLogger("gpu_scheduler")
+    for handler in list(log.handlers):
+        if type(handler).__module__.startswith("gpu_scheduler."):  # pytest removes its own
+            log.removeHandler(handler)
+            handler.close()
+    log.propagate = True
+    log.setLevel(logging.NOTSET)

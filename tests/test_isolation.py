@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.isolation import HIDDEN, isolated
+from gpu_scheduler.console import Console, begin_logging
+from tests.isolation import HIDDEN, isolated, log_put_back
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,3 +56,18 @@ def test_isolation_replaces_environment_home_and_umask() -> None:
     shell = ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-c", script]
     told = subprocess.run(shell, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
     assert told == "['HOME', 'LANG', 'PATH', 'SHELL'] [] 0o22 /tmp\n"
+
+
+def test_a_test_that_begins_logging_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    log = logging.getLogger("gpu_scheduler")
+
+    def seen() -> tuple[int, bool, list[str]]:
+        return log.level, log.propagate, [type(handler).__module__ for handler in log.handlers]
+
+    before = seen()
+    with log_put_back():
+        console = Console()
+        begin_logging(tmp_path / "main.log", console)
+        assert seen() != before
+        console.close()
+    assert seen() == before

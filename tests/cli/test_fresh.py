@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -164,9 +163,8 @@ def test_folders_that_a_crash_left_go_with_the_next_one(desk: Desk, monkeypatch:
 
 
 def test_what_cannot_be_removed_is_told_and_ends_nothing(
-    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
     filled(desk)
     (desk.home.runs / "a file").touch()
     with caplog.at_level("WARNING"), forgetting(desk.store):
@@ -282,9 +280,8 @@ def test_a_folder_that_cannot_be_read_is_not_forgotten(desk: Desk, monkeypatch: 
 
 
 def test_how_many_were_forgotten_is_logged_once_they_are(
-    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
     filled(desk)
     with caplog.at_level("INFO"):
         with fresh.forgotten(desk.store):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from gpu_scheduler.doctor.logind import Logind
 KILLS = Logind(kills=True, removes_ipc=False, lingers=False, excluded=(), scope="session")
 
 
-@pytest.fixture
-def logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package's log, as caplog can see it."""
-    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
-
-
-@pytest.mark.usefixtures("logger")
 def test_a_session_that_kills_is_told_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,7 +29,6 @@ def test_a_session_that_kills_is_told_with_the_remedy(
 
 
 @pytest.mark.parametrize("found", [None, Logind(False, False, False, scope="session")])
-@pytest.mark.usefixtures("logger")
 def test_otherwise_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
