@@ -26,6 +26,7 @@ START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
 @pytest.fixture
 def daemons(world: World) -> Iterator[World]:
     """A world whose scheduler in the background ends with it."""
+    world.is_warm = False
     yield world
     pid = up(world)
     if pid is not None:

@@ -16,6 +16,7 @@ from gpu_scheduler.cli import main
 from gpu_scheduler.runner.protocol import sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
+from tests import warm
 from tests.fakes.conda import plant
 from tests.torture.harness import environment
 from tests.waiting import wait_for
@@ -24,22 +25,31 @@ CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
 
 
 class World:
-    """One user's folder. Everything is asked through the command line, as a user would."""
+    """One user's folder. Everything is asked through the command line, as a user would.
 
-    def __init__(self, folder: Path, state: str = "gpu_scheduler_state.json") -> None:
+    is_warm: its commands are forked from a process that has imported the program.
+    """
+
+    def __init__(
+        self, folder: Path, state: str = "gpu_scheduler_state.json", *, is_warm: bool = True
+    ) -> None:
+        self.is_warm = is_warm
         self.folder = folder
         self.state = state
         self.jobs_file = folder / "jobs.txt"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | warm.Process | None = None
         self.env = environment() | {"FAKE_CONDA_ROOT": str(folder / "conda")}
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One command; its result."""
-        return subprocess.run(
-            [sys.executable, "-m", "gpu_scheduler", *words, "--state-file", self.state],
-            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        words = (*words, "--state-file", self.state)
+        if not self.is_warm:
+            return subprocess.run(
+                [sys.executable, "-m", "gpu_scheduler", *words],
+                cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        return warm.run("gpu_scheduler", words, self.folder, self.env)
 
     def ok(self, *words: str) -> str:
         """What a command prints that must succeed."""
@@ -51,11 +61,10 @@ class World:
         """A scheduler in the background, on four simulated GPUs."""
         with open(self.out, "ab") as out:
             at = out.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "4", "--log-dir", "logs",
-                 "--state-file", self.state, *options],
-                cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            )  # fmt: skip
+            words = ["start", "--simulate", "4", "--log-dir", "logs", "--state-file", self.state, *options]
+            self.process = warm.Process(
+                "gpu_scheduler", words, self.folder, self.env, out.fileno(), out.fileno()
+            )
 
         def up() -> bool:
             assert self.process is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from gpu_scheduler.store.store import Store
 from tests.torture.harness import environment, runner_pids
 from tests.torture.trace import JOB, judge
 from tests.waiting import wait_for
+from tests.warm import Process
 
 EXECUTORS = ["direct", "screen"]
 
@@ -51,11 +50,14 @@ class Place:
     def run(self, step: str = "", nth: int = 1, *more: str) -> int:
         """A scheduler that dies at the nth time at this step, or drains; its exit code."""
         with open(self.folder / "out", "ab") as out:
-            return subprocess.run(
-                [sys.executable, "-m", "tests.loop.crashing", step, str(nth), self.executor, *more],
-                cwd=self.folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                timeout=60, check=False,
-            ).returncode  # fmt: skip
+            words = [step, str(nth), self.executor, *more]
+            scheduler = Process(
+                "tests.loop.crashing", words, self.folder, environment(), out.fileno(), out.fileno()
+            )
+        try:
+            return scheduler.wait(60)
+        finally:
+            scheduler.kill()
 
     def recorded(self) -> dict[int, int | str | None]:
         """What the record says of each job."""
@@ -140,7 +142,9 @@ def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
 
 @pytest.mark.parametrize("step", ["performed NoteDead", "performed Sweep"])
 def test_a_crash_while_a_killed_runner_is_settled_leaves_no_process(place: Place, step: str) -> None:
-    job = place.insert(f"echo 0 start 1 1 >> {place.folder}/trace; setsid sleep 60 & exec setsid -w sleep 60")
+    # What it writes, it writes where a terminal that closes cannot end it any more.
+    lasting = f"sh -c 'echo 0 start 1 1 >> {place.folder}/trace; exec sleep 60'"
+    job = place.insert(f"setsid sleep 60 & exec setsid -w {lasting}")
     running(place)
     [pid] = runner_pids(place.folder, "state.d")
     os.kill(pid, signal.SIGKILL)
@@ -214,10 +218,8 @@ def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> 
     go = place.folder / "go"
     place.insert(f"until [ -e {go} ]; do sleep 0.02; done")
     with open(place.folder / "out", "ab") as out:
-        first = subprocess.Popen(
-            [sys.executable, "-m", "tests.loop.crashing", "", "1", place.executor],
-            cwd=place.folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-        )  # fmt: skip
+        words = ["", "1", place.executor]
+        first = Process("tests.loop.crashing", words, place.folder, environment(), out.fileno(), out.fileno())
     wait_for(lambda: "job 1 starts" in (place.folder / "out").read_text(), "the first one's job")
     assert place.run() == 1
     assert f"already (pid {first.pid})" in (place.folder / "out").read_text()
