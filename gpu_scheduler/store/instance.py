@@ -11,11 +11,16 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from pathlib import Path
 
 _FLOCK = struct.Struct(
     "hhqqi4x"
 )  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
+#: Seconds to wait for a lock on a folder whose holder has died: a process that it had begun to start has that
+#: lock as well until it executes its program.
+_LEFT_BEHIND_S = 2.0
+_LOOK_AGAIN_S = 0.01
 #: What a file system says that knows no such lock on a folder, as those of a network do.
 _NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -38,12 +43,22 @@ class InstanceLock:
 
     def acquire(self) -> bool:
         """Whether the locks are ours now."""
-        try:
-            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_LOCKS:
-                return False
-        return self.is_of(self._path.parent) and _locked(self._file)
+        return self._lock_folder() and self.is_of(self._path.parent) and _locked(self._file)
+
+    def _lock_folder(self) -> bool:
+        """Whether the lock on the folder is ours, or there is no such lock on its file system."""
+        end = time.monotonic() + _LEFT_BEHIND_S
+        while True:
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _NO_FOLDER_LOCKS:
+                    return True
+                if self.holder() is not None or time.monotonic() > end:
+                    return False
+                time.sleep(_LOOK_AGAIN_S)
+            else:
+                return True
 
     def is_of(self, folder: Path) -> bool:
         """Whether the locked folder is what is at this path now."""
@@ -125,6 +140,8 @@ def _folder_holder(folder: Path) -> int | None:
     except OSError:
         return None
     writers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK" and f[3] == b"WRITE"]
+    # The kernel names who took the lock, also after its death.
+    writers = [(pid, locked) for pid, locked in writers if _lives(pid)]
     device = status.st_dev
     name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
     for pid, locked in writers:
@@ -144,3 +161,11 @@ def _has_locked(pid: int, status: os.stat_result) -> bool:
     except OSError:
         pass  # it has ended, or is another user's
     return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in (b"Z", b"X")

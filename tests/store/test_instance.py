@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,31 @@ def test_a_lock_file_that_is_removed_or_replaced_lets_no_second_scheduler_in(
     third = InstanceLock(path)
     assert third.acquire()
     third.release()
+
+
+def test_a_lock_that_a_dead_scheduler_left_to_a_child_is_waited_for(tmp_path: Path) -> None:
+    # As a process has it between fork and exec, while the scheduler that starts it is killed.
+    path = tmp_path / "lock"
+    fork = _HOLDER.replace(
+        "print(lock.acquire(), flush=True)",
+        "import os\ntaken = lock.acquire()\nif os.fork() == 0: print(taken, flush=True)",
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", fork, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "True\n"
+    child.kill()
+    child.wait()
+    assert scheduler_pid(path) is None
+    next_one = InstanceLock(path)
+    timer = threading.Timer(0.1, child.stdin.close)
+    timer.start()
+    assert next_one.acquire()
+    next_one.release()
+    timer.join()
+    child.stdout.close()
 
 
 def test_readers_of_the_folder_take_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.torture import claims, endings, kills, memory, mutations, pauses, points, powercut, running, saves
+from tests.torture import (
+    claims, copied_records, deleted_records, endings, kills, memory, mutations, pauses, points, powercut, running,
+    saves, special_files, stop_during_start,
+)  # fmt: skip
 from tests.torture.part import Found, Order
 
 
@@ -31,6 +34,10 @@ PARTS = (
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
     Part("P3", "scheduler and Screen killed under running jobs", running.untouched, suite=0.02, naive=0.03),
     Part("P4", "ends of every kind, direct", endings.direct, suite=None),
+    Part("P2 P3", "record copied and moved", copied_records.copies, suite=None, naive=0.01),
+    Part("P2", "lock, database and folder of a record lost", deleted_records.deletions, suite=None, naive=0.01),
+    Part("P3", "stop while start comes up", stop_during_start.stops, suite=0.01, naive=0.01),
+    Part("P8", "FIFOs, devices and endless files", special_files.special_files, suite=0.01, naive=0.01),
     Part("P4", "ends of every kind, a Screen that lies", endings.lying_screen, suite=0.02, naive=0.06),
     Part("P7", "lines spoilt", mutations.mutations, suite=0.01, naive=0.015),
     Part("P7", "saves in six styles, every step", saves.steps, suite=0.03, naive=0.01),

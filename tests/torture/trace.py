@@ -17,6 +17,14 @@ sleep "$3"
 echo "$2 end $4" >> "$1"
 exit "$4"
 """
+#: Run as `sh gated.sh TRACE N GATE CODE`: runs until the file GATE is there, and writes that SIGTERM came.
+GATED_JOB = """\
+trap 'echo "$2 signal 15" >> "$1"; exit 143' TERM
+echo "$2 start $$ ${GPU_SCHEDULER_ATTEMPT:-0}" >> "$1"
+while [ ! -e "$3" ]; do sleep 0.05; done
+echo "$2 end $4" >> "$1"
+exit "$4"
+"""
 
 
 @dataclass
@@ -27,16 +35,18 @@ class Verdict:
     twice: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     false_success: list[int] = field(default_factory=list)
+    signalled: list[int] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
         """Whether nothing went wrong."""
-        return not (self.lost or self.twice or self.wrong or self.false_success)
+        return not (self.lost or self.twice or self.wrong or self.false_success or self.signalled)
 
     def tell(self, found: Found) -> None:
         """Count it all among the faults of a part."""
         for kind, numbers in (
-            ("lost", self.lost), ("twice", self.twice), ("false successes", self.false_success)
+            ("lost", self.lost), ("twice", self.twice), ("false successes", self.false_success),
+            ("signalled", self.signalled),
         ):  # fmt: skip
             for number in numbers:
                 found.fault(kind, f"job {number}")
@@ -58,13 +68,15 @@ def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | No
     """
     starts: Counter[int] = Counter()
     ends: dict[int, int] = {}
+    verdict = Verdict()
     for line in trace.read_text().splitlines() if trace.exists() else []:
         name, what, value = line.split()[:3]
         if what == "start":
             starts[int(name)] += 1
+        elif what == "signal":
+            verdict.signalled.append(int(name))
         else:
             ends[int(name)] = int(value)
-    verdict = Verdict()
     for number, code in codes.items():
         said = recorded.get(number)
         interrupted = killed and said == "interrupted"
