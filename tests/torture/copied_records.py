@@ -1,7 +1,7 @@
 """P2 and P3: folders with running jobs are copied and moved, and schedulers are started in the new place.
 
-A copy must not signal or repeat a job of the original, whichever way it is started. A moved folder goes on with
-its jobs. The traces lie outside both folders.
+A copy must not signal or repeat a job of the original, whichever way it is started. A moved folder goes on
+with its jobs. The traces lie outside both folders.
 """
 
 from __future__ import annotations

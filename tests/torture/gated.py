@@ -19,7 +19,7 @@ _CODES = (0, 0, 3, 7, 42)
 
 
 class GatedJobs:
-    """The jobs of one round, by number, with the exit code of each; their trace is in no scheduler's folder."""
+    """The jobs of one round, by number, with the exit code of each. `folder`: where their trace lies."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.codes: dict[int, int] = {}
@@ -62,7 +62,9 @@ class GatedJobs:
         interrupted: their runners were killed or lost, so that "interrupted" may be right. The negative
         control is judged by the trace alone.
         """
-        said = dict(self.codes) if order.naive else said_of(stage.status())
+        said: dict[int, int | str | None] = {**self.codes}
+        if not order.naive:
+            said = said_of(stage.status())
         judge(self.trace, self.codes, said, killed=interrupted).tell(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.cli import main
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 from tests.torture.part import Order
@@ -105,10 +108,17 @@ class Stage:
 
     def status(self) -> dict[str, Any]:
         """`status --json --all`, read."""
-        done = self.cli("status", "--json", "--all")
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
+        code, said = self.ask("status", "--json", "--all")
+        assert code == 0, said
+        found: dict[str, Any] = json.loads(said)
         return found
+
+    def ask(self, *words: str) -> tuple[int, str]:
+        """The exit code of a command and what it prints, in this process, which needs no new interpreter."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = main([*words, "--state-file", str(self.home.state_file)])
+        return code, said.getvalue()
 
     def store(self) -> Store:
         """The record, as a front end opens it; to be closed."""

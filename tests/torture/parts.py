@@ -6,8 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.torture import (
-    claims, copied_records, deleted_records, endings, kills, memory, mutations, pauses, points, powercut, running,
-    saves, special_files, stop_during_start,
+    claims,
+    copied_records,
+    deleted_records,
+    endings,
+    kills,
+    memory,
+    mutations,
+    pauses,
+    points,
+    powercut,
+    running,
+    saves,
+    special_files,
+    stop_during_start,
 )  # fmt: skip
 from tests.torture.part import Found, Order
 
@@ -35,8 +47,8 @@ PARTS = (
     Part("P3", "scheduler and Screen killed under running jobs", running.untouched, suite=0.02, naive=0.03),
     Part("P4", "ends of every kind, direct", endings.direct, suite=None),
     Part("P2 P3", "record copied and moved", copied_records.copies, suite=None, naive=0.01),
-    Part("P2", "lock, database and folder of a record lost", deleted_records.deletions, suite=None, naive=0.01),
-    Part("P3", "stop while start comes up", stop_during_start.stops, suite=0.01, naive=0.01),
+    Part("P2", "lock, database or folder lost", deleted_records.deletions, suite=None, naive=0.01),
+    Part("P3", "stop while start comes up", stop_during_start.stops, suite=0.005, naive=0.003),
     Part("P8", "FIFOs, devices and endless files", special_files.special_files, suite=0.01, naive=0.01),
     Part("P4", "ends of every kind, a Screen that lies", endings.lying_screen, suite=0.02, naive=0.06),
     Part("P7", "lines spoilt", mutations.mutations, suite=0.01, naive=0.015),

@@ -101,14 +101,12 @@ class SimpleScheduler:
         (folder / "claim").write_text(json.dumps({"token": token}))
         fd = os.open(folder / "claim", os.O_RDWR)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        runner = f"bash -c '{line}' {fd}>&-; echo $? > {folder}/result.new; mv {folder}/result.new {folder}/result"
+        result = folder / "result"
+        runner = f"bash -c '{line}' {fd}>&-; echo $? > {result}.new; mv {result}.new {result}"
+        env = {**os.environ, "GPU_SCHEDULER_TOKEN": token}
         try:
-            self._runners.append(
-                subprocess.Popen(
-                    ["bash", "-c", runner], pass_fds=[fd], start_new_session=True,
-                    env={**os.environ, "GPU_SCHEDULER_TOKEN": token},
-                )  # fmt: skip
-            )
+            process = subprocess.Popen(["bash", "-c", runner], pass_fds=[fd], start_new_session=True, env=env)
+            self._runners.append(process)
             job["state"] = "running"
         except OSError:
             job["tries"] += 1

@@ -5,7 +5,6 @@ asked has ended when `stop` returns; the next start stays up, and running jobs g
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_scheduler.cli import main
 from tests.torture.gated import GatedJobs, end, ended, stage_in
 from tests.torture.harness import Stage, pause
 from tests.torture.part import Found, Order
@@ -86,10 +84,8 @@ def _ask(stage: Stage, order: Order) -> str:
         subprocess.run(command, cwd=stage.folder, env=stage.env, check=True)
         return ""
     # In this process: an interpreter takes longer to come up than the moments that matter.
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = main(["stop", "--state-file", str(stage.home.state_file)])
-    return f"{code}: {said.getvalue()}"
+    code, said = stage.ask("stop")
+    return f"{code}: {said}"
 
 
 def _has_lock(pid: int) -> bool:
