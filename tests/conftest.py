@@ -17,12 +17,19 @@ import pytest
 
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
+from tests.emptyrecord import copied
 from tests.signals import heard
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _children_hear_signals() -> Iterator[None]:
     with heard():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _records_are_copied() -> Iterator[None]:
+    with copied():
         yield
 
 

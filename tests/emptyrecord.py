@@ -1,0 +1,46 @@
+"""New records made by copying an empty one, not by ten migrations with a flush to the disk after each."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.store.database import Database
+
+_real = Database._migrate
+_lock = threading.Lock()
+_made: list[sqlite3.Connection] = []
+
+
+@contextmanager
+def copied() -> Iterator[None]:
+    """Inside, a database without a schema gets it from an empty database of this process, in one commit.
+
+    An earlier schema is upgraded as ever, and so is what other processes make.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "_migrate", _migrate)
+        yield
+    while _made:
+        _made.pop().close()
+
+
+def _migrate(self: Database, path: Path) -> None:
+    with _lock:
+        if self.connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            _empty().backup(self.connection)
+    _real(self, path)
+
+
+def _empty() -> sqlite3.Connection:
+    if not _made:
+        empty = object.__new__(Database)
+        empty.connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        _real(empty, Path(":memory:"))
+        _made.append(empty.connection)
+    return _made[0]
