@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.mainlog import opener
+from gpu_scheduler.mainlog import opened
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +21,14 @@ log = logging.getLogger(__name__)
 Up = Callable[[], None]
 
 
-def run(serve: Callable[[Up], int], is_up: Callable[[int], None], main_log: Path) -> int:
+def run(
+    serve: Callable[[Up], int], is_up: Callable[[int], None], main_log: Path, *, trust: bool = False
+) -> int:
     """In the caller: 0 once the scheduler is up and `is_up` was given its pid; else the exit code with which
     it ended. In the scheduler: the exit code, at its end.
 
     serve: schedules until asked to end, and calls what it is given once it is up; main_log: where a fault
-    that ends it is told from then on.
+    that ends it is told from then on; trust: whoever owns that or may write it.
     """
     ready, told = os.pipe()
     sys.stdout.flush()
@@ -36,7 +38,7 @@ def run(serve: Callable[[Up], int], is_up: Callable[[int], None], main_log: Path
         os.close(told)
         return _wait(pid, ready, is_up)
     os.close(ready)
-    return _schedule(serve, told, main_log)
+    return _schedule(serve, told, main_log, trust=trust)
 
 
 def _wait(pid: int, ready: int, is_up: Callable[[int], None]) -> int:
@@ -55,7 +57,7 @@ def _wait(pid: int, ready: int, is_up: Callable[[int], None]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _schedule(serve: Callable[[Up], int], told: int, main_log: Path) -> int:
+def _schedule(serve: Callable[[Up], int], told: int, main_log: Path, *, trust: bool) -> int:
     # A session without a terminal: the one that it was started from may close, and no key reaches it.
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -68,7 +70,7 @@ def _schedule(serve: Callable[[Up], int], told: int, main_log: Path) -> int:
         ready = True
         # What is printed stands in the main log or in the logs of jobs as well.
         os.dup2(null, 1)
-        os.dup2(_appended(main_log, null), 2)
+        os.dup2(_appended(main_log, null, trust=trust), 2)
         try:
             os.write(told, b"\n")
         except BrokenPipeError:
@@ -83,10 +85,10 @@ def _schedule(serve: Callable[[Up], int], told: int, main_log: Path) -> int:
         raise
 
 
-def _appended(main_log: Path, otherwise: int) -> int:
+def _appended(main_log: Path, otherwise: int, *, trust: bool) -> int:
     """The main log, for what is written past it by the interpreter itself."""
     try:
-        return opener(str(main_log), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        return opened(main_log, trust=trust)
     except OSError:
         return otherwise
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.filelook import LARGEST as LARGEST_JOBS_FILE
 from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.intake.pauses import imports_older
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.oldsessions import STILL_RUN, WHEN_ENDED, old_sessions
+from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look, writable_by_others
 from gpu_scheduler.store.gpukind import recorded
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
@@ -21,7 +25,7 @@ def check_paths(options: StartOptions) -> None:
     _check_names(options)
     _check_state_file(options.state_file)
     if options.jobs_file:
-        _check_jobs_file(options.jobs_file, must_exist=options.drain)
+        _check_jobs_file(options)
     try:
         LogFolder.of(options.log_dir).make()
     except OSError as error:
@@ -79,9 +83,55 @@ def _check_state_file(path: str) -> None:
         raise UsageError(f"--state-file {path}: there is no folder {folder}; make it first")
 
 
-def _check_jobs_file(path: str, must_exist: bool) -> None:
-    look = JobsFile(Path(path)).look()
-    if look.state == "missing" and must_exist:
+def _check_jobs_file(options: StartOptions) -> None:
+    path = options.jobs_file
+    seen = JobsFile(Path(path), trust=options.trust_files).look()
+    if seen.state == "missing" and options.drain:
         raise UsageError(f"--jobs-file {path}: there is no such file; with --drain it must exist")
-    if look.state == "unreadable":
-        raise UsageError(f"--jobs-file {path}: {look.problem}; name a text file of jobs that you may read")
+    if seen.state == "unreadable":
+        remedy = seen.remedy or "name a text file of jobs that you may read"
+        raise UsageError(f"--jobs-file {path}: {seen.problem}; {remedy}")
+
+
+#: Why a start goes on no further, where a file is not used.
+_REFUSED = (Kind.FOREIGN, Kind.FOREIGN_LINK, Kind.WORLD_WRITABLE, Kind.LINK)
+
+
+def check_files(options: StartOptions, home: Home) -> list[str]:
+    """Returns a warning about files that their group may change, and one about a folder that everybody may.
+
+    Raises UsageError for a file that others may change, or the main log being a link.
+    """
+    shared = []
+    for path, most in _files(options, home):
+        found = look(path, most, trust=options.trust_files, follow=most is not None)
+        if isinstance(found, FileProblem):
+            if found.kind in _REFUSED:
+                raise UsageError(f"{path}: {found}")
+        elif writable_by_others(found):
+            shared.append(str(path))
+    return [*_of_group(shared, trust=options.trust_files), *_of_folder(home.folder.parent)]
+
+
+def _files(options: StartOptions, home: Home) -> Iterator[tuple[Path, int | None]]:
+    """The files that decide what runs, with the largest size of those that are read."""
+    if options.jobs_file:
+        yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
+    yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), JSON_BYTES
+    yield home.state_file, JSON_BYTES
+    yield home.log, None
+
+
+def _of_group(shared: list[str], *, trust: bool) -> Iterator[str]:
+    if shared:
+        who = "others" if trust else "its group"
+        yield f"{', '.join(shared)} may be written by {who}, who can change what runs here"
+
+
+def _of_folder(folder: Path) -> Iterator[str]:
+    try:
+        mode = os.stat(folder).st_mode
+    except OSError:
+        return
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        yield f"{folder} may be written by everybody, who can replace what lies in it: `chmod o-w` it"

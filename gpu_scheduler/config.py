@@ -19,7 +19,7 @@ class StartOptions:
     spike_buffer: added to observed peaks; learn: needs that no line says are learned from finished jobs;
     fresh: forget history first; as_copy: go on with a copied record; keep_history: go on with that of the
     other kind of GPUs; verbose: tell each job's memory as its peak grows; ignore_old_sessions: start
-    beside jobs of the older scheduler.
+    beside jobs of the older scheduler; trust_files: use files that others own or that everybody may write.
     llm_config None: the default file, which may be absent; a named one must exist. jobs_file "": none.
     """
 
@@ -56,6 +56,7 @@ class StartOptions:
     keep_history: bool = False
     ignore_old_sessions: bool = False
     as_copy: bool = False
+    trust_files: bool = False
 
     @property
     def simulated(self) -> bool:

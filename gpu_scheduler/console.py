@@ -251,10 +251,11 @@ def _terminal() -> Terminal:
     return Terminal(columns or 80, colours.wanted(os.environ), sys.stdout.encoding or "ascii")
 
 
-def begin_logging(path: Path, console: Console, mark: str = "") -> None:
+def begin_logging(path: Path, console: Console, mark: str = "", *, trust: bool = False) -> None:
     """Send the package's log lines of level info and above to the console and to the main log.
 
-    mark: opens each line in the file, where schedulers share one.
+    mark: opens each line in the file, where schedulers share one; trust: whoever owns the file or may write
+    it.
     """
     root = logging.getLogger("gpu_scheduler")
     for old in list(root.handlers):
@@ -262,7 +263,7 @@ def begin_logging(path: Path, console: Console, mark: str = "") -> None:
         old.close()
     root.setLevel(logging.INFO)
     root.propagate = False
-    lines, main_log = _Lines(console), MainLog(path, console.put)
+    lines, main_log = _Lines(console), MainLog(path, console.put, trust=trust)
     lines.setFormatter(_OnTerminal() if console.on_terminal else _Visible(_FULL.format("")))
     main_log.setFormatter(_Visible(_FULL.format(mark)))
     for handler in (lines, main_log):

@@ -61,7 +61,7 @@ class Daemon:
         self._options = options
         self._clock = Clock()
         self._executor = executor
-        self._config = LlmConfigFile(options.llm_config)
+        self._config = LlmConfigFile(options.llm_config, trust=options.trust_files)
         home, self._store = store.home, store
         store.set_learning(options.learn)
         self._tenure = tenure
@@ -75,7 +75,7 @@ class Daemon:
         self._loop = Loop(self._store, self._watch, self, settings, self._clock, reached)
         self._loop.check_owner = tenure.check
         logs = LogFolder.of(options.log_dir)
-        self._storage = self._loop.storage = StorageWatch(home, logs, self._clock)
+        self._storage = self._loop.storage = StorageWatch(home, logs, self._clock, trust=options.trust_files)
         self._telling = Telling(
             store, self._clock, settings, logs if options.log_dir else None,
             verbose=options.verbose, ended=console.finish,
@@ -90,6 +90,7 @@ class Daemon:
             reached,
             logs,
         )
+        self._launcher.check_owner = tenure.check
         jobs_file = os.path.abspath(options.jobs_file) if options.jobs_file else ""
         self._outcomes = Outcomes(self._store, jobs_file, self._clock)
         self._console = console
@@ -98,7 +99,7 @@ class Daemon:
         self._wakeups = Wakeups()
         self._state_at = self._files_at = 0.0
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
-        self._state = StateWatch(self._store)
+        self._state = StateWatch(self._store, trust=options.trust_files)
         self._jobs = self._jobs_watch(options.jobs_file)
 
     def _jobs_watch(self, path: str) -> JobsWatch | None:
@@ -106,7 +107,9 @@ class Daemon:
             return None
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
-        return JobsWatch(self._store, path, known, lambda: self._config.current)
+        return JobsWatch(
+            self._store, path, known, lambda: self._config.current, trust=self._options.trust_files
+        )
 
     def launch(self, attempt_id: int) -> None:
         """What the loop calls; see Launcher.launch."""

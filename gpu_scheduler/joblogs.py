@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from gpu_scheduler.core.session import log_name
+from gpu_scheduler.safefile import judge_folder
 
 #: The folder of document 004.
 DEFAULT = Path("/tmp/gpu_scheduler_logs")
@@ -63,11 +63,7 @@ class LogFolder:
             return None
         except OSError as error:
             return f"cannot be looked at ({error.strerror})"
-        if stat.S_ISLNK(status.st_mode):
-            return "is a link"
-        if not stat.S_ISDIR(status.st_mode):
-            return "is not a folder"
-        return None if self._is_ours(status) else _others(status)
+        return self._problem(status)
 
     def make(self) -> Path:
         """The folder to use now, made if missing. Raises OSError."""
@@ -80,16 +76,18 @@ class LogFolder:
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
-            if not self._is_ours(status):
-                raise PermissionError(errno.EPERM, _others(status), str(folder))
+            problem = self._problem(status)
+            if problem is not None:
+                raise PermissionError(errno.EPERM, problem, str(folder))
             if len(self.paths) > 1 and status.st_mode & 0o077:
                 os.chmod(f"/proc/self/fd/{fd}", 0o700)
         finally:
             os.close(fd)
         return folder
 
-    def _is_ours(self, status: os.stat_result) -> bool:
-        return status.st_uid in (self.owner, self.maker)
+    def _problem(self, status: os.stat_result) -> str | None:
+        problem = judge_folder(status, (self.owner, self.maker))
+        return None if problem is None else problem.says
 
 
 def new_log(folder: Path, job_id: int, when: datetime) -> Path:
@@ -104,10 +102,6 @@ def new_log(folder: Path, job_id: int, when: datetime) -> Path:
         os.close(fd)
         return path
     raise FileExistsError(f"{folder / name} and a thousand others are taken")
-
-
-def _others(status: os.stat_result) -> str:
-    return f"belongs to another user (uid {status.st_uid})"
 
 
 def user_name() -> str:

@@ -48,6 +48,7 @@ class Launcher:
         reached: Callable[[str], None] = lambda step: None,
         logs: LogFolder | None = None,
     ) -> None:
+        self.check_owner: Callable[[], None] = lambda: None
         self._reached = reached
         self._logs = logs or LogFolder.of(options.log_dir)
         self._store = store
@@ -56,7 +57,8 @@ class Launcher:
         self._options = options
 
     def launch(self, attempt_id: int) -> None:
-        """Start a runner. Raises LaunchError with the reason."""
+        """Start a runner. Raises LaunchError with the reason, and what `check_owner` raises, which is asked
+        once more when the folder is complete: nothing runs from a folder that took the place of ours."""
         row = self._store.db.row(
             "SELECT attempt.*, job.spec, job.text FROM attempt JOIN job ON job.id = attempt.job_id"
             " WHERE attempt.id = ?",
@@ -68,6 +70,7 @@ class Launcher:
             if not is_made(folder):
                 self._prepare(row)
             self._reached("folder made")
+            self.check_owner()
             self._executor.launch(folder)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""

@@ -24,22 +24,25 @@ log = logging.getLogger(__name__)
 
 
 class LlmConfigFile:
-    """The file named by `--llm-config`, or the default one, which may be absent.
+    """The file named by `--llm-config`, or the default one, which may be absent. trust: whoever owns it or
+    may write it.
 
-    Raises UsageError at once if a named file is absent, or one that is there is broken.
+    Raises UsageError at once if a named file is absent, or one that is there is broken or not trusted.
     """
 
-    def __init__(self, named: str | None) -> None:
+    def __init__(self, named: str | None, *, trust: bool = False) -> None:
         self.path = Path(os.path.abspath(named or LLM_CONFIG))
         self.current = LlmConfig()
-        self._seen: tuple[int, int, int] | None = None
+        self._trust = trust
+        self._seen: tuple[int, ...] | None = None
         self._first = True
         self._problem: FileProblem | None = None
         if named is not None or self.path.exists():
             shown = f"--llm-config {named}" if named is not None else str(self.path)
-            found = safefile.read(self.path)
+            found = safefile.read(self.path, trust=trust)
             if isinstance(found, FileProblem):
-                raise UsageError(f"{shown}: {found}; name a JSON file that you may read")
+                remedy = found.remedy or "name a JSON file that you may read"
+                raise UsageError(f"{shown}: {found.says}; {remedy}")
             try:
                 parse_llm_config(jsontext.decode(found.data))
             except ValueError as error:
@@ -53,7 +56,7 @@ class LlmConfigFile:
                 return False
         except OSError:
             pass  # reading tells why
-        found = safefile.read(self.path)
+        found = safefile.read(self.path, trust=self._trust)
         if isinstance(found, FileProblem):
             self._tell(found, first)
             self._seen = None
@@ -97,7 +100,7 @@ class LlmConfigText:
     def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
         """Raises UsageError for a file that is broken, cannot be read, or is absent and must exist."""
         real = Path(os.path.realpath(path))
-        found = safefile.read(real)
+        found = safefile.read(real, trust=True)  # the user names it, and it runs nothing
         if isinstance(found, FileProblem):
             if found.kind is Kind.MISSING and not must_exist:
                 return cls(real, None, LlmConfig())
@@ -183,8 +186,8 @@ class LlmConfigText:
                 raise
 
 
-def _version(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_mtime_ns, status.st_size
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_uid, status.st_mode
 
 
 def _sync_folder(path: Path) -> None:

@@ -5,6 +5,7 @@ It is written again as soon as that is possible, and what keeps it from being wr
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -13,16 +14,20 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from gpu_scheduler.safefile import FileProblem, Kind, judge, owners
+
 #: Size at which the main log is put aside, in bytes, and how many old ones are kept.
 LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
 
 
 class MainLog(RotatingFileHandler):
-    """say: told once when the log cannot be written, and when it can again."""
+    """say: told once when the log cannot be written, and when it can again. trust: write to it whoever owns
+    it or may write it."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None], *, trust: bool = False) -> None:
         super().__init__(path, maxBytes=LOG_BYTES, backupCount=LOG_KEPT, encoding="utf-8", delay=True)
         self._say = say
+        self._trust = trust
         self._problem: str | None = None
         self._failed = False
 
@@ -52,7 +57,7 @@ class MainLog(RotatingFileHandler):
             )
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
+        return open(opened(self.baseFilename, trust=self._trust), "a", encoding="utf-8")
 
     def _is_moved(self) -> bool:
         if self.stream is None:
@@ -71,7 +76,22 @@ class MainLog(RotatingFileHandler):
                 pass
 
 
-def opener(path: str, flags: int) -> int:
-    """A descriptor of the main log, for whoever writes to it. Raises OSError."""
+def opened(path: str | Path, *, trust: bool) -> int:
+    """A descriptor that appends to the main log, for whoever writes to it. Raises OSError, also for a file
+    that is refused."""
     # Without O_NONBLOCK a FIFO at this path would hold the scheduler up for ever.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileProblem(Kind.LINK).error(Path(path)) from None
+        raise
+    try:
+        problem = judge(os.fstat(fd), None, None if trust else owners(path))
+        if problem is not None:
+            raise problem.error(Path(path))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

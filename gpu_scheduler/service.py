@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 from gpu_scheduler import wiring
-from gpu_scheduler.checks import check_old_sessions, check_paths, check_record
+from gpu_scheduler.checks import check_files, check_old_sessions, check_paths, check_record
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.copies import settled
@@ -54,15 +54,17 @@ def run(
     check_record(options, home)
     warnings = check_old_sessions(options, home)
     check_paths(options)
+    warnings += check_files(options, home)
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)
-    home.create()
+    warnings += map(str, home.create())
     lock = _locked(home, options.take_over)
     console = Console()
     try:
         # Document 004 names the main log: all state files of a folder share it.
         name = home.state_file.name
-        begin_logging(home.log, console, "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%"))
+        mark = "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%")
+        begin_logging(home.log, console, mark, trust=options.trust_files)
         for warning in warnings:
             log.warning("%s", warning)
         with ExitStack() as at_end:

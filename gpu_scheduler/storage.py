@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.safefile import JSON_BYTES, judge
+from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look
 from gpu_scheduler.store.home import Home
 
 #: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
@@ -30,13 +30,15 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _TOLD = (*_FORBIDDEN, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOTDIR, errno.ESTALE)
 
 
-def troubles(home: Home, logs: LogFolder | None) -> tuple[Trouble, ...]:
-    """What is wrong now, what stops new starts first. Changes nothing. logs None: not known."""
+def troubles(home: Home, logs: LogFolder | None, *, trust: bool = False) -> tuple[Trouble, ...]:
+    """What is wrong now, what stops new starts first. Changes nothing. logs None: not known; trust: files are
+    used whoever owns them or may write them."""
     found = [*_of_logs(logs)] if logs is not None else []
     record = _of_folder("record", home.folder, home.runs)
     if record is not None:
         found.append(record)
-    found += _of_files(home, told=record is not None and _same_disk(home.folder, home.state_file.parent))
+    told = record is not None and _same_disk(home.folder, home.state_file.parent)
+    found += _of_files(home, told=told, trust=trust)
     return tuple(sorted(found, key=lambda trouble: not trouble.stops))
 
 
@@ -74,29 +76,33 @@ def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble |
     return None if error is None else Trouble(what, str(folder), *_words(error, path), stops=True)
 
 
-def _of_files(home: Home, told: bool) -> Iterator[Trouble]:
+def _of_files(home: Home, *, told: bool, trust: bool) -> Iterator[Trouble]:
     """The state file and the main log, without which all goes on. told: their disk is told of already."""
     folder = home.state_file.parent
     error = _cannot_hold(folder)
     if error is not None and (not told or error.errno in _FORBIDDEN):
         yield Trouble("state file", str(home.state_file), *_words(error, folder), stops=False)
     elif error is None:
-        yield from _of_file("state file", home.state_file, os.R_OK)
-        yield from _of_file("main log", home.log, os.W_OK)
+        yield from _of_file("state file", home.state_file, os.R_OK, trust)
+        yield from _of_file("main log", home.log, os.W_OK, trust)
 
 
-def _of_file(what: str, path: Path, access: int) -> Iterator[Trouble]:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        yield Trouble(what, str(path), f"cannot be opened ({error.strerror})", "remove it", stops=False)
-        return
-    problem = judge(status, JSON_BYTES if access == os.R_OK else None)
-    if problem is not None:
-        yield Trouble(what, str(path), str(problem), "remove it, or move it aside", stops=False)
-    elif not os.access(path, access, effective_ids=True):
+def refused(what: str, path: Path, *, trust: bool, most: int | None = JSON_BYTES) -> Trouble | None:
+    """The trouble of a file that is not used for its kind, its size, its owner or its permissions; None: it
+    is used, or not there."""
+    found = look(path, most, trust=trust, follow=most is not None)
+    if not isinstance(found, FileProblem) or found.kind is Kind.MISSING:
+        return None
+    if found.kind is Kind.UNREADABLE:
+        return Trouble(what, str(path), f"cannot be opened ({found.detail})", "remove it", stops=False)
+    return Trouble(what, str(path), found.says, found.remedy or "remove it, or move it aside", stops=False)
+
+
+def _of_file(what: str, path: Path, access: int, trust: bool) -> Iterator[Trouble]:
+    trouble = refused(what, path, trust=trust, most=JSON_BYTES if access == os.R_OK else None)
+    if trouble is not None:
+        yield trouble
+    elif path.exists() and not os.access(path, access, effective_ids=True):
         verb = "read" if access == os.R_OK else "written"
         remedy = f"chmod u+rw {shlex.quote(str(path))}"
         yield Trouble(what, str(path), f"may not be {verb}", remedy, stops=False)

@@ -45,7 +45,7 @@ def started_of(options: StartOptions, llm_config: str) -> Started:
         conda_sh and os.path.abspath(conda_sh),
         options.jobs_file and os.path.abspath(options.jobs_file),
         options.margin_mib, options.idle_threshold_mib, options.spike_buffer, options.tolerance,
-        options.exclusive, options.oom_retries, options.fail_retries,
+        options.exclusive, options.oom_retries, options.fail_retries, options.trust_files,
     )  # fmt: skip
 
 

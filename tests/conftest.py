@@ -8,10 +8,12 @@ from tests.isolation import isolate, log_put_back
 
 isolate()
 
+import os
 import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,18 @@ def _stores_of_tests_are_closed() -> Iterator[None]:
 def _logging_is_put_back() -> Iterator[None]:
     with log_put_back():
         yield
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> int:
+    """The number of another user, to whom a test gives what he would have planted."""
+    uid, path = 12345, tmp_path / "his"
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
+    path.touch()
+    try:
+        os.chown(path, uid, uid)
+    except OSError:
+        pytest.skip(f"there is no user {uid} in this container")
+    path.unlink()
+    return uid

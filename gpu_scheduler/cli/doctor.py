@@ -25,6 +25,7 @@ def doctor(options: Namespace) -> int:
         options.gpu_probe,
         options.simulate,
         options.conda_sh,
+        options.trust_files,
     )
     found = []
     for finding in examine(asked, _progress):

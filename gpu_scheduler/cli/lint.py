@@ -31,7 +31,7 @@ STDIN = 0
 
 def lint(options: Namespace) -> int:
     """Show every line; 1 if one is malformed."""
-    config = LlmConfigFile(options.llm_config)
+    config = LlmConfigFile(options.llm_config, trust=True)  # nothing of it is carried out
     config.look()
     content = _content(options.file)
     known, recorded = from_record(options, os.path.abspath(options.file))
@@ -73,7 +73,7 @@ def _content(path: str) -> bytes:
         if look.state != "present":
             raise UsageError(f"the standard input {look.problem}; give it the text of a jobs file")
         return look.content
-    look = JobsFile(Path(path)).look()
+    look = JobsFile(Path(path), trust=True).look()
     if look.state != "present":
         raise UsageError(f"{path}: {look.problem}; name a jobs file, or - for the standard input")
     return look.content

@@ -22,12 +22,13 @@ from gpu_scheduler.store.store import Store
 
 
 def config_of(store: Store) -> LlmConfig:
-    """The configuration as it is now; the default where the file is gone or broken."""
-    path = started_with(store).llm_config
+    """The configuration as it is now; the default where the file is gone, broken or not trusted."""
+    started = started_with(store)
+    path = started.llm_config
     if path is None or not os.path.exists(path):
         return LlmConfig()
     try:
-        file = LlmConfigFile(path)
+        file = LlmConfigFile(path, trust=started.trust_files)
     except UsageError:
         return LlmConfig()
     file.look()

@@ -16,6 +16,7 @@ from gpu_scheduler.runner.protocol import request_stop, sweep
 from gpu_scheduler.sight import look_at, over, sight
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.identity import refuse_copy
+from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.jobs import Context, shown
 from gpu_scheduler.views.words import outcome_words
@@ -86,23 +87,24 @@ def refresh_state_file(store: Store) -> list[float] | None:
     # One that starts meanwhile is refused for this moment, rather than writing beside us.
     lock = InstanceLock(store.home.lock)
     try:
-        before = _shares(path) if lock.acquire() else None
+        trust = started_with(store).trust_files
+        before = _shares(path, trust) if lock.acquire() else None
         if before is None:
             return None
         now = Clock().now().boot
-        watch = StateWatch(store, over(store))
+        watch = StateWatch(store, over(store), trust=trust)
         watch.begin(now)
         watch.write(now, at_once=True)
-        after = _shares(path)
+        after = _shares(path, trust)
         return after if after != before else None
     finally:
         lock.release()
 
 
-def _shares(path: Path) -> list[float] | None:
+def _shares(path: Path, trust: bool) -> list[float] | None:
     """Returns the shares in a state file of ours; None for any other file."""
     try:
-        state = statefile.parse(statefile.read(path) or b"")
+        state = statefile.parse(statefile.read(path, trust=trust) or b"")
     except (OSError, ValueError):
         return None
     shares = state.get("gpu_status")

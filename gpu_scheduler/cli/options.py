@@ -102,6 +102,7 @@ def _start_self(group: argparse._ArgumentGroup) -> None:
     option("--take-over", action="store_true", help="go on with the record of another host, which is gone")
     option("--as-copy", action="store_true",
            help="go on with a copied record; jobs that run in the original are held here")  # fmt: skip
+    _trust_files(group)
 
 
 def _gpus(parser: _Options) -> None:
@@ -123,6 +124,11 @@ def _llm_config(parser: _Options) -> None:
 def _log_dir(parser: _Options) -> None:
     parser.add_argument("--log-dir", metavar="DIR", type=path,
                         help="job logs (default: /tmp/gpu_scheduler_logs)")  # fmt: skip
+
+
+def _trust_files(parser: _Options) -> None:
+    parser.add_argument("--trust-files", action="store_true",
+                        help="use files that others own, or that everybody may write")  # fmt: skip
 
 
 def _probe(parser: _Options) -> None:
@@ -303,6 +309,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
     _log_dir(parser)
     _probe(parser)
     _conda_sh(parser)
+    _trust_files(parser)
     _json(parser)
 
 

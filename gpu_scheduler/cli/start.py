@@ -32,7 +32,10 @@ def start(options: Namespace) -> int:
 
         main_log = home_of(options).log
         return background.run(
-            lambda up: _run(chosen, up), lambda pid: _in_background(pid, main_log), main_log
+            lambda up: _run(chosen, up),
+            lambda pid: _in_background(pid, main_log),
+            main_log,
+            trust=chosen.trust_files,
         )
     return _run(chosen, lambda: None)
 
@@ -125,6 +128,7 @@ def start_options(options: Namespace) -> StartOptions:
         keep_history=options.keep_history,
         ignore_old_sessions=options.ignore_old_sessions,
         as_copy=options.as_copy,
+        trust_files=options.trust_files,
     )
 
 

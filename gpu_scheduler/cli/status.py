@@ -9,6 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.cli.record import home_of, nothing_yet, opened, pid_of, wished_verbs
@@ -18,7 +19,7 @@ from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.errors import NoRecordError
 from gpu_scheduler.intake.pauses import wished_pauses
 from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.storage import LOG_FOLDER, troubles
+from gpu_scheduler.storage import LOG_FOLDER, refused, troubles
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
@@ -153,8 +154,11 @@ def troubles_of(store: Store) -> tuple[Trouble, ...]:
     """What is wrong now with the places that are written to; of another host nothing can be told."""
     if store.foreign is not None:
         return ()
-    logs = store.db.meta(LOG_FOLDER)
-    return troubles(store.home, LogFolder.from_json(logs) if logs is not None else None)
+    logs, started = store.db.meta(LOG_FOLDER), started_with(store)
+    trust = started.trust_files
+    found = troubles(store.home, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
+    config = refused("llm_config", Path(started.llm_config), trust=trust) if started.llm_config else None
+    return found if config is None else (*found, config)
 
 
 def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.Context:

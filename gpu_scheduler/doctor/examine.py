@@ -28,6 +28,7 @@ class Asked:
     gpu_probe: ProbeKind
     simulate: str | None
     conda_sh: str | None
+    trust_files: bool = False
 
 
 def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
@@ -47,12 +48,12 @@ def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> I
         yield gpus.driver()
     waits(f"asks the GPUs, for {gpus.PROBE_S:g} s at most")
     yield from gpus.probe(asked.gpu_probe, asked.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    yield from files.folders(home, _logs(asked.log_dir))
+    yield from files.folders(home, _logs(asked.log_dir), trust=asked.trust_files)
     yield from files.record(home)
     yield from files.gpu_kind(home, simulated)
-    yield files.state_file(home)
-    yield files.jobs_file(asked.jobs_file)
-    yield files.llm_config(asked.llm_config)
+    yield files.state_file(home, trust=asked.trust_files)
+    yield files.jobs_file(asked.jobs_file, trust=asked.trust_files)
+    yield files.llm_config(asked.llm_config, trust=asked.trust_files)
     yield files.scheduler(home)
     yield from logind.judge(logind.read(user), user, uid)
     yield machine.inotify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -10,11 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpu_scheduler import safefile
 from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.safefile import FileProblem, Kind
 from gpu_scheduler.storage import troubles
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.filesystem import is_shared, kind_of
@@ -22,6 +25,7 @@ from gpu_scheduler.store.gpukind import recorded
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.instance import scheduler_pid
+from gpu_scheduler.store.private import check_inside
 
 #: Free space below this is told, in bytes.
 _LITTLE = 256 * 1024 * 1024
@@ -29,9 +33,12 @@ _LITTLE = 256 * 1024 * 1024
 _CHECK_S = 20.0
 
 
-def folders(home: Home, logs: LogFolder) -> Iterator[Finding]:
-    """What is wrong with the places that we write to, as the scheduler sees it; else how much room it is."""
-    found = troubles(home, logs)
+def folders(home: Home, logs: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
+    """What is wrong with the places that we write to, as the scheduler sees it; else how much room it is.
+
+    trust, here and below: files are used whoever owns them or may write them.
+    """
+    found = troubles(home, logs, trust=trust)
     yield from map(of_trouble, found)
     told = {trouble.what for trouble in found if trouble.stops}
     for what, path in (("log folder", logs.usable()), ("record", home.folder)):
@@ -60,6 +67,8 @@ def record(home: Home) -> Iterator[Finding]:
         yield ok("file system", f"{kind or 'unknown'}, under {home.folder}")
     try:
         home.check_access()
+        if home.folder.is_dir():
+            check_inside(home.folder)
     except SchedulerError as error:
         says, _, remedy = str(error).partition("\n")
         yield bad("database", says, remedy or "name a state file of yours with --state-file")
@@ -110,47 +119,47 @@ def gpu_kind(home: Home, simulated: bool) -> Iterator[Finding]:
         yield warn("kind of GPUs", *found.refusal(home.folder))
 
 
-def state_file(home: Home) -> Finding:
+def state_file(home: Home, *, trust: bool = False) -> Finding:
     """The JSON file, which people and scripts edit."""
     path = home.state_file
+    found = safefile.read(path, trust=trust)
+    if isinstance(found, FileProblem):
+        if found.kind is Kind.MISSING:
+            return ok("state file", f"{path} (not there yet)")
+        forbidden = found.kind is Kind.UNREADABLE and found.errno in (errno.EACCES, errno.EPERM)
+        remedy = f"chmod u+rw {path}" if forbidden else found.remedy or "remove it, or move it aside"
+        return bad("state file", f"{path} {found.says}", remedy)
     try:
-        content = statefile.read(path)
-    except OSError as error:
-        remedy = f"chmod u+rw {path}" if isinstance(error, PermissionError) else "remove it, or move it aside"
-        return bad("state file", f"{path}: {error.strerror}", remedy)
-    if content is None:
-        return ok("state file", f"{path} (not there yet)")
-    try:
-        statefile.parse(content)
+        statefile.parse(found.data)
     except ValueError as error:
         remedy = "mend it; else it is set aside as .bad and written anew"
         return warn("state file", f"{path}: {error}", remedy)
-    return _guarded("state file", path, "JSON")
+    return _guarded("state file", path, "JSON", trust=trust)
 
 
-def jobs_file(path: str) -> Finding:
+def jobs_file(path: str, *, trust: bool = False) -> Finding:
     """Whoever can write it runs commands as us."""
     if not path:
         return ok("jobs file", "none is watched")
     file = Path(os.path.abspath(path))
-    look = JobsFile(file).look()
+    look = JobsFile(file, trust=trust).look()
     if look.state == "missing":
         return ok("jobs file", f"{file} (not there; it is waited for)")
     if look.state == "unreadable":
-        remedy = "name a text file of jobs that you may read"
+        remedy = look.remedy or "name a text file of jobs that you may read"
         return bad("jobs file", f"{file} {look.problem}", remedy)
-    return _guarded("jobs file", file, f"`lint {path}` says what its lines do")
+    return _guarded("jobs file", file, f"`lint {path}` says what its lines do", trust=trust)
 
 
-def llm_config(named: str | None) -> Finding:
+def llm_config(named: str | None, *, trust: bool = False) -> Finding:
     """The needs of models."""
     try:
-        file = LlmConfigFile(named)
+        file = LlmConfigFile(named, trust=trust)
     except UsageError as error:
         return bad("llm_config", str(error), "mend it, or name another one with --llm-config")
     if not file.path.exists():
         return ok("llm_config", f"{file.path} (not there: a job that names no share needs 1 GPU)")
-    return _guarded("llm_config", file.path, "JSON, as it should be")
+    return _guarded("llm_config", file.path, "JSON, as it should be", trust=trust)
 
 
 def scheduler(home: Home) -> Finding:
@@ -165,16 +174,18 @@ def scheduler(home: Home) -> Finding:
     return ok("scheduler", "not running" if pid is None else f"running, pid {pid}")
 
 
-def _guarded(check: str, path: Path, says: str) -> Finding:
-    """Fine, unless somebody else could change the file."""
+def _guarded(check: str, path: Path, says: str, *, trust: bool) -> Finding:
+    """A file that is used: fine, unless somebody else could change it, or exchange it in its folder."""
+    allowed = safefile.owners(path)
     for place in (path, path.parent):
         status = place.stat()
-        if status.st_uid not in (os.geteuid(), 0):
+        if status.st_uid not in allowed:
             says = f"{place} belongs to uid {status.st_uid}, who can change what is run"
-            return bad(check, says, f"sudo chown {os.geteuid()} {place}, or use a folder of yours")
+            judge = warn if trust else bad
+            return judge(check, says, f"sudo chown {os.geteuid()} {place}, or use a folder of yours")
         who = _open_to_others(place)
         if who is not None:
-            judge = bad if status.st_mode & stat.S_IWOTH else warn
+            judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
             return judge(check, f"{place} {who}: they can change what is run", f"chmod go-w {place}")
     return ok(check, f"{path}; {says}")
 

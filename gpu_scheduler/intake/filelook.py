@@ -28,11 +28,13 @@ _Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class FileLook:
-    """A look at a file. content: if it is present; problem: why it cannot be read, without path."""
+    """A look at a file. content: if it is present; problem: why it cannot be read, without path; remedy: what
+    to do about that, where it is the same for every file."""
 
     state: Literal["present", "missing", "unreadable"]
     content: bytes = b""
     problem: str | None = None
+    remedy: str = ""
 
     @property
     def lines(self) -> tuple[bytes, ...]:
@@ -41,10 +43,11 @@ class FileLook:
 
 
 class JobsFile:
-    """One path, looked at again and again."""
+    """One path, looked at again and again. trust: whoever owns the file or may write it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
+        self._trust = trust
         self._seen: _Signature | None = None
         self._look = FileLook("missing", problem="there is no such file")
 
@@ -56,7 +59,7 @@ class JobsFile:
             return self._unseen(safefile.of_error(error))
         if self._seen is not None and self._seen == _signature(status):
             return self._look
-        found = safefile.read(self.path, LARGEST)
+        found = safefile.read(self.path, LARGEST, trust=self._trust)
         if isinstance(found, FileProblem):
             return self._unseen(found)
         settled = abs(time.time_ns() - max(found.status.st_mtime_ns, found.status.st_ctime_ns)) > _RACY_NS
@@ -70,12 +73,13 @@ class JobsFile:
 
     def _unseen(self, problem: FileProblem) -> FileLook:
         self._seen = None
-        self._note("missing" if problem.kind is Kind.MISSING else "unreadable", str(problem))
+        state: Literal["missing", "unreadable"] = "missing" if problem.kind is Kind.MISSING else "unreadable"
+        self._note(state, problem.says, problem.remedy)
         return self._look
 
-    def _note(self, state: Literal["missing", "unreadable"], why: str) -> None:
+    def _note(self, state: Literal["missing", "unreadable"], why: str, remedy: str = "") -> None:
         if self._look.problem != why:
-            self._look = FileLook(state, problem=why)
+            self._look = FileLook(state, problem=why, remedy=remedy)
 
 
 def look_at_input(fd: int) -> FileLook:

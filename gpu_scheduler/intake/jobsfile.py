@@ -66,7 +66,8 @@ class Poll:
 
 class JobsFileReader:
     """Looks at one jobs file. cwd: the working folder of its lines; home: what `~/` stands for; known_gpus:
-    the indices there are, None = any; most: about so many appended lines count at a time, None = all."""
+    the indices there are, None = any; most: about so many appended lines count at a time, None = all; trust:
+    whoever owns the file or may write it."""
 
     def __init__(
         self,
@@ -75,9 +76,11 @@ class JobsFileReader:
         home: str,
         known_gpus: frozenset[int] | None = None,
         most: int | None = None,
+        *,
+        trust: bool = False,
     ) -> None:
         self.path = path
-        self._file = JobsFile(path)
+        self._file = JobsFile(path, trust=trust)
         self._parser = TextParser(cwd, home, known_gpus)
         self._most = most
         self._look: FileLook | None = None
@@ -97,7 +100,8 @@ class JobsFileReader:
             self._look, self._since = look, now_s
         if look.state != "present":
             mistakes = self._mistakes(previous)
-            return Poll(None, {}, None, mistakes, look.problem, look.state == "missing")
+            told = f"{look.problem}; {look.remedy}" if look.remedy else look.problem
+            return Poll(None, {}, None, mistakes, told, look.state == "missing")
         if previous is not self._level:
             self._level = previous if _equal(previous, self._text.lines) else None
         if self._level is None:

@@ -31,7 +31,8 @@ AT_A_TIME = 5_000
 
 
 class JobsWatch:
-    """Looks at the file when told to. Times: boot seconds. config: what models need now.
+    """Looks at the file when told to. Times: boot seconds. config: what models need now; trust: whoever owns
+    the file or may write it.
 
     again_at   when to look again without an event; None = nothing waits.
     pending    something in the file waits to count.
@@ -46,6 +47,8 @@ class JobsWatch:
         path: str,
         known_gpus: frozenset[int] | None,
         config: Callable[[], LlmConfig] = LlmConfig,
+        *,
+        trust: bool = False,
     ) -> None:
         self.path = Path(os.path.abspath(path))
         self.again_at: float | None = None
@@ -59,7 +62,9 @@ class JobsWatch:
         cwd = readings.working_folder(store, self._key, here)
         if cwd != here:
             log.info("lines of %s run in %s, where it was first read, not in %s", path, cwd, here)
-        self._reader = JobsFileReader(self.path, cwd, os.path.expanduser("~"), known_gpus, AT_A_TIME)
+        self._reader = JobsFileReader(
+            self.path, cwd, os.path.expanduser("~"), known_gpus, AT_A_TIME, trust=trust
+        )
         self._reading = readings.load(store, self._key)
         self._told = 0
         self._reported: frozenset[MalformedLine] = frozenset()

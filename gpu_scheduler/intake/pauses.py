@@ -16,6 +16,7 @@ from gpu_scheduler.safefile import Content, Kind
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.database import peek
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 
 #: Seconds within which an edit on the base of the last one was made on that one, rather than beside it.
@@ -34,7 +35,7 @@ def wished_pauses(store: Store) -> dict[str, bool]:
 def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
     """Wish these GPUs paused or resumed, after taking in what the state file says. Returns the wishes."""
     with store.db.transaction():
-        found = safefile.read(store.home.state_file)
+        found = safefile.read(store.home.state_file, trust=started_with(store).trust_files)
         if isinstance(found, Content):
             try:
                 take_in(store, found.data)
@@ -107,7 +108,7 @@ def take_in(store: Store, content: bytes) -> list[str]:
 def imports_older(home: Home) -> bool:
     """Whether a first start here takes over the state file of the older scheduler."""
     try:
-        state = statefile.parse(statefile.read(home.state_file) or b"")
+        state = statefile.parse(statefile.read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
         return False
     written = peek(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")

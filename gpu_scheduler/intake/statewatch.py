@@ -28,12 +28,14 @@ WRITE_EVERY_S = 1.0
 class StateWatch:
     """Examines each version of the file once; writes it when what it says changes. Times: boot seconds.
 
-    over: attempts that have ended, where no scheduler records it.
+    over: attempts that have ended, where no scheduler records it; trust: whoever owns the file or may write
+    it.
     """
 
-    def __init__(self, store: Store, over: Collection[int] = ()) -> None:
+    def __init__(self, store: Store, over: Collection[int] = (), *, trust: bool = False) -> None:
         self._store = store
         self._over = over
+        self._trust = trust
         self._path: Path = store.home.state_file
         self._seen: os.stat_result | None = None
         self._broken_since: tuple[str, float] | None = None
@@ -66,7 +68,7 @@ class StateWatch:
             status = os.stat(self._path)
             if self._broken_since is None and self._seen is not None and is_same(status, self._seen):
                 return
-            content = statefile.read(self._path)
+            content = statefile.read(self._path, trust=self._trust)
         except OSError:
             content = None
         if content is None:
@@ -98,7 +100,7 @@ class StateWatch:
                 self.again_at = now + WRITE_EVERY_S
                 return
             self._left.update(self._displaced())
-            there = statefile.read(self._path) or b""
+            there = statefile.read(self._path, trust=self._trust) or b""
             if there:
                 self._tell_edits(there)  # ours must say what it replaces
             content = self._rendered(there, self._left)
@@ -155,12 +157,12 @@ class StateWatch:
             time.sleep(0.01)
         else:
             return {}
-        found = safefile.read(spare)
+        found = safefile.read(spare, trust=self._trust)
         if isinstance(found, FileProblem):
-            if found.kind in (Kind.NOT_REGULAR, Kind.TOO_LARGE):
-                self._set_aside(str(found))
-            elif found.kind is Kind.UNREADABLE:
+            if found.kind is Kind.UNREADABLE:
                 raise found.error(spare)
+            if found.kind is not Kind.MISSING:
+                self._set_aside(str(found))
             return {}
         content = found.data
         if known is None:
@@ -187,7 +189,7 @@ class StateWatch:
         if not left:
             return {}
         try:
-            content = statefile.read(self._path)
+            content = statefile.read(self._path, trust=self._trust)
             if content is None or statefile.digest(content) == self._store.db.meta("statefile_examined"):
                 return left
             said = statefile.parse(content)

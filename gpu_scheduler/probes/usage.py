@@ -49,7 +49,7 @@ def write_use(folder: str, gpus: Mapping[int, int], load: float) -> None:
     """Says what this process uses from now on. Raises OSError."""
     pid = os.getpid()
     use = {"pid": pid, "gpus": {str(index): mib for index, mib in gpus.items()}, "load": load}
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     write_json(_own_file(folder), use)
 
 
@@ -89,7 +89,7 @@ def free_mib(folder: str, index: int) -> int | None:
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
     """Held while a job looks at what is free and takes it, so that two never take the same."""
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, ".lock"), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

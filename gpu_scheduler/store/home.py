@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.safefile import Kind, judge_folder
+from gpu_scheduler.store import private
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.host import Host, claim_host, named_host, read_host, this_host, write_host
 
@@ -103,17 +106,25 @@ class Home:
         return self.runs / str(job_id) / f"{number}-{token[:8]}"
 
     def check_access(self) -> None:
-        """Raises SchedulerError, naming whose the folder is, if it is there and may not be entered."""
+        """Raises SchedulerError, naming whose the folder is, if it is not ours, is a link, or may not be
+        entered. One that is not there passes."""
         try:
-            owner = os.stat(self.folder).st_uid
+            status = os.lstat(self.folder)
         except OSError:
             return  # its absence, and what lies above it, is told where it is needed
-        if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):
-            return
-        if owner == os.geteuid():
+        problem = judge_folder(status, private.owners(self.folder))
+        if problem is None:
+            if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):
+                return
             raise SchedulerError(
                 f"{self.folder} may not be entered: chmod u+rwx {shlex.quote(str(self.folder))}"
             )
+        if problem.kind is not Kind.FOREIGN:
+            raise SchedulerError(
+                f"{self.folder} {problem.says}, where the folder of the record should be; remove it, or name"
+                " that folder with --data-dir"
+            )
+        owner = status.st_uid
         if owner != 0:
             raise SchedulerError(
                 f"{self.folder} is the record of user {_user(owner)}, not yours; name a state file of yours"
@@ -182,14 +193,26 @@ class Home:
             raise SchedulerError(self.refusal(owner))
         return owner
 
-    def create(self) -> None:
-        """Make the folders, private to the user. Raises SchedulerError if that cannot be."""
+    def create(self) -> list[private.Opened]:
+        """Make the folders, private to the user; returns what others could write and is closed to them now.
+
+        Raises SchedulerError if that cannot be, or something there is not ours.
+        """
         if self.problem is not None:
             raise SchedulerError(self.problem)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.runs.mkdir(exist_ok=True, mode=0o700)
-            self.doorbell.touch(mode=0o600)
+            self.check_access()
+            fd = private.open_folder(self.folder)
+            try:
+                opened = private.close_to_others(fd, self.folder)
+                with suppress(FileExistsError):
+                    os.mkdir(self.runs.name, 0o700, dir_fd=fd)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                os.close(os.open(self.doorbell.name, flags, 0o600, dir_fd=fd))
+                return opened
+            finally:
+                os.close(fd)
         except OSError as error:
             raise SchedulerError(
                 f"cannot create {self.folder}: {error.strerror}; choose another --state-file or --data-dir"

@@ -14,6 +14,8 @@ import struct
 import time
 from pathlib import Path
 
+from gpu_scheduler.store import private
+
 _FLOCK = struct.Struct(
     "hhqqi4x"
 )  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
@@ -29,14 +31,14 @@ class InstanceLock:
     """The locks of the one scheduler, held until `release` or death; programs that it starts inherit none.
 
     path: of the file in the folder of the record; it must not be opened and closed elsewhere in this process:
-    that would drop its lock.
+    that would drop its lock. Raises OSError, also where the folder is not ours or a link.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = private.open_folder(path.parent)
         try:
-            self._file = _opened(path)
+            self._file = self._opened()
         except BaseException:
             os.close(self._folder)
             raise
@@ -63,19 +65,20 @@ class InstanceLock:
     def is_of(self, folder: Path) -> bool:
         """Whether the locked folder is what is at this path now."""
         try:
-            return os.path.samestat(os.stat(folder), os.fstat(self._folder))
+            return os.path.samestat(os.lstat(folder), os.fstat(self._folder))
         except OSError:
             return False
 
     def keep(self) -> bool:
         """Put a locked file back where it was removed or replaced. False: another process holds that."""
         try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+            there = os.stat(self._path.name, dir_fd=self._folder, follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(self._file)):
                 return True
         except OSError:
             pass
         try:
-            fresh = _opened(self._path)
+            fresh = self._opened()
         except OSError:
             return True  # it cannot be made now: the folder itself is locked
         if not _locked(fresh):
@@ -94,6 +97,10 @@ class InstanceLock:
         os.close(self._file)
         os.close(self._folder)
 
+    def _opened(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(self._path.name, flags, 0o600, dir_fd=self._folder)
+
 
 def scheduler_pid(path: Path) -> int | None:
     """The pid of the scheduler that holds the lock at this path, or its folder; None when none is up. Takes
@@ -102,7 +109,7 @@ def scheduler_pid(path: Path) -> int | None:
     Not for the scheduler's own process, whose lock the closing here would drop.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return _folder_holder(path.parent)
     try:
@@ -110,10 +117,6 @@ def scheduler_pid(path: Path) -> int | None:
     finally:
         os.close(fd)
     return pid if pid is not None else _folder_holder(path.parent)
-
-
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _locked(fd: int) -> bool:

@@ -33,6 +33,7 @@ class Started:
     exclusive: bool = False
     oom_retries: int = 0
     fail_retries: int = 0
+    trust_files: bool = False
 
     @property
     def limits(self) -> Limits:

@@ -99,10 +99,11 @@ def _lined(state: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
 
 
-def read(path: Path) -> bytes | None:
-    """Reads the file; None: there is none. Raises OSError, also for what is refused to be read."""
+def read(path: Path, *, trust: bool = False) -> bytes | None:
+    """Reads the file; None: there is none. trust: whoever owns it or may write it. Raises OSError, also for
+    what is refused to be read."""
     try:
-        return json_bytes(path)
+        return json_bytes(path, trust=trust)
     except FileNotFoundError:
         return None
 
@@ -152,7 +153,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     if _put_where_nothing_is(spare, path):
         return None
     os.chmod(spare, path.stat().st_mode & 0o777)
-    return json_bytes(spare) if _exchanged(spare, path) else _renamed(spare, path)
+    return json_bytes(spare, trust=True) if _exchanged(spare, path) else _renamed(spare, path)
 
 
 def _put_where_nothing_is(spare: Path, path: Path) -> bool:
@@ -181,7 +182,7 @@ def _renamed(spare: Path, path: Path) -> bytes:
     os.rename(spare, fresh)
     while True:
         status = os.stat(path)
-        before = json_bytes(path)
+        before = json_bytes(path, trust=True)
         spare.write_bytes(before)
         if is_same(os.stat(path), status):
             os.rename(fresh, path)

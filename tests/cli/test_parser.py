@@ -42,12 +42,12 @@ def test_every_option_of_start_arrives() -> None:
         " --max-assign-attempts 2 --assign-retry-wait 0 --log-dir logs --gpu-probe simulated --simulate 4:80G"
         " --cuda-ids visible --conda-sh c.sh --drain --take-over --margin 1G --idle-threshold 0"
         " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --learn --poll 0.5 -v"
-        " --fresh --ignore-old-sessions --as-copy"
+        " --fresh --ignore-old-sessions --as-copy --trust-files"
     )
     assert start_options(parse(["start", *words.split(" ")])) == StartOptions(
         "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
         "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
-        ignore_old_sessions=True, as_copy=True,
+        ignore_old_sessions=True, as_copy=True, trust_files=True,
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_what_the_words_above_say_is_nowhere_the_default() -> None:
     said = StartOptions(
         "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
         "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
-        ignore_old_sessions=True, as_copy=True,
+        ignore_old_sessions=True, as_copy=True, trust_files=True,
     )  # fmt: skip
     same = [name for name, value in vars(StartOptions()).items() if getattr(said, name) == value]
     assert same == ["keep_history"]  # which --fresh excludes

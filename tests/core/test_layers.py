@@ -18,7 +18,7 @@ RECORD = tuple(
     f"store.{name}"
     for name in (
         "store", "home", "readings", "statefile", "instance", "database", "started", "attempts", "events",
-        "measured", "gpukind", "identity",
+        "measured", "gpukind", "identity", "private",
     )
 )  # fmt: skip
 

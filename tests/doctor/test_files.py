@@ -140,7 +140,9 @@ def test_the_jobs_file(tmp_path: Path) -> None:
     assert files.jobs_file(str(path)).grade == "ok"
     path.chmod(0o666)
     found = files.jobs_file(str(path))
-    assert (found.grade, found.remedy) == ("bad", f"chmod go-w {path}")
+    assert (found.grade, found.says) == ("bad", f"{path} may be written by everybody")
+    assert found.remedy == "`chmod o-w` it, or `start --trust-files`"
+    assert files.jobs_file(str(path), trust=True).grade == "warn"
     path.chmod(0o660)
     assert files.jobs_file(str(path)).grade == "warn"
     path.chmod(0o644)
@@ -152,7 +154,8 @@ def test_the_jobs_file(tmp_path: Path) -> None:
     assert files.jobs_file(str(tmp_path)).grade == "bad"
     if os.geteuid() == 0:
         os.chown(path, 65534, 65534)
-        assert "belongs to uid 65534" in files.jobs_file(str(path)).says
+        assert "belongs to another user (uid 65534)" in files.jobs_file(str(path)).says
+        assert files.jobs_file(str(path), trust=True).grade == "warn"
 
 
 def test_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

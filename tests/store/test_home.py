@@ -342,17 +342,17 @@ def test_a_record_that_may_not_be_entered_says_whose_it_is(
     Store(home, create=True).close()
     home.check_access()
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    access, stat = os.access, os.stat
+    access, stat, lstat = os.access, os.stat, os.lstat
     owned = os.stat_result((*stat(home.folder)[:4], uid, *stat(home.folder)[5:]))
 
     def no_access(path: object, *more: Any, **words: Any) -> bool:
         return path != home.folder and access(path, *more, **words)  # type: ignore[arg-type]
 
     def stat_of(path: object, **words: Any) -> os.stat_result:
-        return owned if path == home.folder else stat(path, **words)  # type: ignore[arg-type]
+        return owned if path == home.folder else lstat(path, **words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "access", no_access)
-    monkeypatch.setattr(os, "stat", stat_of)
+    monkeypatch.setattr(os, "lstat", stat_of)
     with pytest.raises(SchedulerError) as caught:
         home.check_access()
     with pytest.raises(SchedulerError):

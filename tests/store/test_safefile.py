@@ -144,3 +144,105 @@ def test_a_small_file_is_read_with_little_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=15, check=False
     )
     assert (done.stdout, done.stderr) == ("present\n", "")
+
+
+ME, ROOT, ANN, EVE = 1000, 0, 1001, 1002
+
+
+def status_of(mode: int, uid: int, size: int = 0) -> os.stat_result:
+    return os.stat_result((mode, 1, 1, 1, uid, uid, size, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "says"),
+    [
+        (0o100644, ME, None),
+        (0o100664, ME, None),
+        (0o100644, ROOT, None),
+        (0o100644, EVE, "belongs to another user (uid 1002)"),
+        (0o100666, EVE, "belongs to another user (uid 1002)"),
+        (0o100646, ME, "may be written by everybody"),
+        (0o100777, ROOT, "may be written by everybody"),
+        (0o120777, ME, "is a link"),
+        (0o040700, ME, "is not a regular file"),
+        (0o010600, ME, "is not a regular file"),
+    ],
+)
+def test_judges_a_file_by_its_kind_its_owner_and_its_permissions(
+    mode: int, uid: int, says: str | None
+) -> None:
+    found = safefile.judge(status_of(mode, uid), None, (ME, ROOT))
+    assert (None if found is None else found.says) == says
+    trusted = safefile.judge(status_of(mode, uid), None)
+    assert (trusted is None) == (mode & 0o170000 == 0o100000)
+    if found is not None and trusted is None:
+        assert "`start --trust-files`" in str(found.error(Path("x")))
+
+
+@pytest.mark.parametrize(
+    ("me", "folder_mode", "folder_owner", "expected"),
+    [
+        (ME, 0o40700, ANN, {ME, ROOT}),
+        (ROOT, 0o40755, ANN, {ROOT, ANN}),
+        (ROOT, 0o40775, ANN, {ROOT}),
+        (ROOT, 0o40757, ANN, {ROOT}),
+        (ROOT, 0o41777, ROOT, {ROOT}),
+        (ROOT, 0o41777, EVE, {ROOT}),
+    ],
+)
+def test_root_also_takes_files_of_the_folders_owner_where_nobody_else_may_write_it(
+    monkeypatch: pytest.MonkeyPatch, me: int, folder_mode: int, folder_owner: int, expected: set[int]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    monkeypatch.setattr(os, "stat", lambda path: status_of(folder_mode, folder_owner))
+    assert safefile.owners("folder/file") == expected
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_refuses_a_file_that_everybody_may_write_unless_it_is_trusted(tmp_path: Path, trust: bool) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    path.chmod(0o666)
+    read_it, looked = read(path, trust=trust), safefile.look(path, None, trust=trust)
+    assert isinstance(read_it, Content) == trust
+    assert isinstance(looked, os.stat_result) == trust
+    path.chmod(0o664)
+    assert isinstance(read(path), Content)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert isinstance(read(link, trust=trust), Content)
+    assert safefile.look(link, None, trust=trust, follow=False) == FileProblem(Kind.LINK)
+
+
+def test_refuses_files_and_links_of_another_user(tmp_path: Path, stranger: int) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for path in (ours, theirs):
+        path.write_text("x")
+    os.chown(theirs, stranger, stranger)
+    assert read(theirs) == FileProblem(Kind.FOREIGN, str(stranger))
+    links = {name: tmp_path / name for name in ("our link to theirs", "their link to ours")}
+    links["our link to theirs"].symlink_to(theirs)
+    links["their link to ours"].symlink_to(ours)
+    os.chown(links["their link to ours"], stranger, stranger, follow_symlinks=False)
+    found = {name: read(path) for name, path in links.items()}
+    assert found == {
+        "our link to theirs": FileProblem(Kind.FOREIGN, str(stranger)),
+        "their link to ours": FileProblem(Kind.FOREIGN_LINK, str(stranger)),
+    }
+    assert all(isinstance(read(path, trust=True), Content) for path in (theirs, *links.values()))
+
+
+def test_root_takes_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stranger: int) -> None:
+    path, planted = tmp_path / "file", tmp_path / "planted"
+    path.write_text("x")
+    for owned in (tmp_path, path):
+        os.chown(owned, stranger, stranger)
+    tmp_path.chmod(0o755)
+    assert isinstance(read(path), Content)
+    other = tmp_path / "other"
+    other.mkdir(mode=0o777)
+    planted = other / "link"
+    planted.symlink_to(path)  # a folder of ours leads to a file of theirs
+    assert read(planted) == FileProblem(Kind.FOREIGN, str(stranger))
+    tmp_path.chmod(0o775)
+    assert read(path) == FileProblem(Kind.FOREIGN, str(stranger))

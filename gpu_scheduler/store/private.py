@@ -1,0 +1,121 @@
+"""The folder of a record and what lies in it: ours, private to us, and without links.
+
+The folder is the anchor: once it is ours and closed to others, nobody else can put anything into it. Folders
+and files of ours that are open to others are closed; what is not ours is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler import safefile
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.safefile import FileProblem, Kind, judge_folder, writable_by_others
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A folder or file of a record that others could write. mode: the permissions that it had."""
+
+    path: Path
+    mode: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} could be written by others (mode {self.mode:o}) and is closed to them now; whether"
+            " they changed it cannot be told"
+        )
+
+
+def owners(folder: Path) -> frozenset[int]:
+    """The users whose folder this may be: ourselves; for root those of `safefile.owners`."""
+    me = os.geteuid()
+    try:
+        return safefile.owners(folder) if me == 0 else frozenset((me,))
+    except OSError:
+        return frozenset((me,))
+
+
+def open_folder(folder: Path) -> int:
+    """A descriptor of a folder of ours, reached through no link of that name. Raises OSError."""
+    problem = judge_folder(os.lstat(folder), owners(folder))
+    if problem is None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        problem = judge_folder(os.fstat(fd), owners(folder))
+        if problem is None:
+            return fd
+        os.close(fd)
+    raise problem.error(folder)
+
+
+def close_to_others(fd: int, folder: Path) -> list[Opened]:
+    """Take the permissions of others from the folder and from what lies in it; returns what they could write.
+
+    Where others could write the folder itself, all that is in it is looked through. Raises SchedulerError for
+    what is not ours, and where the file system keeps no permissions; OSError.
+    """
+    status = os.fstat(fd)
+    found = [Opened(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
+    if status.st_mode & _OTHERS:
+        os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS)
+        if os.fstat(fd).st_mode & _OTHERS:
+            raise SchedulerError(
+                f"{folder} is open to other users and cannot be closed to them: its file system keeps no"
+                " permissions; name a folder on another one with --data-dir"
+            )
+    return [*found, *_inside(fd, folder, owners(folder) | {0}, deep=bool(found))]
+
+
+def check_inside(folder: Path) -> None:
+    """Raises SchedulerError if something in the folder is not ours or is a link; OSError. Changes nothing."""
+    fd = open_folder(folder)
+    try:
+        for _ in _inside(fd, folder, owners(folder) | {0}, deep=False, change=False):
+            pass
+    finally:
+        os.close(fd)
+
+
+def _inside(
+    fd: int, folder: Path, allowed: frozenset[int], *, deep: bool, change: bool = True
+) -> Iterator[Opened]:
+    for name in os.listdir(fd):
+        path = folder / name
+        try:
+            inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        except FileNotFoundError:
+            continue  # a file on its way to its name
+        try:
+            status = os.fstat(inner)
+            _check(path, status, allowed)
+            if change and status.st_mode & _OTHERS and os.geteuid() in (0, status.st_uid):
+                os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS)
+                if writable_by_others(status):
+                    yield Opened(path, stat.S_IMODE(status.st_mode))
+            if deep and stat.S_ISDIR(status.st_mode):
+                below = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inner)
+                try:
+                    yield from _inside(below, path, allowed, deep=True, change=change)
+                finally:
+                    os.close(below)
+        finally:
+            os.close(inner)
+
+
+def _check(path: Path, status: os.stat_result, allowed: frozenset[int]) -> None:
+    problem = None
+    if stat.S_ISLNK(status.st_mode):
+        problem = FileProblem(Kind.LINK)
+    elif status.st_uid not in allowed:
+        problem = FileProblem(Kind.FOREIGN, str(status.st_uid))
+    if problem is not None:
+        raise SchedulerError(
+            f"{path} {problem.says}, and nothing in the folder of a record may be; remove it, or name another"
+            " folder with --data-dir"
+        )
