@@ -1,0 +1,181 @@
+"""What `start` says of files that others may change, and what a running scheduler makes of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler import mainlog
+from gpu_scheduler.checks import check_files, check_paths
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.states import JobState
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.llmconfig import LlmConfigFile
+from gpu_scheduler.storage import troubles
+from gpu_scheduler.store import statefile
+from gpu_scheduler.store.home import Home
+from tests.loop.rig import Rig
+
+FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a start with all its files."""
+    monkeypatch.chdir(tmp_path)
+    for name in FILES:
+        (tmp_path / name).write_text("{}" if name.endswith(".json") else "")
+    return tmp_path
+
+
+def checked(*, trust: bool = False) -> list[str]:
+    """The warnings of a start."""
+    options = StartOptions(state_file="s.json", log_dir="logs", trust_files=trust)
+    check_paths(options)
+    return check_files(options, Home.of("s.json"))
+
+
+def refused() -> str:
+    with pytest.raises(UsageError) as caught:
+        checked()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_start_refuses_a_file_that_everybody_may_write_but_for_trust_files(folder: Path, name: str) -> None:
+    assert checked() == []
+    (folder / name).chmod(0o646)
+    said = refused()
+    assert f"{name}: may be written by everybody; `chmod o-w` it, or `start --trust-files`" in said
+    assert checked(trust=True) == [f"{folder / name} may be written by others, who can change what runs here"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_start_refuses_a_file_of_another_user_but_for_trust_files(
+    folder: Path, name: str, stranger: int
+) -> None:
+    os.chown(folder / name, stranger, stranger)
+    said = f"{name}: belongs to another user (uid {stranger}); use a file of yours, or `start --trust-files`"
+    assert said in refused()
+    assert checked(trust=True) == []
+
+
+def test_start_says_once_which_files_their_group_may_write(folder: Path) -> None:
+    for name in ("jobs.txt", "s.json"):
+        (folder / name).chmod(0o664)
+    both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
+    assert checked() == [f"{both} may be written by its group, who can change what runs here"]
+
+
+def test_start_refuses_a_main_log_that_is_a_link_also_with_trust_files(folder: Path) -> None:
+    log, precious = folder / "gpu_scheduler.log", folder / "precious"
+    precious.write_text("precious")
+    log.unlink()
+    log.symlink_to(precious)
+    assert refused() == f"{log}: is a link; remove it"
+    with pytest.raises(UsageError, match="is a link"):
+        checked(trust=True)
+    with pytest.raises(OSError, match="is a link"):
+        mainlog.opened(log, trust=True)
+    assert precious.read_text() == "precious"
+
+
+def test_start_takes_links_of_the_user_to_files_of_the_user(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    for name in FILES[:3]:
+        (folder / name).rename(folder / "elsewhere" / name)
+        (folder / name).symlink_to(folder / "elsewhere" / name)
+    assert checked() == []
+    (folder / "elsewhere" / "jobs.txt").chmod(0o666)
+    assert "may be written by everybody" in refused()
+
+
+def test_start_warns_of_a_folder_in_which_everybody_may_exchange_what_lies_there(folder: Path) -> None:
+    folder.chmod(0o777)
+    assert checked() == [
+        f"{folder} may be written by everybody, who can replace what lies in it: `chmod o-w` it"
+    ]
+    folder.chmod(0o1777)
+    assert checked() == []
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with_gpus = Rig(tmp_path)
+    yield with_gpus
+    with_gpus.store.close()
+
+
+def test_a_jobs_file_that_everybody_may_write_by_now_is_unreadable_and_takes_nothing_away(
+    folder: Path, rig: Rig
+) -> None:
+    path = folder / "jobs.txt"
+    path.write_text("true\nfalse\n")
+    watch = JobsWatch(rig.store, str(path), None)
+    watch.look(0.0)
+    path.write_text("echo planted\n")
+    path.chmod(0o666)
+    for now in (100.0, 200.0, 300.0):
+        watch.look(now)
+    assert [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))] == ["true", "false"]
+    assert rig.store.open_wishes() == []
+    problem = "may be written by everybody; `chmod o-w` it, or `start --trust-files`"
+    assert [row["problem"] for row in rig.store.jobs_files()] == [problem]
+    trusting = JobsWatch(rig.store, str(path), None, trust=True)
+    for now in (400.0, 500.0):
+        trusting.look(now)
+    assert [row["problem"] for row in rig.store.jobs_files()] == [None]
+    assert "echo planted" in [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))]
+
+
+def test_a_config_that_everybody_may_write_by_now_is_not_read_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "llm_config.json"
+    path.write_text('{"models": {"m": 0.5}}')
+    file = LlmConfigFile(None)
+    file.look()
+    before = file.current
+    path.write_text('{"models": {"m": 0.1}}')
+    path.chmod(0o666)
+    assert [file.look(), file.look()] == [False, False]
+    assert file.current is before
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
+        f"{path}: may be written by everybody; `chmod o-w` it, or `start --trust-files`; what it said last is"
+        " kept"
+    ]
+
+
+def test_a_state_file_that_everybody_may_write_by_now_is_neither_read_nor_written(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = rig.store.home
+    watch = StateWatch(rig.store)
+    watch.begin(0.0)
+    watch.write(0.0)
+    planted = statefile.with_pauses({}, [0], True)
+    home.state_file.write_bytes(planted)
+    home.state_file.chmod(0o666)
+    for now in (10.0, 20.0):
+        watch.look(now)
+        watch.write(now)
+    assert home.state_file.read_bytes() == planted
+    assert rig.store.open_wishes() == []
+    assert len([r for r in caplog.records if "may be written by everybody" in r.getMessage()]) == 1
+    [trouble] = troubles(home, None)
+    assert (trouble.what, trouble.stops) == ("state file", False)
+    assert str(trouble).endswith("may be written by everybody: `chmod o-w` it, or `start --trust-files`")
+    assert troubles(home, None, trust=True) == ()
+
+
+def test_the_main_log_is_not_written_once_another_user_owns_it(folder: Path, stranger: int) -> None:
+    path = folder / "gpu_scheduler.log"
+    os.chown(path, stranger, stranger)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        mainlog.opened(path, trust=False)
+    os.close(mainlog.opened(path, trust=True))
