@@ -69,6 +69,7 @@ class JobsWatch:
         self._told = 0
         self._reported: frozenset[MalformedLine] = frozenset()
         self._problem: str | None = None
+        readings.set_problem(store, self._key, None)  # that of an earlier scheduler; the next look tells
 
     def look(self, now: float) -> None:
         """Take in what the file says now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from gpu_scheduler import mainlog
 from gpu_scheduler.checks import check_files, check_paths
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.states import JobState
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import NotOwnerError, UsageError
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.launching import Launcher
 from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.storage import troubles
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import InstanceLock
+from gpu_scheduler.store.tenure import Tenure
 from tests.loop.rig import Rig
 
 FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
@@ -179,3 +183,31 @@ def test_the_main_log_is_not_written_once_another_user_owns_it(folder: Path, str
     with pytest.raises(PermissionError, match="belongs to another user"):
         mainlog.opened(path, trust=False)
     os.close(mainlog.opened(path, trust=True))
+
+
+def test_nothing_runs_from_a_folder_that_took_the_place_of_the_record_during_a_launch(
+    folder: Path, tmp_path: Path
+) -> None:
+    home = Home.of(str(tmp_path / "state.json"))
+
+    def exchange(step: str) -> None:
+        if step == "folder made":
+            shutil.copytree(home.folder, tmp_path / "his")
+            home.folder.rename(tmp_path / "away")
+            (tmp_path / "his").rename(home.folder)
+
+    rig = Rig(tmp_path)
+    lock = InstanceLock(home.lock)
+    assert lock.acquire()
+    launcher = rig.loop._launcher
+    assert isinstance(launcher, Launcher)
+    launcher._reached, launcher.check_owner = exchange, Tenure(home, lock).check
+    try:
+        rig.add("touch ran")
+        with pytest.raises(NotOwnerError, match="was removed or replaced"):
+            rig.tick()
+    finally:
+        lock.release()
+        rig.store.close()
+    assert list(home.runs.rglob("command.sh"))
+    assert not (tmp_path / "ran").exists()
