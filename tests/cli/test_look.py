@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import pty
@@ -233,16 +234,17 @@ def test_following_in_a_pipe_shows_a_progress_bar_at_most_once_a_second(desk: De
     assert process.stdout is not None
     out = process.stdout
     with open(log, "ab", buffering=0) as file:
+        frames = itertools.count()
 
         def draw() -> bool:
-            for percent in range(100):
-                file.write(b"\r %d%%" % percent)
+            for _ in range(5):
+                file.write(b"\r %d%%" % next(frames))
             os.set_blocking(out.fileno(), False)
             read.extend(out.read() or b"")
             os.set_blocking(out.fileno(), True)
             return read.count(b"%") >= 2
 
-        wait_for(draw, "two updates", every_s=0.001)
+        wait_for(draw, "two updates", every_s=0.02)
         file.write(b"\r100%\nlast")
     desk.record(act.Close(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     read += process.communicate(timeout=30)[0]

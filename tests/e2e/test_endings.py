@@ -67,17 +67,17 @@ def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) ->
         "[share=1 allowed=0] echo third >> ran",
         "[hold] true",
     )
-    world.start("--drain")
+    world.start("--drain", module="tests.e2e.quick_saves")
     world.until(lambda jobs: 4 in jobs and jobs[1]["state"] == "running", "job 1 running")
     lines = world.jobs_file.read_text().splitlines(keepends=True)
     saved = world.folder / "saved"
     saved.write_text(lines[0] + lines[1].replace("20G", "20H") + lines[3])
     saved.replace(world.jobs_file)
-    world.until(lambda jobs: "is malformed" in (jobs[2]["reason"] or ""), "the typo seen")
-    jobs = world.jobs()
-    assert jobs[2]["reason"] == "line 2 of jobs.txt is malformed; waiting until it is mended"
-    assert re.fullmatch(
-        r"line gone from jobs.txt; cancelled in \d+ s unless it comes back", jobs[3]["reason"]
+    typo = "line 2 of jobs.txt is malformed; waiting until it is mended"
+    gone = r"line gone from jobs.txt; cancelled in \d+ s unless it comes back"
+    world.until(
+        lambda jobs: jobs[2]["reason"] == typo and re.fullmatch(gone, jobs[3]["reason"] or ""),
+        "the typo and the line that is gone seen",
     )
     (world.folder / "go").touch()
     assert world.process is not None

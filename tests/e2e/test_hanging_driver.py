@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.probes.usage import start_ticks
+from tests import warm
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
@@ -21,11 +20,10 @@ def start(world: World) -> Path:
     driver.mkdir()
     world.env |= {"PATH": f"{FAKES}:{world.env['PATH']}", "FAKE_GPUS": str(driver), "FAKE_GPU_COUNT": "1"}
     with open(world.out, "ab") as out:
-        world.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.impatient", "start", "--gpu-probe", "gputil",
-             "--log-dir", "logs", "--state-file", world.state],
-            cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-        )  # fmt: skip
+        words = ["start", "--gpu-probe", "gputil", "--log-dir", "logs", "--state-file", world.state]
+        world.process = warm.Process(
+            "tests.e2e.impatient", words, world.folder, world.env, out.fileno(), out.fileno()
+        )
     wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
     return driver
 

@@ -17,6 +17,7 @@ from typing import Any
 from gpu_scheduler.core.gpu import LOAD_SAMPLES
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
+from tests import warm
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
@@ -44,11 +45,7 @@ python preprocess.py
 
 def drained(world: World, *words: str) -> subprocess.CompletedProcess[str]:
     """`gpu-scheduler FILE …`, to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpu_scheduler", *words],
-        cwd=world.folder, env=world.env, capture_output=True, text=True, timeout=60, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    return warm.run("gpu_scheduler", words, world.folder, world.env)
 
 
 @contextmanager
@@ -159,6 +156,7 @@ def test_out_of_memory_runs_again_with_more_and_remembers_that_over_a_kill(world
 
     world.until(waits_with_more, "job 2 waits for more memory")
     before = world.jobs()[2]["attempts"]
+    wait_for(lambda: len(re.findall("OOM retry", world.said())) == before, "what the log says of it")
     assert world.end(signal.SIGKILL) == -signal.SIGKILL
     world.start("--simulate", "1", "--poll", "0.2")
     world.until(waits_with_more, "job 2 still waits for more")

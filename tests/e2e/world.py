@@ -57,14 +57,12 @@ class World:
         assert done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, module: str = "gpu_scheduler") -> None:
         """A scheduler in the background, on four simulated GPUs."""
         with open(self.out, "ab") as out:
             at = out.tell()
             words = ["start", "--simulate", "4", "--log-dir", "logs", "--state-file", self.state, *options]
-            self.process = warm.Process(
-                "gpu_scheduler", words, self.folder, self.env, out.fileno(), out.fileno()
-            )
+            self.process = warm.Process(module, words, self.folder, self.env, out.fileno(), out.fileno())
 
         def up() -> bool:
             assert self.process is not None
