@@ -95,10 +95,12 @@ def read(path: str | Path, most: int = JSON_BYTES, *, trust: bool = False) -> Co
     """
     try:
         allowed = None if trust else owners(path)
+        if (problem := _judge_link(path, allowed)) is not None:
+            return problem
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             status = os.fstat(fd)
-            problem = judge(status, most, allowed) or _judge_link(path, allowed)
+            problem = judge(status, most, allowed)
             data = read_descriptor(fd, most) if problem is None else problem
         finally:
             os.close(fd)
@@ -113,12 +115,14 @@ def look(
     """The status of a file that may be used, or why it may not; nothing is read. follow: links are."""
     try:
         allowed = None if trust else owners(path)
+        if follow and (problem := _judge_link(path, allowed)) is not None:
+            return problem
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         try:
             status = os.fstat(fd)
         finally:
             os.close(fd)
-        return judge(status, most, allowed) or _judge_link(path, allowed) or status
+        return judge(status, most, allowed) or status
     except OSError as error:
         return of_error(error)
 
@@ -171,7 +175,8 @@ def writable_by_others(status: os.stat_result) -> bool:
 
 
 def _judge_link(path: str | Path, allowed: Collection[int] | None) -> FileProblem | None:
-    """Judges who made the link that the path may be: a planted one would let any file of ours be taken."""
+    """Judges who made the link that the path may be, even where it leads to nothing: through a planted one
+    any file of ours could be taken, and one be made anywhere."""
     if allowed is None:
         return None
     status = os.lstat(path)

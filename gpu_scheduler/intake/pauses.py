@@ -51,6 +51,7 @@ def pause_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
 
     An edit that is made meanwhile is kept. Raises OSError, and ValueError for a file that is none of ours.
     """
+    statefile.read(path)  # raises, also for a link of another user
     path = statefile.target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gpu_scheduler.errors import NoRecordError, SchedulerError
+from gpu_scheduler.store import private
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -23,7 +24,7 @@ def _log_pages(folder: Path) -> int:
 def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
     """The rows of a query on a database that is not changed, not even to a newer schema; None: there is none,
     or it cannot be read now."""
-    if not os.path.exists(path):  # also where it may not be looked for
+    if not os.path.exists(path) or not private.is_ours(path.parent):  # also where it may not be looked for
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:

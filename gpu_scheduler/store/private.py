@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def owners(folder: Path) -> frozenset[int]:
         return frozenset((me,))
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether this is a folder of ours, reached through no link of that name."""
+    try:
+        return judge_folder(os.lstat(folder), owners(folder)) is None
+    except OSError:
+        return False
+
+
 def open_folder(folder: Path) -> int:
     """A descriptor of a folder of ours, reached through no link of that name. Raises OSError."""
     problem = judge_folder(os.lstat(folder), owners(folder))
@@ -63,7 +72,8 @@ def close_to_others(fd: int, folder: Path) -> list[Opened]:
     status = os.fstat(fd)
     found = [Opened(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
     if status.st_mode & _OTHERS:
-        os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS)
+        with suppress(PermissionError):  # what vfat says
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS)
         if os.fstat(fd).st_mode & _OTHERS:
             raise SchedulerError(
                 f"{folder} is open to other users and cannot be closed to them: its file system keeps no"
@@ -95,7 +105,8 @@ def _inside(
             status = os.fstat(inner)
             _check(path, status, allowed)
             if change and status.st_mode & _OTHERS and os.geteuid() in (0, status.st_uid):
-                os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS)
+                with suppress(PermissionError):
+                    os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS)
                 if writable_by_others(status):
                     yield Opened(path, stat.S_IMODE(status.st_mode))
             if deep and stat.S_ISDIR(status.st_mode):

@@ -11,13 +11,12 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core import jsontext
-from gpu_scheduler.safefile import json_bytes
+from gpu_scheduler.safefile import Kind, json_bytes, judge, owners
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -142,8 +141,10 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     fd = os.open(spare, flags, 0o600)
     try:
         with open(fd, "wb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "is not a regular file", str(spare))
+            # One that another user has planted there would become the state file.
+            problem = judge(os.fstat(fd), None, owners(spare))
+            if problem is not None and problem.kind is not Kind.WORLD_WRITABLE:
+                raise problem.error(spare)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.errors import NotOwnerError, UsageError
 from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.intake.pauses import pause_in_file
 from gpu_scheduler.intake.statewatch import StateWatch
 from gpu_scheduler.launching import Launcher
 from gpu_scheduler.llmconfig import LlmConfigFile
@@ -211,3 +212,35 @@ def test_nothing_runs_from_a_folder_that_took_the_place_of_the_record_during_a_l
         rig.store.close()
     assert list(home.runs.rglob("command.sh"))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("leads_to", ["precious.json", "new.json"])
+def test_a_state_file_that_is_a_planted_link_is_not_written_through(
+    rig: Rig, tmp_path: Path, stranger: int, leads_to: str
+) -> None:
+    link, precious = rig.store.home.state_file, tmp_path / "precious.json"
+    precious.write_text("[not ours")
+    link.symlink_to(leads_to)
+    os.chown(link, stranger, stranger, follow_symlinks=False)
+    watch = StateWatch(rig.store)
+    watch.begin(0.0)
+    for now in (10.0, 20.0, 30.0):
+        watch.look(now)
+        watch.write(now)
+    with pytest.raises(PermissionError, match="is a link of another user"):
+        pause_in_file(link, [0], True)
+    assert precious.read_text() == "[not ours"
+    assert not (tmp_path / "new.json").exists()
+    assert not (tmp_path / "precious.json.bad").exists()
+
+
+def test_a_file_that_is_planted_where_the_state_file_is_made_does_not_become_it(
+    tmp_path: Path, stranger: int
+) -> None:
+    path = tmp_path / "s.json"
+    planted = statefile.displaced(path)
+    planted.touch()
+    os.chown(planted, stranger, stranger)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        statefile.exchange(path, b"{}")
+    assert not path.exists()

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_scheduler.doctor.files import record
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.database import peek
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock
 from gpu_scheduler.store.store import Store
@@ -77,6 +78,7 @@ def test_refuses_the_folder_of_another_user(home: Home, tmp_path: Path, stranger
     with pytest.raises(PermissionError, match="belongs to another user"):
         InstanceLock(home.lock)
     assert stat.S_IMODE(home.folder.stat().st_mode) == 0o777
+    assert peek(home.database, "SELECT 1") is None, "what is asked before the record is opened"
 
 
 def test_root_goes_on_with_the_folder_of_the_owner_of_a_mounted_folder(

@@ -224,12 +224,17 @@ def test_refuses_files_and_links_of_another_user(tmp_path: Path, stranger: int) 
     links["our link to theirs"].symlink_to(theirs)
     links["their link to ours"].symlink_to(ours)
     os.chown(links["their link to ours"], stranger, stranger, follow_symlinks=False)
-    found = {name: read(path) for name, path in links.items()}
-    assert found == {
+    assert all(isinstance(read(path, trust=True), Content) for path in (theirs, *links.values()))
+    links["their link to nothing"] = path = tmp_path / "nowhere"
+    path.symlink_to(tmp_path / "new")
+    os.chown(path, stranger, stranger, follow_symlinks=False)
+    expected = {
         "our link to theirs": FileProblem(Kind.FOREIGN, str(stranger)),
         "their link to ours": FileProblem(Kind.FOREIGN_LINK, str(stranger)),
+        "their link to nothing": FileProblem(Kind.FOREIGN_LINK, str(stranger)),
     }
-    assert all(isinstance(read(path, trust=True), Content) for path in (theirs, *links.values()))
+    assert {name: read(path) for name, path in links.items()} == expected
+    assert {name: safefile.look(path, None) for name, path in links.items()} == expected
 
 
 def test_root_takes_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stranger: int) -> None:
