@@ -16,11 +16,26 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 from tests.emptyrecord import copied
 from tests.signals import heard
+
+# How long one example takes says what else the machine does.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+#: The folders whose tests take longest begin: at the end no worker waits for the last long test of another.
+_FIRST = ("torture", "e2e", "loop", "runner", "contract", "cli")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the folders in that order; within a folder nothing changes."""
+    here = Path(__file__).parent
+    order = {here / name: place for place, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.parent, len(order)))
 
 
 @pytest.fixture(scope="session", autouse=True)

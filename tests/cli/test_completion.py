@@ -45,7 +45,7 @@ def completed(folder: Path, *words: str) -> list[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     assert done.stderr == ""
@@ -88,7 +88,7 @@ def test_bash_completes_both_names_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "script").write_text(script("bash"))
     done = subprocess.run(
         ["bash", "--norc", "-c", "source ./script; complete -p"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=20, check=True,
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "_shtab_gpu_scheduler gpu-scheduler\n" in done.stdout
     assert "_shtab_gpu_scheduler scheduler.py\n" in done.stdout
@@ -108,7 +108,7 @@ def test_the_script_is_one_of_that_shell(tmp_path: Path, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(script(shell))
-    done = subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True, timeout=20, check=False)
+    done = subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

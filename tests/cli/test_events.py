@@ -157,7 +157,7 @@ def test_followed_until_ctrl_c(desk: Desk) -> None:
         desk.job("echo second")
         assert read(process)["job"] == job + 1
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

@@ -335,7 +335,7 @@ def test_a_real_terminal_is_asked_before_it_is_left(desk: Desk) -> None:
 
     wait_for(look, "the question")
     os.write(near, b"n\n")
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
     os.set_blocking(process.stdout.fileno(), True)
     with process.stdout as out:
         said.extend(out.read())

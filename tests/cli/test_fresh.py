@@ -136,7 +136,7 @@ def test_killed_in_the_middle_nothing_is_forgotten(desk: Desk) -> None:
     )
     code = subprocess.run(
         [sys.executable, "-c", program, str(desk.home.state_file)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=20,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=60,
     ).returncode  # fmt: skip
     assert code == 2
     with closing(Store(desk.home)) as store:

@@ -134,7 +134,7 @@ def test_following_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
     process = start("logs", job, "-f")
     read = read_until(process.stdout, b"one\n")
     (desk.path / "go").touch()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     read += out
     assert process.returncode == 0
     assert b"\n5000\nlast\n" in read
@@ -159,7 +159,7 @@ def test_following_goes_on_with_the_next_attempt(desk: Desk) -> None:
         read += read_until(process.stdout, b"attempt 2\n")
         assert process.poll() is None
         desk.record(act.Close(job, rows[-1]["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, read + out, err) == (0, b"attempt 1\nattempt 2\n", b"")
 
 
@@ -183,7 +183,7 @@ def on_terminal(*argv: object) -> bytes:
     except OSError:
         pass  # the last one that had it open has closed it
     os.close(ours)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     return shown
 
 
@@ -196,7 +196,7 @@ def test_a_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_each(desk: 
     assert desk.run("logs", job)[1].encode() == b"start\n100%|####| 2/2\nend without a newline"
     assert desk.run("logs", job, "-n", 2)[1].encode() == b"100%|####| 2/2\nend without a newline"
     done = start("logs", job, "--raw")
-    assert done.communicate(timeout=30) == (BAR, b"")
+    assert done.communicate(timeout=60) == (BAR, b"")
     assert on_terminal("logs", job) == BAR
 
 
@@ -247,11 +247,11 @@ def test_following_in_a_pipe_shows_a_progress_bar_at_most_once_a_second(desk: De
         wait_for(draw, "two updates", every_s=0.02)
         file.write(b"\r100%\nlast")
     desk.record(act.Close(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
-    read += process.communicate(timeout=30)[0]
+    read += process.communicate(timeout=60)[0]
     assert read.endswith(b"\n100%\nlast")
     assert read.count(b"%") <= time.monotonic() - began + 2
     assert b"\r" not in read
-    assert raw.communicate(timeout=30)[0] == log.read_bytes()
+    assert raw.communicate(timeout=60)[0] == log.read_bytes()
 
 
 #: Holds a claim, with the terminal of a window.
@@ -353,7 +353,7 @@ def test_attach_becomes_screen_on_the_full_name_of_the_session(
     said = b""
     while b"\n" not in said:
         said += os.read(ours, 4096)
-    assert process.communicate(timeout=30)[1] == b""
+    assert process.communicate(timeout=60)[1] == b""
     os.close(ours)
     assert process.returncode == 5
     assert said.decode().strip() == f"called: {fake_screen}/screen -x {session}"
@@ -379,7 +379,7 @@ def test_attach_from_inside_another_screen_says_which_key_leaves_which(
     os.write(ours, b"\n")
     while b"called:" not in said:
         said += os.read(ours, 4096)
-    assert process.communicate(timeout=30)[1] == b""
+    assert process.communicate(timeout=60)[1] == b""
     os.close(ours)
     assert f"-x {session}" in said.decode()
 

@@ -39,18 +39,20 @@ def test_a_program_that_is_not_there() -> None:
 def test_one_that_hangs_is_killed_with_what_it_started(tmp_path: Path, script: str) -> None:
     began = time.monotonic()
     said = ask(["sh", "-c", f"echo $$ > {tmp_path}/pid; {script}"], timeout_s=0.4)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50  # and not the 100 that it would last
     assert said.code is None
     assert "has not answered within 0.4 s" in said.why()
     group = int((tmp_path / "pid").read_text())
     wait_for(lambda: not _members(group), "the end of the whole group")
 
 
-def test_a_child_that_keeps_the_output_open_is_not_waited_for() -> None:
-    began = time.monotonic()
-    said = ask(["sh", "-c", "setsid sleep 2 & echo done"], timeout_s=60)
+def test_a_child_that_keeps_the_output_open_is_not_waited_for(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    said = ask(
+        ["sh", "-c", f"setsid sh -c 'until [ -e {go} ]; do sleep 0.02; done' & echo done"], timeout_s=60
+    )
+    go.touch()  # the child lasts until here
     assert (said.code, said.text) == (0, "done\n")
-    assert time.monotonic() - began < 2
 
 
 def test_a_flood_is_cut() -> None:

@@ -82,7 +82,7 @@ def session(tmp_path: Path) -> Iterator[str]:
         pytest.skip("screen is not installed")
     name = f"gpujob_0_train_{os.getpid()}"
     script = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
-    subprocess.run(["screen", "-dmS", name, "bash", "-c", script], check=True, timeout=20)
+    subprocess.run(["screen", "-dmS", name, "bash", "-c", script], check=True, timeout=60)
     wait_for(lambda: [one for one in old_sessions() if one.name.endswith(f".{name}")], "the session")
     yield name
     (tmp_path / "end").touch()

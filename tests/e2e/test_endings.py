@@ -98,7 +98,7 @@ def test_a_drain_that_is_ended_is_not_a_success(world: World) -> None:
     world.start("--drain")
     world.ok("stop")
     assert world.process is not None
-    assert world.process.wait(20) == 1
+    assert world.process.wait(60) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -134,7 +134,7 @@ def test_stop_with_jobs_leaves_nothing_and_starts_nothing(world: World) -> None:
     said = world.ok("stop", "--jobs", "--grace", "2")
     assert "job 1: cancelled" in said
     assert world.process is not None
-    assert world.process.wait(20) == 0
+    assert world.process.wait(60) == 0
     jobs = world.jobs()
     assert (jobs[1]["outcome"], jobs[2]["state"]) == ("cancelled", "queued")
     assert [gpu["state"] for gpu in world.status()["gpus"]] == ["available"] * 4

@@ -234,7 +234,7 @@ def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> Non
 
     wait_for(is_removed, "the end of the folder")
     assert world.process is not None
-    assert world.process.wait(30) == 1
+    assert world.process.wait(60) == 1
     assert "removed or replaced" in world.said()
 
 
@@ -249,7 +249,7 @@ def test_a_scheduler_whose_record_another_host_takes_over_starts_nothing_more(wo
     write_host(home.host, Host("gpu-other", "0" * 32))
     home.state_file.write_text("{}")  # as that host has it
     assert world.process is not None
-    assert world.process.wait(30) == 1
+    assert world.process.wait(60) == 1
     assert "belongs to host gpu-other" in world.said()
     assert "nothing more is started; running jobs go on" in world.said()
     assert home.state_file.read_text() == "{}"

@@ -177,7 +177,7 @@ def test_another_failure_uses_no_retry_for_memory(world: World) -> None:
     )
     world.start("--simulate", "1", "--drain")
     assert world.process is not None
-    assert world.process.wait(30) == 4
+    assert world.process.wait(60) == 4
     jobs = world.jobs()
     assert (jobs[1]["attempts"], jobs[1]["outcome"]) == (1, "failed")
     assert "ValueError: bad value" in jobs[1]["reason"]
@@ -191,7 +191,7 @@ def test_a_time_limit_is_kept_with_no_scheduler_up(world: World) -> None:
     world.until(lambda jobs: jobs[1]["outcome"] == "timed_out", "timed out")
     world.start("--simulate", "1", "--drain")
     assert world.process is not None
-    assert world.process.wait(30) == 124
+    assert world.process.wait(60) == 124
 
 
 def test_what_others_use(world: World) -> None:

@@ -110,7 +110,7 @@ def test_a_line_that_runs_under_the_older_scheduler_is_not_started_beside_it(wor
     (world.folder / world.state).write_text('{"gpu_status": [1.0], "paused_gpus": []}')
     name = f"gpujob_0_train_{os.getpid()}"
     argv = ["screen", "-dmS", name, "bash", "-c", world.jobs_file.read_text()]
-    subprocess.run(argv, cwd=world.folder, env=world.env, check=True, timeout=20)
+    subprocess.run(argv, cwd=world.folder, env=world.env, check=True, timeout=60)
     try:
         world.wait_text("ran")
         before = sorted(path.name for path in world.folder.iterdir())

@@ -127,7 +127,7 @@ def test_a_scheduler_whose_folder_or_database_is_replaced_starts_nothing_more(
         shutil.copyfile(tmp_path / "aside", path)
     original.append(f"[share=1] echo second >> {tmp_path}/ran")
     assert original.process is not None
-    assert original.process.wait(30) == 1
+    assert original.process.wait(60) == 1
     assert f"{path} was removed or replaced" in original.said()
     assert "nothing more is started; running jobs go on" in original.said()
     assert len(trace(tmp_path)) == 1
@@ -151,7 +151,7 @@ def test_a_renamed_folder_keeps_its_running_job(
 ) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
     assert original.process is not None
-    assert original.process.wait(30) == 1
+    assert original.process.wait(60) == 1
     moved = beside()
     moved.append("[share=1] echo $PWD > ../here")
     moved.start()

@@ -42,7 +42,7 @@ class Tmux:
     def run(self, *words: str) -> str:
         """One tmux command."""
         done = subprocess.run(
-            ["tmux", "-S", self.socket, *words], capture_output=True, text=True, timeout=20, check=True
+            ["tmux", "-S", self.socket, *words], capture_output=True, text=True, timeout=60, check=True
         )
         return done.stdout
 

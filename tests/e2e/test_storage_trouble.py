@@ -17,7 +17,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 #: Seconds within which everything works again once the cause is gone.
-RECOVERY_S = 5.0
+RECOVERY_S = 15.0
 
 
 class Elsewhere(World):

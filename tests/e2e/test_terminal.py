@@ -36,7 +36,7 @@ def drained_on_terminal(world: World, **env: str) -> list[str]:
     except OSError:
         pass  # the scheduler has ended
     os.close(ours)
-    assert process.wait(30) == 7
+    assert process.wait(60) == 7
     return shown.decode("utf-8").replace("\r\n", "\n").splitlines()
 
 

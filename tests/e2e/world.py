@@ -84,7 +84,7 @@ class World:
         """Signal the scheduler and wait for its end; its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def append(self, *lines: str) -> None:
         """As `echo LINE >> jobs.txt` does."""
@@ -106,7 +106,7 @@ class World:
         return {job["id"]: job for job in self.status()["jobs"]}
 
     def until(
-        self, met: Callable[[dict[int, dict[str, Any]]], object], what: str, timeout_s: float = 30
+        self, met: Callable[[dict[int, dict[str, Any]]], object], what: str, timeout_s: float = 60
     ) -> None:
         """Wait until the jobs are as they should be."""
         seen: dict[int, dict[str, Any]] = {}
@@ -123,7 +123,7 @@ class World:
                 f"{error}\njobs: {json.dumps(seen, indent=1)[-3000:]}\n{self.said()[-3000:]}"
             ) from None
 
-    def finished(self, *ids: int, timeout_s: float = 30) -> dict[int, dict[str, Any]]:
+    def finished(self, *ids: int, timeout_s: float = 60) -> dict[int, dict[str, Any]]:
         """Wait until these jobs (all, if none is named) have finished; all jobs then."""
 
         def met(jobs: dict[int, dict[str, Any]]) -> bool:
@@ -145,7 +145,7 @@ class World:
                 sweep(row["token"], term_s=0.0)
             store.close()
 
-    def wait_text(self, name: str, count: int = 1, timeout_s: float = 20) -> list[str]:
+    def wait_text(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:
         """The lines of a file that a job writes, once there are so many."""
         path = self.folder / name
 

@@ -83,7 +83,7 @@ class Rig:
             if facts is not None:
                 return facts
 
-    def until(self, met: Callable[[], object], what: str = "", timeout_s: float = 20.0) -> None:
+    def until(self, met: Callable[[], object], what: str = "", timeout_s: float = 60.0) -> None:
         """Tick until a condition holds."""
 
         def look() -> object:
@@ -98,7 +98,7 @@ class Rig:
         assert row is not None
         return row
 
-    def ends(self, job_id: int, timeout_s: float = 20.0) -> sqlite3.Row:
+    def ends(self, job_id: int, timeout_s: float = 60.0) -> sqlite3.Row:
         """Tick until the job has finished or is held, and its GPUs are given back."""
 
         def ended() -> object:

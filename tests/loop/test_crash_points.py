@@ -224,4 +224,4 @@ def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> 
     assert place.run() == 1
     assert f"already (pid {first.pid})" in (place.folder / "out").read_text()
     go.touch()
-    assert first.wait(30) == 0
+    assert first.wait(60) == 0

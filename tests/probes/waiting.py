@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(true: Callable[[], object], timeout_s: float = 10.0) -> None:
+def until(true: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Returns when `true()` is; fails with its last answer at the deadline."""
     end = time.monotonic() + timeout_s
     while not (last := true()):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 BEGIN = "printf . >&3; exec 3>&-\n"
 
 
-def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: float = 20.0) -> T:
+def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: float = 60.0) -> T:
     """The first true answer; fails with the last one when the deadline passes."""
     end = time.monotonic() + deadline_s
     while True:
@@ -98,7 +98,7 @@ class Attempt:
         """One look."""
         return observe(self.folder, self.token)
 
-    def result(self, deadline_s: float = 20.0) -> SeenResult:
+    def result(self, deadline_s: float = 60.0) -> SeenResult:
         """The result, waited for."""
         return wait_for(lambda: self.seen().result, f"a result in {self.seen()}", deadline_s)
 

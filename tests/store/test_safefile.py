@@ -141,7 +141,7 @@ def test_a_small_file_is_read_with_little_memory(tmp_path: Path) -> None:
         "print(JobsFile(Path(sys.argv[1])).look().state)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=15, check=False
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr) == ("present\n", "")
 
