@@ -5,20 +5,23 @@ What the terminal does not take in time is dropped there, never in the log file.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging.handlers import QueueHandler
 from pathlib import Path
 
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.frames import Frames
 from gpu_scheduler.core.sanitize import sanitized
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.mainlog import MainLog
+from gpu_scheduler.shortages import described, reraise
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import colours
 from gpu_scheduler.views.events import told
@@ -41,7 +44,10 @@ _FULL = "%(asctime)s %(levelname)-7s {}%(message)s"
 
 
 class Console:
-    """Prints log lines, and the output of direct jobs with a prefix, as far as the terminal takes them."""
+    """Prints log lines, and the output of direct jobs with a prefix, as far as the terminal takes them.
+
+    Raises SchedulerError where no thread can be started.
+    """
 
     def __init__(self) -> None:
         self.lines: queue.Queue[str | None] = queue.Queue(_WAITING)
@@ -50,9 +56,11 @@ class Console:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._ended = threading.Event()
-        self._printer = threading.Thread(target=self._print, name="console", daemon=True)
-        self._printer.start()
-        self._follower: threading.Thread | None = None
+        self._wanted = threading.Event()
+        self._problem: str | None = None
+        # Both now: later there may be no room for another thread.
+        self._printer = _started(self._print, "console")
+        self._follower = _started(self._follow, "job output")
 
     def put(self, line: str) -> None:
         """Print a line if there is room for it."""
@@ -70,9 +78,7 @@ class Console:
             self._tails[attempt_id] = _Tail(
                 row["job_id"], row["number"], Path(row["log"]), with_end=not self.on_terminal
             )
-            if self._follower is None:
-                self._follower = threading.Thread(target=self._follow, name="job output", daemon=True)
-                self._follower.start()
+            self._wanted.set()
 
     def finish(self, job_id: int, number: int) -> None:
         """An attempt has ended: print what its log still holds before its end is told."""
@@ -92,9 +98,8 @@ class Console:
     def close(self) -> None:
         """Print what is left, for at most a second."""
         self._ended.set()
-        follower = self._follower
-        if follower is not None:
-            follower.join(1.0)
+        self._wanted.set()
+        self._follower.join(1.0)
         try:
             self.lines.put_nowait(None)
         except queue.Full:
@@ -112,12 +117,14 @@ class Console:
             self.lines.task_done()
 
     def _follow(self) -> None:
-        while not self._ended.wait(0.1):
-            self._read_tails()
-            with self._lock:
-                if not self._tails:
-                    self._follower = None  # nobody to wake up for
-                    return
+        while not self._ended.is_set():
+            self._wanted.wait()
+            while not self._ended.wait(0.1):
+                self._read_tails()
+                with self._lock:
+                    if not self._tails:
+                        self._wanted.clear()  # nobody to wake up for
+                        break
         self._read_tails()
 
     def _read_tails(self) -> None:
@@ -128,11 +135,32 @@ class Console:
 
     def _read(self, attempt_id: int, tail: _Tail) -> None:
         with self._reading:
-            for line in tail.read():
+            try:
+                lines = tail.read()
+            except OSError as error:
+                self._tell(f"output of jobs is not shown: {error.strerror}; their logs have it")
+                return
+            self._tell(None)
+            for line in lines:
                 self.put(line)
         if tail.over:
             with self._lock:
                 self._tails.pop(attempt_id, None)
+
+    def _tell(self, problem: str | None) -> None:
+        """Say once what keeps output from being shown, and when it is shown again."""
+        if problem != self._problem:
+            self._problem = problem
+            self.put(problem or "output of jobs is shown again")
+
+
+def _started(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        raise SchedulerError(f"no thread can be started: {described(errno.EAGAIN)}") from None
+    return thread
 
 
 def _is_thrown_away() -> bool:
@@ -163,14 +191,18 @@ class _Tail:
         self.over = False
 
     def read(self) -> list[str]:
-        """Lines not seen before; `over` is set once an ended attempt's log is read to its end."""
+        """Lines not seen before; `over` is set once an ended attempt's log is read to its end.
+
+        Raises OSError where the log cannot be opened for a shortage; nothing is lost by that.
+        """
         ended = self.ended
         try:
             with open(self._path, "rb") as file:
                 self._kept += self._catch_up(os.fstat(file.fileno()).st_size)
                 file.seek(self._at)
                 data = file.read(_AT_A_TIME)
-        except OSError:
+        except OSError as error:
+            reraise(error)
             self.over = True
             return self._kept
         self._at += len(data)

@@ -27,6 +27,7 @@ from gpu_scheduler.loop import Loop, due
 from gpu_scheduler.outcome import Outcomes
 from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.sampling import Sampler
+from gpu_scheduler.shortages import described, shortage_of
 from gpu_scheduler.storage import FAILURES, LOG_FOLDER
 from gpu_scheduler.storagewatch import StorageWatch
 from gpu_scheduler.store import statefile
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a round that could not be written is tried again.
 RETRY_S = 1.0
+_WRITTEN_AGAIN = "what could not be written can be written again"
+_SHORTAGE_OVER = "the shortage is over; the scheduler goes on as before"
 
 
 class Daemon:
@@ -133,27 +136,31 @@ class Daemon:
     def serve(self, up: Callable[[], None] = lambda: None) -> int:
         """Rounds and waits until the end; returns the exit code. up: called before the first round.
 
-        What cannot be written (a full disk) ends nothing: it is tried again every second.
+        A full disk or a shortage ends nothing: the turn is tried again every second.
         """
         self._begin()
         up()
         code: int | None = None
         failing: str | None = None
+        over = ""
         while code is None:
             try:
                 code = self._turn()
                 if failing is not None:
-                    log.info("what could not be written can be written again")
+                    log.info("%s", over)
                 failing = None
             except NotOwnerError as error:
                 log.error("%s\nnothing more is started; running jobs go on", error)
                 return 1
-            except FAILURES as error:
+            except (*FAILURES, MemoryError) as error:
                 self._storage.trouble()
                 self._store.db.shrink()
-                if str(error) != failing:
-                    log.error("%s; tried again every second, running jobs go on", error)
-                failing = str(error)
+                number = shortage_of(error)
+                problem = str(error) if number is None else described(number)
+                over = _WRITTEN_AGAIN if number is None else _SHORTAGE_OVER
+                if problem != failing:
+                    log.error("%s; tried again every second, running jobs go on", problem)
+                failing = problem
                 self._woken |= self._wakeups.wait(RETRY_S)
                 code = self._farewell() if self._signal is not None or self._loop.ending else None
         return code

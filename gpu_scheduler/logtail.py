@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 
+from gpu_scheduler.shortages import reraise
+
 #: Bytes of a log that are looked through for its last error.
 TAIL = 64 * 1024
 #: Of a line that is longer than that, the bytes at its end that count.
@@ -16,6 +18,7 @@ def tail_of(path: str | None, most: int = TAIL) -> str:
     progress bar, from somewhere in its end; "" where it cannot be read.
 
     Neither a link nor anything but a plain file is opened: the folder may be one that others write to.
+    Raises OSError for a shortage.
     """
     if path is None:
         return ""
@@ -29,7 +32,8 @@ def tail_of(path: str | None, most: int = TAIL) -> str:
             data = os.pread(fd, most, start)
         finally:
             os.close(fd)
-    except OSError:
+    except OSError as error:
+        reraise(error)
         return ""
     if start:
         cut, end, rest = data.partition(b"\n")

@@ -7,6 +7,7 @@ import logging
 import signal
 import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +43,13 @@ class Storage(Protocol):
         """Why nothing new can be started now; at_once: by a fresh look."""
 
     def is_to_blame(self, error: BaseException | None) -> bool:
-        """Whether a launch failed with this error for the storage's sake."""
+        """Whether a launch failed with this error for the storage's sake, or for a shortage."""
+
+    def note_shortage(self, number: int) -> None:
+        """Something could not be started: errno of the shortage."""
+
+    def try_processes(self) -> None:
+        """Note a shortage if processes cannot be started now."""
 
 
 class Loop:
@@ -114,10 +121,14 @@ class Loop:
         return facts if all(isinstance(action, act.Wait) for action in actions) else None
 
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
-        """What to do, and the facts behind it: a launch is planned on a fresh look at the storage alone."""
+        """What to do, and the facts behind it: a launch is planned on a fresh look at the storage alone, and
+        that one is given up after a trial of whether processes can be started."""
         actions = plan(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
-        if launches and self.storage is not None:
+        gives_up = any(isinstance(action, act.TakeClaim) and action.gives_up for action in actions)
+        if (launches or gives_up) and self.storage is not None:
+            if gives_up:
+                self.storage.try_processes()
             trouble = self.storage.trouble(at_once=True)
             if trouble != facts.trouble:
                 facts = replace(facts, trouble=trouble)
@@ -149,6 +160,8 @@ class Loop:
             self._act_on(action)
         elif isinstance(action, act.Release):
             self.sample_wanted = True
+        elif isinstance(action, act.Close) and action.shortage is not None and self.storage is not None:
+            self.storage.note_shortage(action.shortage)
         elif isinstance(action, act.EndScheduler):
             self.ending = True
 
@@ -158,7 +171,10 @@ class Loop:
             self._launcher.launch(attempt_id)
         except LaunchError as error:
             if self.storage is not None and self.storage.is_to_blame(error.__cause__):
-                return  # the job has not failed: the attempt is launched once there is room
+                # The job has not failed: the attempt is launched once there is room.
+                with suppress(OSError, sqlite3.OperationalError):
+                    self.recorder.note_shortage(attempt_id)
+                return
             log.warning("%s", error)
             self.recorder.note_launch_error(attempt_id, str(error))
 

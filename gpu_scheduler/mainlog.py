@@ -1,6 +1,7 @@
 """The main log as a file that may be full, removed, moved or forbidden: nothing of that ends the scheduler.
 
-It is written again as soon as that is possible, and what keeps it from being written is said once.
+It is written again as soon as that is possible. What keeps it from being written is said once, and then how
+many lines it lacks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class MainLog(RotatingFileHandler):
         self._trust = trust
         self._problem: str | None = None
         self._failed = False
+        self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append the line to the file that lies at the path now."""
@@ -38,8 +40,9 @@ class MainLog(RotatingFileHandler):
             self._let_go()
         super().emit(record)
         if self._problem is not None and not self._failed:
-            self._problem = None
-            self._say(f"the main log {self.baseFilename} can be written again")
+            lost = f"{self._lost} line{'' if self._lost == 1 else 's'}"
+            self._problem, self._lost = None, 0
+            self._say(f"the main log {self.baseFilename} can be written again; it lacks {lost}")
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Called by `emit` inside its except clause."""
@@ -48,6 +51,7 @@ class MainLog(RotatingFileHandler):
             super().handleError(record)
             return
         self._failed = True
+        self._lost += 1
         self._let_go()  # what it still holds would be in the way of every later line
         problem = str(error.strerror or error)
         if problem != self._problem:

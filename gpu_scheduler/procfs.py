@@ -1,4 +1,7 @@
-"""What /proc says of processes. One that is gone, or may not be looked at, is nothing, never an error."""
+"""What /proc says of processes. One that is gone, or may not be looked at, is nothing, never an error.
+
+A look that a shortage prevents raises OSError.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+from gpu_scheduler.shortages import reraise
 
 PROC = "/proc"
 #: What /proc/self/ns/pid names in the pid namespace that sees every process of the machine.
@@ -143,7 +148,8 @@ class Proc:
         try:
             with open(f"{self._root}/{pid}/{name}", "rb") as file:
                 return file.read()
-        except OSError:
+        except OSError as error:
+            reraise(error)
             return b""
 
 
@@ -160,5 +166,6 @@ def _boot_time(root: str) -> float:
 def _names(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:
+    except OSError as error:
+        reraise(error)
         return []

@@ -65,7 +65,7 @@ def sight(folder: Path, token: str) -> Sighting:
     result = (
         ResultNote(
             told.cause, told.exit_code, told.signal, told.began, told.message, told.survivors,
-            told.started_at, told.ended_at, told.oom_kills,
+            told.started_at, told.ended_at, told.oom_kills, told.shortage,
         )
         if told
         else None

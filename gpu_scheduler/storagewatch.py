@@ -1,7 +1,7 @@
 """The scheduler's look at the places that it writes to: what keeps it from starting anything, told once.
 
-A launch may fail for want of room that no look finds missing, such as a quota of a project: then nothing is
-started for a while, which doubles while that goes on.
+A launch may fail for what no look finds missing: the quota of a project, or a shortage of processes, memory
+or open files. Then nothing is started for a while, which doubles while that goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.runner.shortage import start_error
+from gpu_scheduler.shortages import NEEDED, described, shortage_of
 from gpu_scheduler.storage import troubles
 from gpu_scheduler.store.home import Home
 
@@ -51,7 +53,12 @@ class StorageWatch:
         return self._stops or (self._blame.text if now < self._blame.until else None)
 
     def is_to_blame(self, error: BaseException | None) -> bool:
-        """Whether a launch failed with this error for the storage's sake; nothing is launched for a while."""
+        """Whether a launch failed with this error for the storage's sake, or for a shortage; then nothing is
+        launched for a while."""
+        number = shortage_of(error)
+        if number is not None:
+            self.note_shortage(number)
+            return True
         if not isinstance(error, OSError):
             return False
         if self.trouble(at_once=True) is not None:
@@ -60,10 +67,23 @@ class StorageWatch:
             return False
         # Of a log or a temporary file the folder: their names are new each time.
         where = os.path.dirname(error.filename or "") or error.filename
-        text = f"{where or 'launch'}: {error.strerror}: free space there"
+        self._note(f"{where or 'launch'}: {error.strerror}: free space there")
+        return True
+
+    def note_shortage(self, number: int) -> None:
+        """Something could not be started: nothing is launched for a while. number: errno of the shortage."""
+        if self.trouble() is None:
+            self._note(described(number))
+
+    def try_processes(self) -> None:
+        """Note a shortage if as many processes as a job needs cannot be started now."""
+        number = start_error(NEEDED)
+        if number is not None:
+            self.note_shortage(number)
+
+    def _note(self, text: str) -> None:
         if self._blame.is_new(text, self._clock.now().boot):
             log.error("%s; until then launches are tried now and then, running jobs go on", text)
-        return True
 
     def _tell(self, found: frozenset[Trouble]) -> None:
         for trouble in sorted(found - self._told, key=str):

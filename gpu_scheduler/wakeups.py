@@ -126,9 +126,13 @@ class Wakeups:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                continue  # it is gone already, which its lock tells at the next look
+                continue  # it is gone already, or there is no room: the folder tells of its end, too
+            try:
+                self._selector.register(fd, selectors.EVENT_READ, "runner")
+            except OSError:
+                os.close(fd)
+                continue  # for want of memory; the folder tells of its end, too
             self._pids[pid] = fd
-            self._selector.register(fd, selectors.EVENT_READ, "runner")
             new = True
         return new
 

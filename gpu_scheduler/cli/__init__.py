@@ -67,6 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_in_a_folder():
             raise
         return _failed(SchedulerError("the working folder has been deleted; change to one that exists"))
+    except OSError as error:
+        from gpu_scheduler.shortages import described, shortage_of
+
+        number = shortage_of(error)
+        if number is None:
+            raise
+        return _failed(SchedulerError(described(number)))
 
 
 def _run(argv: Sequence[str]) -> int:

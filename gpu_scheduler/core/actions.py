@@ -40,7 +40,18 @@ class Relaunch:
 
 @dataclass(frozen=True)
 class TakeClaim:
-    """Link a `void` claim, so that the attempt can never run; the next look tells who won."""
+    """Link a `void` claim, so that the attempt can never run; the next look tells who won.
+
+    gives_up: because none of its launches was claimed.
+    """
+
+    attempt_id: int
+    gives_up: bool = False
+
+
+@dataclass(frozen=True)
+class ForgetLaunches:
+    """None of the attempt's launches was claimed, for a shortage: they do not count."""
 
     attempt_id: int
 
@@ -162,7 +173,8 @@ class Close:
     """Record the end of an attempt and what it means for its job, which goes to `state`.
 
     not_before: boot seconds before which a re-queued job is not started; launch_failures, oom_used and
-    fail_used: the new counts; raised_mib: the memory that its job needs from now on, None = as before.
+    fail_used: the new counts; raised_mib: the memory that its job needs from now on, None = as before;
+    shortage: errno of the shortage for which it did not begin.
     """
 
     job_id: int
@@ -181,6 +193,7 @@ class Close:
     raised_mib: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    shortage: int | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +304,7 @@ Action = (
     Start
     | Relaunch
     | TakeClaim
+    | ForgetLaunches
     | Move
     | WriteStop
     | Nudge

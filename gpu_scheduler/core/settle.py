@@ -11,6 +11,7 @@ from gpu_scheduler.core.actions import (
     Action,
     Close,
     Cooled,
+    ForgetLaunches,
     KillRunner,
     Move,
     NoteDead,
@@ -93,11 +94,13 @@ def settle(
         return []
     if attempt.launch_error is None:
         if held:
-            return []
+            # What keeps jobs from starting now is why nobody claimed it.
+            tried = attempt.launches >= settings.launches
+            return [ForgetLaunches(attempt.attempt_id)] if tried else []
         # Nor can one that was to be launched into a folder that a full disk has left half made have failed.
         if not attempt.made or attempt.launches < settings.launches:
             return [Relaunch(attempt.attempt_id)]
-    return _take_claim(attempt, now)
+    return _take_claim(attempt, now, gives_up=attempt.launch_error is None)
 
 
 def release(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -163,9 +166,9 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     return [Nudge(this)]
 
 
-def _take_claim(attempt: Attempt, now: Now) -> list[Action]:
+def _take_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
     # Now and then only: one that cannot be taken must not keep the round from everything else.
-    return [TakeClaim(attempt.attempt_id)] if _may_signal(attempt, now) else []
+    return [TakeClaim(attempt.attempt_id, gives_up)] if _may_signal(attempt, now) else []
 
 
 def _is_stronger(cancel: Cancel, stop: StopNote) -> bool:
@@ -262,6 +265,11 @@ def _close(
     elif outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
         state = JobState.HELD
         reason = f"{reason or outcome.value}; `retry {attempt.job_id}` runs it again"
+    elif outcome is Outcome.NOT_STARTED and result and result.shortage and not attempt.lineless:
+        # No failure of the job: nothing is counted, and it is tried again as long as the shortage lasts.
+        state, failures = JobState.QUEUED, attempt.launch_failures
+        not_before = now.boot + settings.assign_retry_wait_s
+        reason = f"{reason}; tried again in {settings.assign_retry_wait_s:g} s, no failure of the job"
     elif outcome is Outcome.NOT_STARTED:
         failures = attempt.launch_failures + 1
         if failures < settings.max_assign_attempts and not attempt.lineless:
@@ -290,6 +298,7 @@ def _close(
         fail_used=attempt.fail_used,
         started_at=result.started_at if result else None,
         ended_at=result.ended_at if result else None,
+        shortage=result.shortage if result else None,
     )
 
 

@@ -23,7 +23,8 @@ class StopNote:
 class ResultNote:
     """The file `result`. `cause` is None when the command ended by itself, else "cancelled", "preempted",
     "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
-    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown."""
+    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown. shortage: errno
+    of the shortage of processes, memory or open files for which the command did not begin."""
 
     cause: str | None
     exit_code: int | None
@@ -34,6 +35,7 @@ class ResultNote:
     started_at: float | None
     ended_at: float
     oom_kills: int | None = None
+    shortage: int | None = None
 
 
 @dataclass(frozen=True)

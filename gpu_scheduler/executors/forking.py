@@ -1,8 +1,8 @@
 """Runners without a terminal, forked by a helper that has their modules loaded: some 20 ms less for each job.
 
 The helper (`runner.forks`) is started by exec and shares nothing with the scheduler but two pipes. While it
-is not ready, refuses, or does not answer, runners are started as `direct` starts them. A request that is lost
-with the helper is a launch that nobody claims, which the loop tries again.
+is not ready, does not answer, or refuses for no shortage, runners are started as `direct` starts them. A
+request that is lost with the helper is a launch that nobody claims, which the loop tries again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,24 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterable
+from errno import ENOSYS
 from pathlib import Path
 
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import Children, bare_environment
-from gpu_scheduler.runner.folder import FORKED, NO_TOKEN, READY, START, TITLE_ROOM, TOKEN, spec_of
+from gpu_scheduler.runner.folder import (
+    FORKED,
+    NO_TOKEN,
+    READY,
+    REFUSED,
+    SHORTAGE,
+    START,
+    TITLE_ROOM,
+    TOKEN,
+    spec_of,
+)
 
 #: Seconds for an answer, which takes a millisecond; a helper that needs longer is given up.
 _ANSWER_S = 2.0
@@ -39,10 +51,10 @@ class ForkingExecutor:
     def launch(self, folder: Path) -> None:
         """Start a runner. Raises LaunchError."""
         try:
-            token = spec_of(folder)["token"]
+            forked = self._fork(spec_of(folder)["token"], folder)
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
-        if not self._fork(token, folder):
+        if not forked:
             self._fallback.launch(folder)
 
     def reap(self) -> None:
@@ -61,6 +73,7 @@ class ForkingExecutor:
         return self._helper.pid if self._helper is not None and self._helper.ready() else None
 
     def _fork(self, token: str, folder: Path) -> bool:
+        """Whether the helper has forked a runner. Raises OSError for a shortage."""
         helper = self._helper
         if helper is None:
             self._start()
@@ -68,7 +81,7 @@ class ForkingExecutor:
         if len(token) != len(NO_TOKEN):
             return False
         try:
-            return helper.ready() and helper.fork(token, folder)
+            refused = helper.fork(token, folder) if helper.ready() else ENOSYS
         except OSError:
             # What it has not answered it shall not do later either.
             self._children.kill(helper.pid)
@@ -76,6 +89,9 @@ class ForkingExecutor:
             if not helper.was_ready:
                 self._start_at = float("inf")  # forking does not work here
             return False
+        if refused in SHORTAGE:
+            raise OSError(refused, os.strerror(refused))
+        return not refused
 
     def _start(self) -> None:
         now = time.monotonic()
@@ -93,7 +109,11 @@ class _Helper:
 
     def __init__(self, children: Children, command: tuple[str, ...]) -> None:
         far_in, self._requests = _pipe()
-        self._answers, far_out = _pipe()
+        try:
+            self._answers, far_out = _pipe()
+        except OSError:
+            _close((far_in, self._requests))
+            raise
         try:
             env = bare_environment(os.environ) | {TOKEN: NO_TOKEN}
             self.pid = children.start(command, env, (far_in, far_out))
@@ -111,13 +131,16 @@ class _Helper:
             self.was_ready = self._heard(0.0) == READY
         return self.was_ready
 
-    def fork(self, token: str, folder: Path) -> bool:
-        """Whether it has forked a runner for this folder; False: it could not."""
+    def fork(self, token: str, folder: Path) -> int:
+        """Let it fork a runner for this folder: 0, or the errno for which it could not."""
         os.write(self._requests, token.encode("ascii") + os.fsencode(folder.absolute()) + b"\0")
         answer = self._heard(_ANSWER_S)
         if answer is None:
             raise TimeoutError
-        return answer == FORKED
+        if answer == FORKED:
+            return 0
+        why = self._heard(_ANSWER_S) if answer == REFUSED else None
+        return why[0] if why else ENOSYS
 
     def _heard(self, timeout_s: float) -> bytes | None:
         poll = select.poll()
@@ -138,7 +161,18 @@ class _Helper:
 def _pipe() -> tuple[int, int]:
     """A pipe whose ends are neither of 0, 1 and 2, even if those are free."""
     ends = os.pipe()
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in ends]
-    for fd in ends:
-        os.close(fd)
+    above: list[int] = []
+    try:
+        for fd in ends:
+            above.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+    except OSError:
+        _close(above)
+        raise
+    finally:
+        _close(ends)
     return above[0], above[1]
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

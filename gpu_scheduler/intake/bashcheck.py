@@ -3,6 +3,7 @@ once, because a process for each of 20,000 lines would take a minute."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.shelltext import SUBSCRIPT
 from gpu_scheduler.core.words import unquoted
+from gpu_scheduler.shortages import reraise
 
 #: Seconds for one question. A shell that does not answer has refused nothing.
 _PATIENCE_S = 20.0
+#: Exit codes of a bash that has read what it was given.
+_ANSWERS = (0, 1, 2)
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
 #: After so many refusals the rest are not asked about one by one, but taken to be refused.
 _MOST = 200
@@ -33,7 +37,7 @@ _NOT_ASKED = Refusal(f"it was not checked: {_MOST} other commands of the file ar
 
 
 def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
-    """The commands that bash refuses. Empty where there is no bash to ask."""
+    """The commands that bash refuses. Empty where there is no bash to ask. Raises OSError for a shortage."""
     found: dict[str, Refusal] = {}
     waiting: list[list[str]] = []
     together: list[str] = []
@@ -104,7 +108,7 @@ def _even(command: str) -> bool:
 
 
 def completes(text: str) -> bool:
-    """Whether lines joined by line breaks are whole commands."""
+    """Whether lines joined by line breaks are whole commands. Raises OSError for a shortage."""
     return _complaint(text + "\n") == ""
 
 
@@ -120,8 +124,13 @@ def _complaint(script: str) -> str:
             timeout=_PATIENCE_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, OSError):
+            reraise(error)
         return ""
+    if asked.returncode not in _ANSWERS:
+        # It could not be loaded, or was killed, for want of memory or open files.
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "bash")
     return asked.stderr.decode("utf-8", "replace").strip() or ("refused" if asked.returncode else "")
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from gpu_scheduler import safefile
 from gpu_scheduler.safefile import FileProblem, Kind
+from gpu_scheduler.shortages import reraise
 
 #: A larger file is no jobs file; nor is one of more lines, each of which takes about 2 KiB of memory.
 LARGEST = 64 * 1024 * 1024
@@ -52,7 +53,10 @@ class JobsFile:
         self._look = FileLook("missing", problem="there is no such file")
 
     def look(self) -> FileLook:
-        """The file as it stands. The very same value as the last time means that it has not changed."""
+        """The file as it stands. The very same value as the last time means that it has not changed.
+
+        Raises OSError for a shortage, which says nothing of the file.
+        """
         try:
             status = os.stat(self.path)
         except OSError as error:
@@ -61,6 +65,7 @@ class JobsFile:
             return self._look
         found = safefile.read(self.path, LARGEST, trust=self._trust)
         if isinstance(found, FileProblem):
+            reraise(found.error(self.path))
             return self._unseen(found)
         settled = abs(time.time_ns() - max(found.status.st_mtime_ns, found.status.st_ctime_ns)) > _RACY_NS
         self._seen = _signature(found.status) if settled else None
@@ -110,10 +115,12 @@ def _signature(status: os.stat_result) -> _Signature:
 
 def being_written(path: Path) -> bool:
     """Whether some process has the file open for writing: a read lease, taken and given back at once, is
-    refused then. False where leases are not to be had (another owner's file, a network file system)."""
+    refused then. False where leases are not to be had (another owner's file, a network file system). Raises
+    OSError for a shortage."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
+    except OSError as error:
+        reraise(error)
         return False
     try:
         # A process that opens the file in this moment breaks the lease with a signal: one that is ignored by

@@ -19,6 +19,7 @@ from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine, Poll
 from gpu_scheduler.intake.jobshell import job_shell
+from gpu_scheduler.shortages import described, shortage_of
 from gpu_scheduler.store import readings
 from gpu_scheduler.store.store import Store
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 TOLD = 100
 #: Appended lines that become jobs at a time, between which the scheduler does what else there is to do.
 AT_A_TIME = 5_000
+#: Seconds after which lines that could not be checked are looked at again.
+SHORTAGE_RETRY_S = 1.0
 
 
 class JobsWatch:
@@ -75,7 +78,11 @@ class JobsWatch:
         """Take in what the file says now."""
         jobs = readings.JobFacts(self._store, self._reading)
         while True:
-            poll = self._reader.poll(self._reading, jobs, now)
+            try:
+                poll = self._reader.poll(self._reading, jobs, now)
+            except OSError as error:
+                self._postpone(error, now)
+                return
             if poll.accepted is not None:
                 self._take(poll.accepted, jobs)
             if poll.accepted is None or poll.more:
@@ -90,6 +97,19 @@ class JobsWatch:
         self.loading = poll.more
         if not poll.more:
             self._tell_rest()
+
+    def _postpone(self, error: OSError, now: float) -> None:
+        """Lines cannot be checked for a shortage, which makes no line malformed: they are looked at later."""
+        number = shortage_of(error)
+        if number is None:
+            raise error
+        problem = f"cannot be checked now: {described(number)}"
+        if problem != self._problem:
+            log.warning("%s %s; its jobs go on", self.path, problem)
+            readings.set_problem(self._store, self._key, problem)
+            self._problem = problem
+        self.again_at = now + SHORTAGE_RETRY_S
+        self.pending = True
 
     def _take(self, accepted: said.Accepted, jobs: readings.JobFacts) -> None:
         before = self._reading

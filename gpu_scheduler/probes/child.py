@@ -123,7 +123,11 @@ def _group_lives(group: int) -> bool:
         return False
     except PermissionError:
         pass
-    for entry in os.listdir("/proc"):
+    try:
+        entries = os.listdir("/proc")
+    except OSError:
+        return True  # for want of open files; it is looked for again
+    for entry in entries:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:

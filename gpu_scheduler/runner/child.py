@@ -10,7 +10,7 @@ import select
 import time
 
 from . import signals
-from .folder import TOKEN
+from .folder import SHORTAGE, TOKEN
 from .pump import high
 
 TYPE_CHECKING = False
@@ -30,6 +30,7 @@ class Child:
     exit_code, signal   how it ended; both None while it runs, and where it could not be spawned.
     began               command.sh said that it hands over to the job's own command.
     message             why it did not begin, where somebody said so.
+    shortage            the errno of the shortage for which it did not begin.
     """
 
     def __init__(self, folder: str, spec: dict[str, Any], loop: Loop) -> None:
@@ -44,6 +45,7 @@ class Child:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.problem: str | None = None
+        self.shortage: int | None = None
         self.started_at: float | None = None
         self.spawned = self.ended = 0.0
 
@@ -59,8 +61,23 @@ class Child:
             return self._said[1:].decode("utf-8", "replace").strip()
         return self.problem
 
+    def note(self, problem: str) -> None:
+        """Tell this as the reason why it did not begin."""
+        self._said, self.problem = b"", problem
+
     def spawn(self, inner: int, terminal: str | None) -> None:
         """Start it; `terminal` (a name) or the pipe end `inner` is its output. `message` tells a failure."""
+        self.spawned = time.monotonic()
+        try:
+            self._start(inner, terminal)
+            self.running = True
+            self.started_at = time.time()
+        except OSError as error:
+            self.ended = self.spawned
+            self.shortage = error.errno if error.errno in SHORTAGE else None
+            self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
+
+    def _start(self, inner: int, terminal: str | None) -> None:
         self._hears, says = os.pipe()
         says = high(says)
         if terminal is None:
@@ -75,15 +92,10 @@ class Child:
                 (os.POSIX_SPAWN_DUP2, 0, 1),
             ]
         actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, says, 3)]
-        self.spawned = time.monotonic()
         try:
             self._pid = self._spawn(actions, terminal is not None)
-            self.running = True
-            self.started_at = time.time()
-        except OSError as error:
-            self.ended = self.spawned
-            self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
-        os.close(says)
+        finally:
+            os.close(says)
         os.set_blocking(self._hears, False)
         self._loop.watch(self._hears, select.POLLIN, self._hear)
 
@@ -154,7 +166,10 @@ class Child:
             return None
         if self._adopts and not has_children():
             return None
-        from .leftovers import Leftovers
+        try:
+            from .leftovers import Leftovers
+        except (ImportError, OSError):
+            return None  # for want of open files; the scheduler ends what carries the token
 
         return Leftovers(self._spec["token"], self._spec["term_grace_s"], self.ended)
 

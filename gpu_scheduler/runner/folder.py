@@ -24,11 +24,15 @@ START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 #: The mark that every process of an attempt carries in its environment.
 TOKEN = "GPU_SCHEDULER_TOKEN"
 
-#: What the process that forks runners (`forks`) answers, and what it is started with: in its environment room
-#: for a token, in its arguments room for a command, of which the kernel shows no more than a page.
+#: What the process that forks runners (`forks`) answers (an errno follows REFUSED), and what it is started
+#: with: in its environment room for a token, in its arguments room for a command, of which the kernel shows
+#: no more than a page.
 READY, FORKED, REFUSED = b"!", b"+", b"-"
 NO_TOKEN = "-" * 32
 TITLE_ROOM = 4096
+
+#: Errors that tell of the machine and its limits: processes, memory, open files.
+SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 #: Bytes written before the command starts, so that a disk that fills up meanwhile cannot lose the result.
 _RESERVED = 512

@@ -1,8 +1,8 @@
 """Runners by fork: a process that has the runner's modules loaded, and forks one for each request.
 
 A request on descriptor 0 is a token and the absolute path of a folder, ended by a zero byte; the answer on
-descriptor 1 is one byte, FORKED or REFUSED, after the one that says READY. It ends when the requests end; its
-runners go on. It knows neither the record nor what its runners do.
+descriptor 1, after READY, is the byte FORKED, or REFUSED and the errno as a byte. It ends when the requests
+end; its runners go on. It knows neither the record nor what its runners do.
 
 /proc shows a forked process with the environment and the arguments of the program that forked, whatever
 `setenv` says. So this process is started with room for a token in its environment and for a path in its
@@ -49,8 +49,8 @@ def _fork(room: Room, request: bytes) -> bytes:
     token, path = request[: len(NO_TOKEN)].decode("ascii"), os.fsdecode(request[len(NO_TOKEN) :])
     try:
         pid = os.fork()
-    except OSError:
-        return REFUSED
+    except OSError as error:
+        return REFUSED + bytes([error.errno or 0])
     if pid:
         return FORKED
     try:

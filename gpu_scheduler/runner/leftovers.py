@@ -25,8 +25,12 @@ class Leftovers:
 
     def turn(self, now: float) -> float | None:
         """Look, and signal what is left. Seconds until the next look; None = nothing left, or time is up."""
-        alive = tree.descendants(os.getpid()) if has_children() else {}
-        alive.update(tree.carriers((self._token,)).get(self._token, {}))
+        try:
+            alive = tree.descendants(os.getpid()) if has_children() else {}
+            alive.update(tree.carriers((self._token,)).get(self._token, {}))
+        except OSError:
+            # A shortage of open files must not cost the command its result.
+            return None if now >= self._give_up_at else _LOOK_AGAIN_S
         if not alive:
             return None
         if now >= self._give_up_at:

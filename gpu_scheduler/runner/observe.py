@@ -42,7 +42,8 @@ class SeenStop:
 class SeenResult:
     """The file `result`. cause: None when the command ended by itself, else "cancelled", "preempted",
     "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
-    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown."""
+    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown. shortage: errno
+    of the shortage of processes, memory or open files for which the command did not begin."""
 
     cause: str | None
     exit_code: int | None
@@ -53,6 +54,7 @@ class SeenResult:
     started_at: float | None
     ended_at: float
     oom_kills: int | None = None
+    shortage: int | None = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ def _result(value: dict[str, Any]) -> SeenResult:
         started_at=value["started_at"],
         ended_at=value["ended_at"],
         oom_kills=value.get("oom_kills"),
+        shortage=value.get("shortage"),
     )
 
 

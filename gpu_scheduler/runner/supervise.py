@@ -25,6 +25,11 @@ signals.block()
 
 #: A SIGTERM of the machine reaches command and runner at most this far apart, in seconds.
 _MACHINE_GAP_S = 0.3
+#: A runner that lacks processes, memory or open files before it has claimed tries again for so long, every so
+#: often, in seconds; after about the same time the loop launches it again.
+_PATIENCE_S, _AGAIN_S = 10.0, 0.1
+#: Processes that a command needs to start and to activate its environment.
+_NEEDED = 2
 _QUIET_S = 0.02
 _DRAIN_S = 0.2
 
@@ -33,15 +38,32 @@ def main(path: str) -> None:
     """Run the attempt in this folder; never returns."""
     os.umask(0o077)
     try:
-        close_inherited()
-        status = _run(path)
+        attempt = _claimed(path)
+        status = 0
+        if isinstance(attempt, Attempt):
+            attempt.run()
+        else:
+            status = attempt
     except BaseException:  # noqa: BLE001 - a fault of ours must leave a trace, whatever it is
         _report_fault(path)
         status = 70
     os._exit(status)
 
 
-def _run(path: str) -> int:
+def _claimed(path: str) -> Attempt | int:
+    """The attempt, once it is ours; else the exit status. Waits a while for a shortage to pass."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            close_inherited()
+            return _claim(path)
+        except OSError as error:
+            if error.errno not in files.SHORTAGE or time.monotonic() >= end:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _claim(path: str) -> Attempt | int:
     folder = files.open_folder(path)
     if files.exists(folder, "claim"):
         return 0
@@ -52,10 +74,7 @@ def _run(path: str) -> int:
         # Started by hand. A sweep shall see the runner too, and /proc shows the environment of the exec only.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
     attempt = Attempt(path, folder, spec)
-    if not attempt.claim():
-        return 0
-    attempt.run()
-    return 0
+    return attempt if attempt.claim() else 0
 
 
 def close_inherited() -> None:
@@ -231,8 +250,25 @@ class Attempt:
             if not self._loop.turn(_QUIET_S):
                 return
 
+    def _shortage(self) -> int | None:
+        """The errno of the shortage for which the command did not begin; None: it began, or had another
+        reason. A shell that cannot fork says no errno, so that it is tried here whether one can."""
+        child = self._child
+        if child.began or self._cause is not None or child.shortage is not None:
+            return child.shortage
+        try:
+            from .shortage import start_error
+        except (ImportError, OSError):
+            return None
+        child.shortage = start_error(_NEEDED)
+        if child.shortage is not None:
+            said = f" ({child.message})" if child.message else ""
+            child.note(f"no process could be started: {os.strerror(child.shortage)}{said}")
+        return child.shortage
+
     def _publish(self) -> None:
         child = self._child
+        shortage = self._shortage()
         message = child.message or self._log.problem
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
@@ -254,6 +290,7 @@ class Attempt:
                 "ended_at": time.time() - ended_ago_s,
                 "lost_bytes": self._log.lost,
                 "oom_kills": self._oom.kills(),
+                "shortage": shortage,
                 "message": message,
             }
         )

@@ -2,6 +2,7 @@
 
 A signal goes through a pidfd of a process whose start was checked after the pidfd was opened, so that a pid
 that was given away meanwhile is never hit. It decides neither whom to signal nor when. Zombies are not alive.
+A look for which open files or memory are lacking raises OSError: it has not found that nobody is there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from .folder import TOKEN
+from .folder import SHORTAGE, TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def _stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat from the state on; None for a process that is gone or a zombie."""
     try:
         fields = _file(pid, "stat").rpartition(b")")[2].split()
-    except OSError:
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
         return None
     return None if not fields or fields[0] in (b"Z", b"X", b"x") else fields
 
@@ -136,7 +139,9 @@ def _own_pids() -> Iterator[int]:
 def _environment(pid: int) -> bytes:
     try:
         return _file(pid, "environ")
-    except OSError:
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
         return b""
 
 

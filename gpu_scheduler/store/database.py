@@ -124,7 +124,8 @@ class Database:
 
     def _begin(self, path: Path) -> None:
         self.connection.row_factory = sqlite3.Row
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        # temp_store: a query needs no further file, which there may be no room for.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             self.connection.execute(f"PRAGMA {pragma}")
         self._migrate(path)
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {_log_pages(path.parent)}")

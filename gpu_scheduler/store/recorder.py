@@ -56,6 +56,14 @@ class Recorder:
                 "UPDATE attempt SET launch_error = ?, deadline_boot = 0 WHERE id = ?", (text, attempt_id)
             )
 
+    def note_shortage(self, attempt_id: int) -> None:
+        """A launch that never was, for a shortage: it does not count, and the next one is due."""
+        with self._store.db.transaction(synced=False) as db:
+            db.execute(
+                "UPDATE attempt SET launches = max(launches - 1, 0), deadline_boot = 0 WHERE id = ?",
+                (attempt_id,),
+            )
+
     def note_log(self, attempt_id: int, log: str | None, session: str | None) -> None:
         """Where the attempt's output goes; known once its folder is made."""
         with self._store.db.transaction(synced=False) as db:
@@ -160,11 +168,16 @@ class Recorder:
 
     def _relaunch(self, db: sqlite3.Connection, action: act.Relaunch, now: Now) -> None:
         deadline = now.boot + self._settings.launch_deadline_s
+        again = db.execute("SELECT launches FROM attempt WHERE id = ?", (action.attempt_id,)).fetchone()[0]
         db.execute(
             "UPDATE attempt SET launches = launches + 1, deadline_boot = ? WHERE id = ?",
             (deadline, action.attempt_id),
         )
-        _note_attempt(db, now, "relaunched", action.attempt_id)
+        if again:
+            _note_attempt(db, now, "relaunched", action.attempt_id)
+
+    def _forget_launches(self, db: sqlite3.Connection, action: act.ForgetLaunches, now: Now) -> None:
+        db.execute("UPDATE attempt SET launches = 0 WHERE id = ?", (action.attempt_id,))
 
     def _change_state(self, db: sqlite3.Connection, action: act.Move, now: Now) -> None:
         self._move(db, action.job_id, action.state, now, None)
@@ -435,6 +448,7 @@ _TOLD_AGAIN = (
 _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, Now], int | None]] = {
     act.Start: Recorder._start,
     act.Relaunch: Recorder._relaunch,
+    act.ForgetLaunches: Recorder._forget_launches,
     act.TakeClaim: Recorder._signalled,
     act.Move: Recorder._change_state,
     act.WriteStop: Recorder._signalled,

@@ -30,13 +30,14 @@ MAY = {
     "config": (),
     "clock": ("core",),
     "safefile": (),
+    "shortages": ("safefile", "runner.folder"),
     "store": ("core", "errors", "safefile"),
     "probes": ("core", "errors"),
     "runner": (),
     # The folder protocol has two halves: what the runner itself needs, and what prepares it.
     "executors": ("core", "runner.folder", "runner.prepare"),
     "views": ("core", "errors"),
-    "intake": ("core", "errors", "safefile", *RECORD),
+    "intake": ("core", "errors", "safefile", "shortages", *RECORD),
     "simjob": ("probes.usage",),
     "asking": (),
     # It looks at what everybody else uses, by their own eyes.
@@ -61,7 +62,7 @@ MAY = {
         "intake.pauses",
     ),
     "oldsessions": ("procfs", "views.words"),
-    "procfs": (),
+    "procfs": ("shortages",),
 }
 
 #: Front ends record wishes and read; they neither decide nor do. `status` may look at the GPUs by itself.
@@ -72,6 +73,7 @@ FRONT_MAY = (
     "config",
     "clock",
     "safefile",
+    "shortages",
     *RECORD,
     "views",
     "intake",

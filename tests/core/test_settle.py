@@ -116,7 +116,9 @@ def test_a_claim_that_cannot_be_taken_is_tried_once_a_second() -> None:
     overdue = replace(STARTING, launches=3, launch_deadline=0.0)
     for attempt in (wanted, overdue):
         assert settle(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
-        assert settle(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [act.TakeClaim(1)]
+        assert settle(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [
+            act.TakeClaim(1, gives_up=attempt is overdue)
+        ]
     of_another_boot = replace(wanted, boot_id="another", signalled_at=90_000.0)
     assert settle(of_another_boot, NOW, SETTINGS) == [act.TakeClaim(1)]
 
@@ -211,8 +213,26 @@ def test_rule_7_the_same_attempt_is_launched_at_most_twice_again() -> None:
     late = replace(early, launch_deadline=999.0)
     assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert settle(replace(late, launches=2), NOW, SETTINGS) == [act.Relaunch(1)]
-    assert settle(replace(late, launches=3), NOW, SETTINGS) == [act.TakeClaim(1)]
+    assert settle(replace(late, launches=3), NOW, SETTINGS) == [act.TakeClaim(1, gives_up=True)]
     assert settle(replace(late, launch_error="fork failed"), NOW, SETTINGS) == [act.TakeClaim(1)]
+
+
+SHORT = replace(RESULT, began=False, exit_code=None, message="no process could be started", shortage=11)
+
+
+@pytest.mark.parametrize("failures", [0, 4])
+def test_a_shortage_counts_as_no_failed_launch(failures: int) -> None:
+    failing = replace(OPEN, sighting=seen(result=SHORT), survivors=(77,), launch_failures=failures)
+    end = closed(failing)
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
+    assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
+    assert end.reason == "no process could be started; tried again in 5 s, no failure of the job"
+
+
+def test_a_shortage_keeps_nobody_from_cancelling_and_brings_no_removed_line_back() -> None:
+    failing = replace(OPEN, sighting=seen(result=SHORT), survivors=(77,))
+    assert closed(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
+    assert closed(replace(failing, lineless=True)).job_outcome is Outcome.FAILED
 
 
 def test_failed_launches_wait_twice_as_long_each_time_and_end_in_failed() -> None:
@@ -328,8 +348,11 @@ def test_nothing_is_launched_again_while_our_storage_cannot_be_written() -> None
     assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert settle(late, NOW, SETTINGS, held=True) == []
     used_up = replace(late, launches=SETTINGS.launches)
-    assert settle(used_up, NOW, SETTINGS) == [act.TakeClaim(1)]
-    assert settle(used_up, NOW, SETTINGS, held=True) == []
+    assert settle(used_up, NOW, SETTINGS) == [act.TakeClaim(1, gives_up=True)]
+    # What keeps jobs from starting is why nobody claimed it: it is launched anew when that is over.
+    assert settle(used_up, NOW, SETTINGS, held=True) == [act.ForgetLaunches(1)]
+    assert settle(replace(used_up, launches=0), NOW, SETTINGS, held=True) == []
+    assert settle(replace(used_up, launches=0), NOW, SETTINGS) == [act.Relaunch(1)]
     # What was launched into a folder that is not whole cannot have failed, however often.
     assert settle(replace(used_up, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
     failed = replace(late, launch_error="no such script")

@@ -22,7 +22,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     console.follow(attempt, rig.store)
     rig.ends(job)
     console.finish(job, 1)
-    wait_for(lambda: console._follower is None, "the end of the log")
+    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
     console.close()
     return capsys.readouterr().out
 
@@ -50,7 +50,7 @@ def test_all_output_of_an_attempt_comes_before_its_end_is_told(
     console.follow(rig.store.attempts(job)[0]["id"], rig.store)
     console.finish(job, 1)
     console.put("drained")
-    wait_for(lambda: console._follower is None, "the end of the log")
+    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
     console.close()
     lines = capsys.readouterr().out.splitlines()
     assert (len(lines), lines[-1]) == (3002, "drained")

@@ -148,7 +148,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     rig.ends(job)
     console.finish(job, 1)
     logging.getLogger("gpu_scheduler").info("a line of ours, about %s\n  and more", "\x1b]0;evil\x07")
-    wait_for(lambda: console._follower is None, "the end of the log")
+    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
     console.close()
     out = capsys.readouterr().out
     theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"

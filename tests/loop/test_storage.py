@@ -387,7 +387,7 @@ def test_a_main_log_that_cannot_be_written_is_told_once_and_tried_again(
     assert path.read_text() == "after\n"
     assert told == [
         f"the main log {path} cannot be written: {problem}; everything else goes on",
-        f"the main log {path} can be written again",
+        f"the main log {path} can be written again; it lacks 2 lines",
     ]
     assert capsys.readouterr().err == ""
 

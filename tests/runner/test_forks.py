@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.executors import Executor, forking
+from gpu_scheduler.executors import Executor, LaunchError, forking
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.runner import tree
@@ -221,7 +222,7 @@ def test_a_fork_that_is_refused_is_made_up_for_at_once(
     start = tmp_path / "start.py"
     start.write_text(
         "import os, sys\n"
-        "def refused(): raise BlockingIOError(11, 'no process')\n"
+        "def refused(): raise OSError(38, 'not here')\n"
         "if sys.argv[1] == '--forks': os.fork = refused\n"
         f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
     )
@@ -230,6 +231,29 @@ def test_a_fork_that_is_refused_is_made_up_for_at_once(
     for code in (1, 2):
         assert make(f"exit {code}").launch(executor).result().exit_code == code
     assert executor.helper() == pid
+    executor.close()
+
+
+def test_a_fork_that_is_refused_for_a_shortage_is_a_failed_launch_with_its_errno(
+    make: Make, tmp_path: Path
+) -> None:
+    start = tmp_path / "start.py"
+    start.write_text(
+        "import os, sys\n"
+        "def refused(): raise BlockingIOError(11, 'no process')\n"
+        "if sys.argv[1] == '--forks': os.fork = refused\n"
+        f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
+    )
+    executor = ForkingExecutor(sys.executable, str(start))
+    pid = wait_for(executor.helper, "the helper")
+    attempt = make("exit 1")
+    attempt.prepare()
+    with pytest.raises(LaunchError) as refused:
+        executor.launch(attempt.folder)
+    assert isinstance(refused.value.__cause__, OSError)
+    assert refused.value.__cause__.errno == errno.EAGAIN
+    # The helper stays, and nothing else was tried.
+    assert (executor.helper(), executor._fallback.running) == (pid, 0)
     executor.close()
 
 

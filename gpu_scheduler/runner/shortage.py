@@ -1,0 +1,32 @@
+"""Whether processes can be started now, found out by starting some that end at once."""
+
+from __future__ import annotations
+
+import os
+
+from .folder import SHORTAGE
+
+_ENOMEM = SHORTAGE[1]
+_PROGRAMS = ("/bin/true", "/usr/bin/true")
+
+
+def start_error(count: int) -> int | None:
+    """Starts `count` processes side by side. Returns the errno of the shortage that prevents it, else None.
+
+    A process that has ended counts until it is waited for, so all of them exist at the same time.
+    """
+    program = next((path for path in _PROGRAMS if os.path.exists(path)), None)
+    if program is None:
+        return None
+    pids: list[int] = []
+    failed: int | None = None
+    try:
+        for _ in range(count):
+            pids.append(os.posix_spawn(program, ["true"], {}, setsigmask=()))
+    except OSError as error:
+        failed = error.errno if error.errno in SHORTAGE else None
+    for pid in pids:
+        _, status = os.waitpid(pid, 0)
+        # One that was started and could not be loaded lacked memory or open files.
+        failed = failed or (_ENOMEM if status else None)
+    return failed

@@ -1,0 +1,109 @@
+"""Shortages of processes, memory and open files: the limit that is reached, in words, with the remedy.
+
+A shortage belongs to the machine and its limits. No job, line or GPU is judged by it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.runner.folder import SHORTAGE
+from gpu_scheduler.safefile import Content, read
+
+#: A limit counts as reached when fewer processes than a job in Screen needs still fit under it.
+NEEDED = 4
+_CGROUPS = "/sys/fs/cgroup"
+_ENDING = "end processes, or raise it"
+
+
+def shortage_of(error: BaseException | None) -> int | None:
+    """The errno of a shortage; None: the error tells of something else."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    return error.errno if isinstance(error, OSError) and error.errno in SHORTAGE else None
+
+
+def reraise(error: OSError) -> None:
+    """Raises the error again if it tells of a shortage: a look that could not be made has found nothing."""
+    if error.errno in SHORTAGE:
+        raise error
+
+
+def described(number: int) -> str:
+    """Names the limit that is reached, and the remedy."""
+    if number == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raising = f"prlimit --pid {os.getpid()} --nofile=65536"
+        return f"limit of open files reached (ulimit -n is {limit}): raise it (`{raising}`)"
+    if number == errno.ENFILE:
+        return "the machine's limit of open files reached (fs.file-max): raise it with `sudo sysctl`"
+    if number == errno.ENOMEM:
+        return _memory()
+    return _processes()
+
+
+def _memory() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        return f"memory limit reached (ulimit -v is {limit // 1024}): free memory, or raise it"
+    return "out of memory: free memory, or raise the limit (MemoryMax)"
+
+
+def _processes() -> str:
+    for limit, current, name in _process_limits():
+        if current + NEEDED > limit:
+            return f"process limit reached ({name.format(limit)}): {_ENDING}"
+    return f"process limit reached (ulimit -u / TasksMax): {_ENDING}"
+
+
+def _process_limits() -> Iterator[tuple[int, int, str]]:
+    """(limit, how many there are, a phrase for the limit) of every limit that can be read."""
+    for folder in _control_groups():
+        limit, current = _number(f"{folder}/pids.max"), _number(f"{folder}/pids.current")
+        if limit is not None and current is not None:
+            yield limit, current, f"{folder}/pids.max is {{}}; TasksMax of a systemd unit"
+    own = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if own != resource.RLIM_INFINITY and os.geteuid() != 0:
+        yield own, _tasks_of(os.geteuid()), "ulimit -u is {}"
+    total = _text("/proc/loadavg").split()[3:4]
+    everything = int(total[0].partition("/")[2]) if total else 0
+    for name in ("threads-max", "pid_max"):
+        limit = _number(f"/proc/sys/kernel/{name}")
+        if limit is not None:
+            yield limit, everything, f"kernel.{name} is {{}}"
+
+
+def _control_groups() -> Iterator[Path]:
+    """The own control group and those around it, of either version."""
+    for line in _text("/proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and "pids" not in controllers.split(","):
+            continue
+        base = Path(_CGROUPS, "pids") if controllers else Path(_CGROUPS)
+        group = base / path.lstrip("/")
+        yield from (group, *group.parents[: len(group.parts) - len(base.parts)])
+
+
+def _tasks_of(user: int) -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue  # it has ended meanwhile
+    return count
+
+
+def _number(path: str) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: str) -> str:
+    found = read(path)
+    return found.data.decode("ascii", "replace") if isinstance(found, Content) else ""

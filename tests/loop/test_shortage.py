@@ -1,0 +1,318 @@
+"""A shortage of processes, memory or open files is never taken for the failure of a job, a line or a GPU."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_scheduler import console as consoles
+from gpu_scheduler import procfs, shortages, storagewatch
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.console import Console
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.daemon import Daemon
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.executors import LaunchError, forking
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.intake import filelook
+from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.logtail import tail_of
+from gpu_scheduler.probes import child
+from gpu_scheduler.shortages import described
+from gpu_scheduler.storagewatch import StorageWatch
+from gpu_scheduler.wakeups import Wakeups
+from tests.loop.rig import SETTINGS, Rig
+from tests.runner.attempt import patched
+from tests.waiting import wait_for
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def call(*words: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+class Refusing(DirectExecutor):
+    """Launches nothing while `number` is set. tried: how often it was asked to."""
+
+    def __init__(self, number: int | None) -> None:
+        super().__init__()
+        self.number = number
+        self.tried = 0
+
+    def launch(self, folder: Path) -> None:
+        """Fails with the errno, or, where that is 0, starts nothing and says nothing, as Screen does."""
+        self.tried += 1
+        if self.number:
+            error = OSError(self.number, os.strerror(self.number))
+            raise LaunchError(f"the runner cannot be started: {error}") from error
+        if self.number is None:
+            super().launch(folder)
+
+
+def rig_with(tmp_path: Path, executor: DirectExecutor, settings: Settings = SETTINGS) -> Rig:
+    rig = Rig(tmp_path, gpus=1, executor=executor, settings=settings)
+    logs = LogFolder.of(str(tmp_path / "logs"))
+    rig.loop.storage = StorageWatch(rig.store.home, logs, Clock())
+    return rig
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE])
+def test_a_launch_that_fails_for_a_shortage_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(storagewatch, "BLAME_S", 0.001)
+    executor = Refusing(number)
+    rig = rig_with(tmp_path, executor)
+    job, other = rig.add("exit 7", share=1000), rig.add("exit 0", share=1000)
+    # More launches than an attempt has, and than a job has tries.
+    rig.until(lambda: executor.tried > 5, "launches")
+    [reason] = rig.store.waiting().values()
+    assert reason == described(number)
+    assert caplog.text.count(described(number)) == 1
+    executor.number = None
+    row = rig.ends(job)
+    assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
+    assert rig.ends(other)["exit_code"] == 0
+
+
+def test_an_attempt_that_nobody_claims_is_not_given_up_while_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storagewatch, "BLAME_S", 0.01)
+    executor = Refusing(0)
+    settings = Settings(launch_deadline_s=0.01, assign_retry_wait_s=0.01, grace_s=1.0)
+    rig = rig_with(tmp_path, executor, settings)
+    trials: list[tuple[int, int, int]] = []
+
+    def start_error(count: int) -> int | None:
+        trials.append((executor.tried, rig.job(job)["launch_failures"], len(rig.store.attempts(job))))
+        return errno.EAGAIN if len(trials) < 3 else None
+
+    monkeypatch.setattr(storagewatch, "start_error", start_error)
+    job = rig.add("exit 7")
+    # Where processes can be started, it is given up: then the executor itself does not work.
+    rig.until(lambda: rig.job(job)["launch_failures"] == 1, "a failed launch")
+    assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
+
+
+def test_a_command_that_cannot_be_started_for_a_shortage_runs_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storagewatch, "BLAME_S", 0.01)
+    spawn = (
+        "real = os.posix_spawn\n"
+        "def spawn(*words, **more):\n"
+        f"    if not os.path.exists({str(tmp_path / 'room')!r}):\n"
+        "        raise OSError(11, os.strerror(11))\n"
+        "    return real(*words, **more)\n"
+        "os.posix_spawn = spawn"
+    )
+    settings = replace(SETTINGS, max_assign_attempts=2)
+    rig = rig_with(tmp_path, patched(tmp_path, spawn), settings)
+    job = rig.add("exit 7")
+    rig.until(lambda: len(rig.store.attempts(job)) > settings.max_assign_attempts, "attempts")
+    assert rig.job(job)["launch_failures"] == 0
+    told = [row["reason"] for row in rig.store.history(job) if row["state"] == "queued" and row["reason"]]
+    assert "the command could not be started: bash: Resource temporarily unavailable" in told[-1]
+    (tmp_path / "room").touch()
+    row = rig.ends(job)
+    assert (row["exit_code"], row["outcome"], row["launch_failures"]) == (7, "failed", 0)
+
+
+def test_a_look_that_a_shortage_prevents_finds_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("text")
+    monkeypatch.setattr(os, "open", refuse(errno.EMFILE))
+    monkeypatch.setattr(procfs, "open", refuse(errno.EMFILE), raising=False)
+    for look in (
+        lambda: tail_of(str(path)),
+        lambda: filelook.being_written(path),
+        lambda: filelook.JobsFile(path).look(),
+        lambda: procfs.Proc().process(os.getpid()),
+    ):
+        with pytest.raises(OSError, match="Too many open files"):
+            look()
+    missing = tmp_path / "missing"
+    monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
+    assert (tail_of(str(missing)), filelook.being_written(missing)) == ("", False)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loads: bool
+) -> None:
+    rig = Rig(tmp_path)
+    path = tmp_path / "jobs.txt"
+    path.write_text("echo one > o; echo two\necho $(true)\nfor i in 1; do\n")
+    watch = JobsWatch(rig.store, str(path), None)
+    failed = subprocess.CompletedProcess([], 127, b"", b"bash: error while loading shared libraries")
+    with monkeypatch.context() as short:
+        answer = (lambda *words, **more: failed) if loads else refuse(errno.EAGAIN)
+        short.setattr(subprocess, "run", answer)
+        for now in (10.0, 20.0):
+            watch.look(now)
+            assert (watch.again_at, watch.pending) == (now + 1.0, True)
+    number = errno.ENOMEM if loads else errno.EAGAIN
+    assert (rig.store.counts(), rig.store.malformed()) == ({}, [])
+    [file] = rig.store.jobs_files()
+    assert file["problem"] == f"cannot be checked now: {described(number)}"
+    assert caplog.text.count("cannot be checked now") == 1
+    watch.look(30.0)
+    watch.look(40.0)
+    assert rig.store.counts() == {"queued": 2}
+    assert [row["number"] for row in rig.store.malformed()] == [3]
+
+
+def test_the_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, console = Rig(tmp_path), Console()
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    console.on_terminal = True
+    job = rig.add("echo out")
+    rig.ends(job)
+    shown: list[str] = []
+    monkeypatch.setattr(console, "put", shown.append)
+    for _ in range(2):
+        console.follow(rig.store.attempts(job)[0]["id"], rig.store)
+        wait_for(lambda: not console._wanted.is_set() or "[job 1] out" in shown, "the job's output")
+        console.finish(job, 1)
+        wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+    console.close()
+    assert shown.count("[job 1] out") == 2
+    with pytest.raises(SchedulerError, match="no thread can be started: process limit reached"):
+        Console()
+
+
+def test_the_console_stops_following_for_a_shortage_and_follows_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, console = Rig(tmp_path), Console()
+    shown: list[str] = []
+    monkeypatch.setattr(console, "put", shown.append)
+    job = rig.add("echo out")
+    rig.ends(job)
+    with monkeypatch.context() as short:
+        short.setattr(consoles, "open", refuse(errno.EMFILE), raising=False)
+        console.follow(rig.store.attempts(job)[0]["id"], rig.store)
+        wait_for(lambda: shown, "what is said")
+        console.finish(job, 1)
+    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+    console.close()
+    assert shown[:3] == [
+        "output of jobs is not shown: Too many open files; their logs have it",
+        "output of jobs is shown again",
+        "[job 1] out",
+    ]
+
+
+def test_a_runner_is_followed_again_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakeups = Wakeups()
+    with monkeypatch.context() as short:
+        short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
+        wakeups.follow({tmp_path: os.getpid()})
+        assert not wakeups.follow({tmp_path: os.getpid()})
+    with monkeypatch.context() as short:
+        short.setattr(wakeups._selector, "register", refuse(errno.ENOMEM))
+        before = len(os.listdir("/proc/self/fd"))
+        assert not wakeups.follow({tmp_path: os.getpid()})
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert wakeups.follow({tmp_path: os.getpid()})
+    wakeups.close()
+
+
+def test_a_helper_that_cannot_be_started_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    real, left = fcntl.fcntl, 0
+
+    def call(*words: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        answer: int = real(*words)
+        return answer
+
+    monkeypatch.setattr(fcntl, "fcntl", call)
+    for calls in range(4):
+        left = calls
+        executor = forking.ForkingExecutor()
+        assert executor.helper() is None
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_probe_that_ended_is_not_gone_while_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as short:
+        short.setattr(os, "listdir", refuse(errno.EMFILE))
+        assert child._group_lives(os.getpgrp())
+
+
+def test_a_turn_that_fails_for_a_shortage_is_tried_again_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[BaseException] = [
+        *(OSError(errno.EMFILE, "Too many open files", f"/proc/{pid}/stat") for pid in (3, 4)),
+        MemoryError(),
+    ]
+    caplog.set_level("INFO")
+
+    def turn() -> int | None:
+        if errors:
+            raise errors.pop(0)
+        return None if not caplog.text.count("shortage is over") else 7
+
+    daemon: Any = Daemon.__new__(Daemon)
+    daemon._signal, daemon._woken, daemon._loop = None, set(), SimpleNamespace(ending=False)
+    daemon._storage = SimpleNamespace(trouble=lambda: None)
+    daemon._store = SimpleNamespace(db=SimpleNamespace(shrink=lambda: None))
+    daemon._wakeups = SimpleNamespace(wait=lambda timeout_s: set())
+    monkeypatch.setattr(daemon, "_begin", lambda: None)
+    monkeypatch.setattr(daemon, "_turn", turn)
+    assert daemon.serve() == 7
+    for number in (errno.EMFILE, errno.ENOMEM):
+        told = f"{described(number)}; tried again every second, running jobs go on"
+        assert caplog.text.count(told) == 1
+
+
+def test_the_limit_that_is_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"/proc/self/cgroup": "8:pids:/box\n0::/\n", "/proc/loadavg": "0.1 0.1 0.1 1/90 7"}
+    monkeypatch.setattr(shortages, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shortages, "_tasks_of", lambda user: 50)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4000, 4000))
+    ending = "end processes, or raise it"
+    assert described(errno.EAGAIN) == f"process limit reached (ulimit -u / TasksMax): {ending}"
+    texts["/proc/sys/kernel/threads-max"] = "92\n"
+    assert described(errno.EAGAIN) == f"process limit reached (kernel.threads-max is 92): {ending}"
+    monkeypatch.setattr(shortages, "_tasks_of", lambda user: 3998)
+    assert described(errno.EAGAIN) == f"process limit reached (ulimit -u is 4000): {ending}"
+    group = "/sys/fs/cgroup/pids/box"
+    texts |= {f"{group}/pids.max": "12\n", f"{group}/pids.current": "12\n"}
+    assert described(errno.EAGAIN) == (
+        f"process limit reached ({group}/pids.max is 12; TasksMax of a systemd unit): {ending}"
+    )
+    assert described(errno.EMFILE) == (
+        "limit of open files reached (ulimit -n is 4000): "
+        f"raise it (`prlimit --pid {os.getpid()} --nofile=65536`)"
+    )
+    assert described(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"

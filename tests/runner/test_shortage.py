@@ -1,0 +1,118 @@
+"""A runner that lacks processes or open files: it waits before its claim, and tells of it afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.runner import shortage, tree
+from gpu_scheduler.runner.leftovers import Leftovers
+from tests.runner.attempt import patched
+from tests.runner.conftest import Make
+
+#: Text for `patched`: a function of `os` that fails on the calls with these numbers, counted from 0.
+FAILING = """
+def failing(name, number, calls):
+    real, made = getattr(os, name), []
+    def call(*words, **more):
+        made.append(name)
+        if len(made) - 1 in calls:
+            raise OSError(number, os.strerror(number))
+        return real(*words, **more)
+    setattr(os, name, call)
+"""
+NO_FORK = "Resource temporarily unavailable"
+
+
+def test_a_command_that_cannot_be_spawned_for_a_shortage_tells_its_errno(make: Make, tmp_path: Path) -> None:
+    executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(99))")
+    result = make("exit 0").launch(executor).result()
+    assert (result.began, result.shortage) == (False, errno.EAGAIN)
+    assert result.message == f"the command could not be started: bash: {NO_FORK}"
+
+
+def test_the_pipe_of_a_claimed_command_may_fail_for_a_shortage(make: Make, tmp_path: Path) -> None:
+    # Pipes: signals, output, and the third the words of command.sh.
+    executor = patched(tmp_path, FAILING + "failing('pipe', 24, [2])")
+    result = make("exit 0").launch(executor).result()
+    assert (result.began, result.shortage) == (False, errno.EMFILE)
+
+
+def test_a_shell_that_cannot_fork_fails_for_the_shortage(make: Make, tmp_path: Path) -> None:
+    executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(1, 99))")
+    attempt = make("")
+    attempt.command_sh = "printf '!no environment' >&3; exit 1"
+    result = attempt.launch(executor).result()
+    assert (result.began, result.shortage) == (False, errno.EAGAIN)
+    assert result.message == f"no process could be started: {NO_FORK} (no environment)"
+
+
+def test_what_fails_without_a_shortage_tells_of_none(make: Make) -> None:
+    attempt = make("exit 1")
+    began = attempt.launch().result()
+    assert (began.began, began.shortage) == (True, None)
+    other = make("")
+    other.command_sh = "printf '!no environment' >&3; exit 1"
+    failed = other.launch(DirectExecutor()).result()
+    assert (failed.began, failed.shortage, failed.message) == (False, None, "no environment")
+
+
+def test_a_runner_waits_for_open_files_before_its_claim(make: Make, tmp_path: Path) -> None:
+    executor = patched(tmp_path, FAILING + "failing('pipe', 24, [0, 2, 4])")
+    result = make("exit 5").launch(executor).result()
+    assert (result.exit_code, result.shortage) == (5, None)
+
+
+def test_leftovers_that_cannot_be_looked_for_cost_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tokens: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tree, "carriers", refuse)
+    now = time.monotonic()
+    leftovers = Leftovers("token", 1.0, now)
+    assert leftovers.turn(now) is not None
+    assert leftovers.turn(now + 60.0) is None
+    assert leftovers.survivors == []
+
+
+def test_a_scan_that_cannot_be_made_does_not_find_that_nobody_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(pid: int, name: str) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tree, "_file", refuse)
+    for look in (lambda: tree.carriers(["a"]), lambda: tree.descendants(1), lambda: tree.is_running(1, 1)):
+        with pytest.raises(OSError, match="Too many open files"):
+            look()
+
+
+def test_processes_are_tried_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[int] = []
+
+    def spawn(program: str, argv: list[str], env: dict[str, str], **more: object) -> int:
+        if len(spawned) == 3:
+            raise OSError(errno.EAGAIN, NO_FORK)
+        spawned.append(len(spawned) + 1)
+        return spawned[-1]
+
+    waited: list[int] = []
+    monkeypatch.setattr(os, "posix_spawn", spawn)
+
+    def wait(pid: int, options: int) -> tuple[int, int]:
+        waited.append(pid)
+        return pid, 0
+
+    monkeypatch.setattr(os, "waitpid", wait)
+    assert shortage.start_error(4) == errno.EAGAIN
+    assert waited == spawned == [1, 2, 3]
+    spawned.clear()
+    assert shortage.start_error(3) is None
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: (pid, 127 << 8))
+    spawned.clear()
+    assert shortage.start_error(1) == errno.ENOMEM
