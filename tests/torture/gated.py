@@ -68,13 +68,13 @@ class GatedJobs:
         judge(self.trace, self.codes, said, killed=interrupted).tell(found)
 
 
-def stage_in(folder: Path, order: Order, *options: str) -> Stage:
+def stage_in(folder: Path, order: Order, *options: str, gpus: int = 4) -> Stage:
     """A folder with an empty jobs file and its scheduler, or the negative control."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.txt").touch()
     if order.naive:
         return Stage(folder, command=[sys.executable, "-m", "tests.torture.simple_scheduler", "start"])
-    return Stage(folder, command=scheduler(folder, *options))
+    return Stage(folder, command=scheduler(folder, *options, gpus=gpus))
 
 
 @contextlib.contextmanager

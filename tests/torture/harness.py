@@ -133,7 +133,12 @@ def newest_attempts(home: Home, jobs: int) -> list[Path]:
 
 def runner_pids(folder: Path, data: str = "gpu_scheduler_state.d") -> list[int]:
     """The pids of the live runners of this folder's jobs that hold their claim."""
-    pids = []
+    return [pid for pid, _ in runners_of(folder, data)]
+
+
+def runners_of(folder: Path, data: str = "gpu_scheduler_state.d") -> list[tuple[int, Path]]:
+    """The same, each with the folder of its attempt."""
+    found = []
     for claim in (folder / data / "runs").glob("*/*/claim"):
         if not (claim.parent / "result").exists():
             try:
@@ -142,8 +147,8 @@ def runner_pids(folder: Path, data: str = "gpu_scheduler_state.d") -> list[int]:
             except (OSError, ValueError, KeyError):
                 continue
             if str(claim.parent).encode() in command:
-                pids.append(pid)
-    return pids
+                found.append((pid, claim.parent))
+    return found
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> bool:

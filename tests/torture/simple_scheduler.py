@@ -24,9 +24,9 @@ from typing import Any
 
 from gpu_scheduler.runner.sweep import sweep_once
 
-RECORD = Path("gpu_scheduler_state.d")
-#: Jobs that run at the same time.
-SLOTS = 4
+RECORD = Path("gpu_scheduler_state.d").absolute()
+#: GPUs, of which each job has one.
+GPUS = 4
 #: Launches after which a job counts as failed.
 _TRIES = 5
 #: Seconds between the lock and the first round.
@@ -34,7 +34,7 @@ _COMES_UP_S = 0.1
 
 
 class SimpleScheduler:
-    """The jobs by line: {"n": number, "state": waiting | running | ended, "code": …, "tries": …}."""
+    """The jobs by line: {"n": number, "state": waiting | running | ended, "gpu": …, "code": …, "tries": …}."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, Any]] = {}
@@ -74,17 +74,17 @@ class SimpleScheduler:
         for job in self._jobs.values():
             if job["state"] == "running":
                 self._look(job)
-        running = sum(job["state"] == "running" for job in self._jobs.values())
+        taken = {job["gpu"] for job in self._jobs.values() if job["state"] == "running"}
         waiting = [line for line, job in self._jobs.items() if job["state"] == "waiting"]
-        for line in waiting[: max(0, SLOTS - running)]:
-            self._start(line.partition("] ")[2] or line, self._jobs[line])
+        for line, gpu in zip(waiting, [gpu for gpu in range(GPUS) if gpu not in taken], strict=False):
+            self._start(line.partition("] ")[2] or line, self._jobs[line], gpu)
         self._save()
 
     def _look(self, job: dict[str, Any]) -> None:
         """A runner holds the lock of its claim as long as it lives."""
         for runner in self._runners:
             runner.poll()
-        folder = RECORD / "runs" / str(job["n"])
+        folder = RECORD / "runs" / str(job["n"]) / "1"
         claim = json.loads((folder / "claim").read_text())
         with contextlib.suppress(OSError), open(folder / "claim") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -94,20 +94,20 @@ class SimpleScheduler:
                 # What is gone without a result is tried again.
                 job.update(state="waiting", tries=job["tries"] + 1)
 
-    def _start(self, line: str, job: dict[str, Any]) -> None:
-        folder = RECORD / "runs" / str(job["n"])
-        folder.mkdir(exist_ok=True)
+    def _start(self, line: str, job: dict[str, Any], gpu: int) -> None:
+        folder = RECORD / "runs" / str(job["n"]) / "1"
+        folder.mkdir(parents=True, exist_ok=True)
         token = os.urandom(16).hex()
-        (folder / "claim").write_text(json.dumps({"token": token}))
-        fd = os.open(folder / "claim", os.O_RDWR)
+        fd = os.open(folder / "claim", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         fcntl.flock(fd, fcntl.LOCK_EX)
         result = folder / "result"
         runner = f"bash -c '{line}' {fd}>&-; echo $? > {result}.new; mv {result}.new {result}"
-        env = {**os.environ, "GPU_SCHEDULER_TOKEN": token}
+        env = {**os.environ, "GPU_SCHEDULER_TOKEN": token, "CUDA_VISIBLE_DEVICES": str(gpu)}
         try:
             process = subprocess.Popen(["bash", "-c", runner], pass_fds=[fd], start_new_session=True, env=env)
             self._runners.append(process)
-            job["state"] = "running"
+            os.write(fd, json.dumps({"token": token, "pid": process.pid}).encode())
+            job.update(state="running", gpu=gpu)
         except OSError:
             job["tries"] += 1
             if job["tries"] >= _TRIES:

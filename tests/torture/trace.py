@@ -75,7 +75,7 @@ def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | No
             starts[int(name)] += 1
         elif what == "signal":
             verdict.signalled.append(int(name))
-        else:
+        elif what == "end":
             ends[int(name)] = int(value)
     for number, code in codes.items():
         said = recorded.get(number)
