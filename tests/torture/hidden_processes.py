@@ -1,8 +1,8 @@
 """P6: jobs whose processes hide from a scheduler, while runners and schedulers are killed and jobs cancelled.
 
 Each process hides its environment, leaves the session, or leaves its parents, but never all of it. It keeps a
-lock of its GPU as long as it lives, so that the next job there finds out whether it is alone. In the end nothing
-of a job may be left, and no process of anybody else may have been signalled.
+lock of its GPU as long as it lives, so that the next job there finds out whether it is alone. In the end
+nothing of a job may be left, and no process of anybody else may have been signalled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WAYS = {
     "environment overwritten": "{python} -I -S {hide} {arguments}",
     "cleared in a session of its own": "setsid -w {clear} sh {script} {arguments}; exit {code}",
     "cleared and forked twice": "({clear} sh {script} {arguments} &); sleep {longer}; exit {code}",
-    "in a session of its own, forked twice": "(setsid sh {script} {arguments} &); sleep {longer}; exit {code}",
+    "its own session, forked twice": "(setsid sh {script} {arguments} &); sleep {longer}; exit {code}",
 }
 _CODES = (0, 0, 3, 42)
 #: Seconds in which a process may still end after everything was settled.

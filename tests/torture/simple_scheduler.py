@@ -6,7 +6,8 @@ it opens files without looking at what they are; it forgets a stop that came bef
 processes of a job by their environment alone; it counts a launch that failed for want of a process as a
 failure of the job; and it ends at the first file that it cannot read.
 
-Usage: python -m tests.torture.simple_scheduler start|stop [--drain], in the folder of its jobs.txt.
+Usage: python -m tests.torture.simple_scheduler start [--drain], in the folder of its jobs.txt. A file
+`stop` in its record asks it to end.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ GPUS = 4
 #: Launches after which a job counts as failed.
 _TRIES = 5
 #: Seconds between the lock and the first round.
-_COMES_UP_S = 0.1
+_COMES_UP_S = 0.2
 
 
 class SimpleScheduler:
-    """The jobs by line: {"n": number, "state": waiting | running | ended, "gpu": …, "code": …, "tries": …}."""
+    """The jobs by line: {"n": number, "state": waiting | running | ended, "gpu", "code", "tries"}."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, Any]] = {}
@@ -126,7 +127,4 @@ class SimpleScheduler:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "stop":
-        (RECORD / "stop").touch()
-    else:
-        sys.exit(SimpleScheduler().run(drain="--drain" in sys.argv))
+    sys.exit(SimpleScheduler().run(drain="--drain" in sys.argv))

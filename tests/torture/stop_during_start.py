@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.torture.gated import GatedJobs, end, ended, stage_in
@@ -80,8 +79,7 @@ def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, f
 
 def _ask(stage: Stage, order: Order) -> str:
     if order.naive:
-        command = [sys.executable, "-m", "tests.torture.simple_scheduler", "stop"]
-        subprocess.run(command, cwd=stage.folder, env=stage.env, check=True)
+        (stage.home.folder / "stop").touch()
         return ""
     # In this process: an interpreter takes longer to come up than the moments that matter.
     code, said = stage.ask("stop")

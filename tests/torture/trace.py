@@ -17,11 +17,12 @@ sleep "$3"
 echo "$2 end $4" >> "$1"
 exit "$4"
 """
-#: Run as `sh gated.sh TRACE N GATE CODE`: runs until the file GATE is there, and writes that SIGTERM came.
+#: Run as `sh gated.sh TRACE N GATE CODE`: runs until the file GATE is there or its own is gone; it writes
+#: that SIGTERM came.
 GATED_JOB = """\
 trap 'echo "$2 signal 15" >> "$1"; exit 143' TERM
 echo "$2 start $$ ${GPU_SCHEDULER_ATTEMPT:-0}" >> "$1"
-while [ ! -e "$3" ]; do sleep 0.05; done
+while [ ! -e "$3" ] && [ -e "$0" ]; do sleep 0.05; done
 echo "$2 end $4" >> "$1"
 exit "$4"
 """
