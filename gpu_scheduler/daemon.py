@@ -282,7 +282,7 @@ class Daemon:
         home = self._store.home
         return {
             home.attempt(a.job_id, a.number, a.token): a.sighting.pid
-            if a.sighting.claim in ("live", "unlocked")
+            if a.sighting.claim in ("live", "unlocked", "unclaimed")
             else None
             for a in facts.attempts
             if a.outcome is None

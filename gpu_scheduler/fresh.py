@@ -69,9 +69,10 @@ def _over(store: Store, row: sqlite3.Row, take: bool) -> bool:
         return True
     folder = store.home.attempt(row["job_id"], row["number"], row["token"])
     try:
-        seen = sight(folder, row["token"])
+        seen = sight(store, row)
         if seen.result is None and seen.claim == "none":
             return not take or take_claim(folder, row["token"])
     except OSError as error:
         raise SchedulerError(f"{folder}: {error.strerror}; nothing is forgotten") from None
-    return seen.result is not None or seen.claim in ("dead", "void")
+    # Whether anything of an attempt with an invalid claim runs, its processes tell.
+    return seen.result is not None or seen.claim in ("dead", "void", "invalid")

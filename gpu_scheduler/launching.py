@@ -13,7 +13,7 @@ from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 from gpu_scheduler.core.session import session_name
 from gpu_scheduler.executors import Executor, LaunchError
 from gpu_scheduler.joblogs import LogFolder, new_log
-from gpu_scheduler.runner.protocol import is_made, prepare
+from gpu_scheduler.runner.protocol import is_usable, prepare
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
@@ -67,7 +67,7 @@ class Launcher:
         assert row is not None
         folder = self._store.home.attempt(row["job_id"], row["number"], row["token"])
         try:
-            if not is_made(folder):
+            if not is_usable(folder, row["token"]):
                 self._prepare(row)
             self._reached("folder made")
             self.check_owner()

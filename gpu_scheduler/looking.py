@@ -43,7 +43,7 @@ def look(
 ) -> Facts:
     """Everything that one round decides from. placing: whether jobs may be started; learned: None = needs are
     not learned."""
-    attempts = _attempts(store)
+    attempts = _attempts(store, now)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
     managed = store.gpus()
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
@@ -70,9 +70,9 @@ def look(
     )
 
 
-def _attempts(store: Store) -> tuple[Attempt, ...]:
+def _attempts(store: Store, now: Now) -> tuple[Attempt, ...]:
     attempts = [_attempt(store, row) for row in store.unsettled()]
-    wanted = [attempt.token for attempt in attempts if needs_scan(attempt)]
+    wanted = [attempt.token for attempt in attempts if needs_scan(attempt, now)]
     if not wanted:
         return tuple(attempts)
     alive = tokens_alive(wanted)

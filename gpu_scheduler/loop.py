@@ -22,6 +22,7 @@ from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.looking import look
 from gpu_scheduler.runner import protocol
+from gpu_scheduler.sight import runner_of
 from gpu_scheduler.store.measured import Learned
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
@@ -179,18 +180,18 @@ class Loop:
             self.recorder.note_launch_error(attempt_id, str(error))
 
     def _act_on(self, action: act.TakeClaim | act.WriteStop | act.Nudge | act.KillRunner | act.Sweep) -> None:
-        row = self.store.db.row("SELECT job_id, number, token FROM attempt WHERE id = ?", action.attempt_id)
+        row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", action.attempt_id)
         assert row is not None
-        token = row["token"]
+        token, known = row["token"], runner_of(row)
         folder = self.store.home.attempt(row["job_id"], row["number"], token)
         if isinstance(action, act.TakeClaim):
             self._take_claim(row["job_id"], folder, token)
         elif isinstance(action, act.WriteStop):
-            protocol.request_stop(folder, token, action.cause, action.grace_s, "kill")
+            protocol.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
         elif isinstance(action, act.Nudge):
-            protocol.nudge(folder, token)
+            protocol.nudge(folder, token, known)
         elif isinstance(action, act.KillRunner):
-            protocol.kill_runner(folder, token)
+            protocol.kill_runner(folder, token, known)
         else:
             protocol.sweep_once(token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
@@ -213,7 +214,7 @@ def due(facts: Facts, next_retry: float | None) -> float | None:
             times.append(attempt.released_at + settings.cooling_s)
         elif attempt.outcome is not None or attempt.sighting.claim == "dead":
             times.append(now + _soon(attempt.dead_at or attempt.swept_at, now))
-        elif attempt.sighting.claim == "none":
+        elif attempt.sighting.claim in ("none", "invalid"):
             # What was due and is not done is tried again each second.
             waits = facts.trouble is None and attempt.signalled_at is None and attempt.launch_deadline > now
             times.append(attempt.launch_deadline if waits else now + 1.0)

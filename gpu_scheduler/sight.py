@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain import is_failure
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
-from gpu_scheduler.runner.protocol import observe, tokens_alive
+from gpu_scheduler.runner.protocol import Runner, observe, tokens_alive
 from gpu_scheduler.store.attempts import attempt_fact
 from gpu_scheduler.store.store import Store
 
@@ -21,11 +20,11 @@ def look_at(store: Store, row: sqlite3.Row) -> Attempt:
         return attempt_fact(row, Sighting())
     if store.foreign is not None:
         return attempt_fact(row, Sighting(claim="unknown"))  # its processes are those of another host
-    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
     try:
-        seen = sight(folder, row["token"])
+        seen = sight(store, row)
     except OSError as error:
-        seen = Sighting(claim="unknown", strange=(f"{folder}: {error.strerror}",))
+        where = store.home.attempt(row["job_id"], row["number"], row["token"])
+        seen = Sighting(claim="unknown", strange=(f"{where}: {error.strerror}",))
     evidence = None
     if seen.result is not None and is_failure(seen.result):
         # No other log is touched, and no reader pays for what it takes to read one.
@@ -49,7 +48,7 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     pids = set(alive.get(row["token"], ()))
     if pids and not row["outcome"]:
         try:
-            seen = sight(store.home.attempt(row["job_id"], row["number"], row["token"]), row["token"])
+            seen = sight(store, row)
         except OSError:
             return pids
         if seen.result is not None and seen.pid is not None:
@@ -57,9 +56,17 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     return pids
 
 
-def sight(folder: Path, token: str) -> Sighting:
-    """What the folder of an attempt says now."""
-    seen = observe(folder, token)
+def runner_of(row: sqlite3.Row) -> Runner | None:
+    """The process that the record knows to run an attempt."""
+    if row["runner_pid"] is None:
+        return None
+    return Runner(row["runner_pid"], row["runner_ticks"], row["boot_id"])
+
+
+def sight(store: Store, row: sqlite3.Row) -> Sighting:
+    """What the folder of an attempt says now. Raises OSError."""
+    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
+    seen = observe(folder, row["token"], runner_of(row))
     stop = StopNote(seen.stop.cause, seen.stop.grace_s, seen.stop.follow) if seen.stop else None
     told = seen.result
     result = (
@@ -71,5 +78,7 @@ def sight(folder: Path, token: str) -> Sighting:
         else None
     )  # fmt: skip
     return Sighting(
-        seen.claim, seen.pid, seen.session, stop, seen.withdrawn, result, seen.log, seen.strange, seen.window
+        seen.claim, seen.pid, seen.session, stop, seen.withdrawn, result, seen.log, seen.strange, seen.window,
+        None if seen.runner is None else (seen.runner.pid, seen.runner.start_ticks), seen.damage,
+        seen.is_there,
     )  # fmt: skip

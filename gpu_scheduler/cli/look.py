@@ -36,6 +36,10 @@ def attach(options: Namespace) -> int:
         seen = _seen(store, attempt)
     if seen.result is not None or seen.claim in ("dead", "void"):
         raise SchedulerError(f"job {job_id} is not running any more; `logs {job_id}` shows its output")
+    if seen.claim in ("unclaimed", "invalid"):
+        raise SchedulerError(
+            f"job {job_id}: {'; '.join(seen.strange)}\n`logs {job_id} -f` follows its output"
+        )
     if seen.claim == "none":
         raise SchedulerError(f"job {job_id} is starting; try again in a moment")
     if seen.session is None:
@@ -156,7 +160,11 @@ def job_of(store: Store, job_id: int) -> sqlite3.Row:
 
 
 def _seen(store: Store, attempt: sqlite3.Row) -> Sighting:
-    return sight(store.home.attempt(attempt["job_id"], attempt["number"], attempt["token"]), attempt["token"])
+    try:
+        return sight(store, attempt)
+    except OSError as error:
+        folder = store.home.attempt(attempt["job_id"], attempt["number"], attempt["token"])
+        raise SchedulerError(f"job {attempt['job_id']}: {folder} cannot be read: {error.strerror}") from None
 
 
 def _log(store: Store, attempt: sqlite3.Row) -> str:

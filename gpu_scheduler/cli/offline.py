@@ -11,9 +11,11 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.states import JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import request_stop, sweep
-from gpu_scheduler.sight import look_at, over, sight
+from gpu_scheduler.sight import look_at, over, runner_of, sight
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.started import started_with
@@ -48,7 +50,7 @@ def ended(store: Store, job: sqlite3.Row) -> str | None:
 def open_attempts(store: Store) -> list[sqlite3.Row]:
     """The attempts that are open on the record and have no result in their folder either."""
     rows = [row for row in store.unsettled() if row["outcome"] is None]
-    return [row for row in rows if sight(_folder(store, row), row["token"]).result is None]
+    return [row for row in rows if _seen(store, row).result is None]
 
 
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
@@ -62,7 +64,7 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, s
     for row in attempts:
         folder = _folder(store, row)
         try:
-            request_stop(folder, row["token"], "cancelled", grace_s, "kill")
+            request_stop(folder, row["token"], "cancelled", grace_s, "kill", runner_of(row))
         except OSError as error:
             raise SchedulerError(
                 f"job {row['job_id']} cannot be told to end: {folder}: {error.strerror}"
@@ -112,8 +114,8 @@ def _shares(path: Path, trust: bool) -> list[float] | None:
 
 
 def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
-    folder, token = _folder(store, row), row["token"]
-    while (seen := sight(folder, token)).claim == "live" and seen.result is None:
+    token = row["token"]
+    while (seen := _seen(store, row)).claim in ("live", "unclaimed") and seen.result is None:
         if time.monotonic() >= end:
             return LEFT
         time.sleep(_LOOK_EVERY_S)
@@ -125,7 +127,16 @@ def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
         return UNLOCKED
     if seen.claim == "dead":
         return LEFT if sweep(token, grace_s, grace_s + LATE_S) else "cancelled; its runner was gone already"
-    return "cancelled before it began"
+    if seen.claim == "void" or (seen.claim == "none" and row["job_state"] == JobState.STARTING.value):
+        return "cancelled before it began"
+    return LEFT if sweep(token, grace_s, grace_s + LATE_S) else "cancelled"
+
+
+def _seen(store: Store, row: sqlite3.Row) -> Sighting:
+    try:
+        return sight(store, row)
+    except OSError as error:
+        raise SchedulerError(f"{_folder(store, row)} cannot be read: {error.strerror}") from None
 
 
 def _folder(store: Store, row: sqlite3.Row) -> Path:

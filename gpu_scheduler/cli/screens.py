@@ -58,9 +58,8 @@ def _running(store: Store, attempt: sqlite3.Row) -> Sighting | None:
     """The look at an attempt that is not over; None for one that is."""
     if attempt["outcome"] is not None:
         return None
-    folder = store.home.attempt(attempt["job_id"], attempt["number"], attempt["token"])
     try:
-        seen = sight(folder, attempt["token"])
+        seen = sight(store, attempt)
     except OSError:
         return Sighting("unknown")
     return None if seen.result is not None or seen.claim in ("dead", "void") else seen

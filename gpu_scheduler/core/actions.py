@@ -89,6 +89,15 @@ class KillRunner:
 
 
 @dataclass(frozen=True)
+class NoteRunner:
+    """Record the process that runs this attempt, as its claim tells it. ticks: its start, since boot."""
+
+    attempt_id: int
+    pid: int
+    ticks: int
+
+
+@dataclass(frozen=True)
 class NoteDead:
     """The runner was found dead without a result; the 60 s for its processes to go begin."""
 
@@ -309,6 +318,7 @@ Action = (
     | WriteStop
     | Nudge
     | KillRunner
+    | NoteRunner
     | NoteDead
     | NoteStray
     | NoteWindowClosed

@@ -117,6 +117,7 @@ class Attempt:
     evidence: Evidence | None = None
     strays: tuple[str, ...] = ()
     window_closed: bool = False
+    runner: tuple[int, int] | None = None
 
     def booking(self, uuid: str) -> Booking:
         """What it books on one of its GPUs."""

@@ -15,6 +15,7 @@ from gpu_scheduler.core.actions import (
     KillRunner,
     Move,
     NoteDead,
+    NoteRunner,
     Nudge,
     Relaunch,
     Release,
@@ -46,17 +47,35 @@ _CAUSES = {
 }
 
 
-def needs_scan(attempt: Attempt) -> bool:
-    """Whether the round must know which processes still carry this attempt's token."""
+def needs_scan(attempt: Attempt, now: Now) -> bool:
+    """Whether the round must know which processes of this attempt are left."""
     seen = attempt.sighting
     if attempt.outcome is not None:
         return attempt.released_at is None
-    return seen.claim == "dead" or (seen.result is None and _lost_folder(attempt))
+    if seen.claim == "dead" or seen.result is not None:
+        return seen.claim == "dead"
+    return _lost_folder(attempt) or has_no_runner(attempt) or _is_overdue(attempt, now)
 
 
 def _lost_folder(attempt: Attempt) -> bool:
-    """Whether the claim was seen once and is not there any more: somebody removed the folder."""
-    return attempt.sighting.claim == "none" and attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
+    """Whether the claim was seen once and the folder is not there any more."""
+    return attempt.sighting.claim == "none" and not attempt.sighting.is_there and _was_claimed(attempt)
+
+
+def has_no_runner(attempt: Attempt) -> bool:
+    """Whether the attempt was claimed, by a runner that neither the claim nor the record tells."""
+    seen = attempt.sighting
+    return seen.claim == "invalid" or (seen.claim == "none" and seen.is_there and _was_claimed(attempt))
+
+
+def _was_claimed(attempt: Attempt) -> bool:
+    return attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
+
+
+def _is_overdue(attempt: Attempt, now: Now) -> bool:
+    """Whether a runner was launched that has not claimed the attempt in time."""
+    launched = attempt.made and attempt.launch_error is None
+    return attempt.sighting.claim == "none" and launched and now.boot >= attempt.launch_deadline
 
 
 def settle(
@@ -78,13 +97,15 @@ def settle(
         return [end, Release(attempt.attempt_id)] if attempt.survivors == () else [end]
     if seen.claim == "void":
         cause = _wanted(attempt)
-        outcome = _CAUSES[cause] if cause else Outcome.NOT_STARTED
+        outcome = _outcome_of(cause) if cause else Outcome.NOT_STARTED
         why = attempt.launch_error or f"its runner did not start in {attempt.launches} launches"
         return [_close(attempt, outcome, now, settings, reason=None if cause else why)]
-    if seen.claim == "live":
-        return _live(attempt, now, settings)
+    if seen.claim in ("live", "unclaimed"):
+        return [*_runner(attempt), *_live(attempt, now, settings)]
     if seen.claim == "dead" or _lost_folder(attempt):
         return _dead(attempt, now, settings)
+    if has_no_runner(attempt):
+        return _unattended(attempt, now, settings)
     if _wanted(attempt):
         return _take_claim(attempt, now)
     if attempt.boot_id != now.boot_id:
@@ -93,6 +114,9 @@ def settle(
     if attempt.made and now.boot < attempt.launch_deadline:
         return []
     if attempt.launch_error is None:
+        # A process of it is left: its runner is late, or its claim was removed.
+        if attempt.made and attempt.survivors:
+            return []
         if held:
             # What keeps jobs from starting now is why nobody claimed it.
             tried = attempt.launches >= settings.launches
@@ -166,6 +190,33 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     return [Nudge(this)]
 
 
+def _runner(attempt: Attempt) -> list[Action]:
+    """Lets the record know the runner that was seen."""
+    seen = attempt.sighting.runner
+    return [] if seen is None or seen == attempt.runner else [NoteRunner(attempt.attempt_id, *seen)]
+
+
+def _unattended(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Only the processes of the attempt tell whether it runs. They are ended only where that is wanted."""
+    if attempt.boot_id != now.boot_id or attempt.survivors == ():
+        return _dead(attempt, now, settings)
+    cause = _wanted(attempt)
+    if attempt.survivors is None or cause is None:
+        return []
+    this, stop, cancel = attempt.attempt_id, attempt.sighting.stop, attempt.cancel
+    actions: list[Action] = []
+    if attempt.job_state is not JobState.STOPPING:
+        actions.append(Move(attempt.job_id, this, JobState.STOPPING))
+    if cancel is not None and (stop is None or _is_stronger(cancel, stop)):
+        # A runner among the processes finds it with the SIGTERM that follows.
+        return (
+            [*actions, WriteStop(this, cancel.cause, cancel.grace_s)]
+            if _may_signal(attempt, now)
+            else actions
+        )
+    return [*actions, *_sweep(attempt, now, settings)]
+
+
 def _take_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
     # Now and then only: one that cannot be taken must not keep the round from everything else.
     return [TakeClaim(attempt.attempt_id, gives_up)] if _may_signal(attempt, now) else []
@@ -184,12 +235,24 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         if since < settings.survivor_s:
             return noted + _sweep(attempt, now, settings)
     cause = _wanted(attempt)
-    outcome = _CAUSES[cause] if cause else Outcome.INTERRUPTED
-    gone = "its folder was removed" if attempt.sighting.claim == "none" else "its runner was killed"
-    if attempt.boot_id != now.boot_id:
-        gone = "the machine was restarted"
+    outcome = _outcome_of(cause) if cause else Outcome.INTERRUPTED
+    gone = _why_gone(attempt, now)
     left = f"; processes {_pids(attempt.survivors)} are still there" if attempt.survivors else ""
     return [_close(attempt, outcome, now, settings, reason=f"{gone}{left}", survivors=attempt.survivors)]
+
+
+def _why_gone(attempt: Attempt, now: Now) -> str:
+    seen = attempt.sighting
+    if attempt.boot_id != now.boot_id:
+        return "the machine was restarted"
+    if not seen.is_there:
+        return "its folder was removed"
+    return "its runner was killed" if seen.damage is None else f"its runner is gone, and {seen.damage}"
+
+
+def _outcome_of(cause: str) -> Outcome:
+    """The outcome of an attempt that was to end for this cause; one that is not known counts as a cancel."""
+    return _CAUSES.get(cause, Outcome.CANCELLED)
 
 
 def _sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: "unlocked": the runner lives, but does not hold the lock of this claim, as in a copy of the folder.
+#: "unclaimed": the claim is missing or cannot be used, and the runner that the record knows lives.
+#: "invalid": the claim cannot be used, and the record knows no runner.
 #: "unknown": the folder could not be looked at this time; nothing follows from that.
-ClaimState = Literal["none", "void", "live", "unlocked", "dead", "unknown"]
+ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One look at an attempt's folder. window: whether the Screen window of a live runner is still there;
-    None = it has none, or that cannot be told."""
+    """One look at an attempt's folder.
+
+    window: whether the Screen window of a live runner is still there; None = it has none, or that cannot be
+    told. runner: pid and start ticks of the one that holds the claim. damage: what is wrong with the files
+    that tell the end, such as "the file claim was removed". is_there: whether there is a folder.
+    """
 
     claim: ClaimState = "none"
     pid: int | None = None
@@ -66,3 +72,6 @@ class Sighting:
     log: str | None = None
     strange: tuple[str, ...] = ()
     window: bool | None = None
+    runner: tuple[int, int] | None = None
+    damage: str | None = None
+    is_there: bool = True

@@ -76,6 +76,9 @@ class Child:
             self.ended = self.spawned
             self.shortage = error.errno if error.errno in SHORTAGE else None
             self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
+        except ValueError as error:  # a zero byte in a name or in a variable
+            self.ended = self.spawned
+            self.problem = f"the command could not be started: {error}"
 
     def _start(self, inner: int, terminal: str | None) -> None:
         self._hears, says = os.pipe()

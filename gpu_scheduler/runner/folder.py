@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from _json import encode_basestring_ascii, make_scanner
 
@@ -40,6 +41,9 @@ _RESERVED = 512
 #: same time the loop launches it again.
 _ROOM_S = 10.0
 _ROOM_EVERY_S = 0.1
+#: A larger file is refused, and so is a greater number of seconds in a file.
+_MOST_BYTES = 16 * 1024 * 1024
+_MOST_S = 1e12
 
 
 def open_folder(path: str) -> int:
@@ -56,21 +60,102 @@ def exists(folder: int, name: str) -> bool:
     return True
 
 
-def read(folder: int, name: str) -> dict[str, Any] | None:
-    """The object in a JSON file; None if it is absent or is not whole."""
+class Problem:
+    """Why a file cannot be used, as a predicate about it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def opened(path: str, folder: int | None = None) -> int | Problem | None:
+    """Opens a file for reading, without waiting; None: there is none. Raises OSError for an error that says
+    nothing about the file itself."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        if error.errno == errno.ELOOP:
+            return Problem("is a link")
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            return Problem("is not a regular file")
+        if error.errno == errno.EACCES and os.access(os.path.dirname(path) or ".", os.X_OK, dir_fd=folder):
+            return Problem("may not be read")
+        raise
+
+
+def content(fd: int) -> dict[str, Any] | Problem:
+    """Reads the JSON object in an open file. Raises OSError."""
+    status = os.fstat(fd)
+    mode = status.st_mode
+    if not stat.S_ISREG(mode):
+        return Problem("is a folder" if stat.S_ISDIR(mode) else "is not a regular file")
+    data = b""
+    while max(len(data), status.st_size) <= _MOST_BYTES:
+        piece = os.read(fd, 1 << 20)
+        if not piece:
+            value = parse(data)
+            return Problem(f"is not whole ({len(data)} bytes)") if value is None else value
+        data += piece
+    return Problem(f"is larger than {_MOST_BYTES >> 20} MiB")
+
+
+def read(folder: int, name: str) -> dict[str, Any] | Problem | None:
+    """Reads the object in a JSON file of the folder; None if there is none, or it cannot be read now."""
+    try:
+        fd = opened(name, folder)
+        if not isinstance(fd, int):
+            return fd
+        try:
+            return content(fd)
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    try:
-        data = b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
-    finally:
-        os.close(fd)
-    return parse(data)
+
+
+def wrong_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> Problem | None:
+    """Names the first of these fields that is missing or has a value that it cannot have."""
+    for name, is_right in fields.items():
+        if name not in value or not is_right(value[name]):
+            return Problem(f"has no valid {name!r}")
+    return None
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a string."""
+    return isinstance(value, str)
+
+
+def is_optional_text(value: object) -> bool:
+    """Whether a value is a string or null."""
+    return value is None or isinstance(value, str)
+
+
+def is_seconds(value: object) -> bool:
+    """Whether a value is a number of seconds that can be calculated with."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST_S
+
+
+#: The fields of `stop` and `withdrawn`, and of `spec.json`. A cause that is not known counts as a cancel.
+STOP_FIELDS = {"cause": is_text, "grace_s": is_seconds, "follow": lambda value: value in ("kill", "withdraw")}
+SPEC_FIELDS = {
+    "token": lambda value: isinstance(value, str) and value.isascii(),
+    "boot_id": is_text,
+    "cwd": is_text,
+    "umask": lambda value: type(value) is int and 0 <= value <= 0o777,
+    "env": lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
+    "terminal": lambda value: isinstance(value, bool),
+    "session": is_optional_text,
+    "log": is_text,
+    "header": is_text,
+    "timeout_s": lambda value: value is None or is_seconds(value),
+    "term_grace_s": is_seconds,
+}
 
 
 def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The spec in an attempt's folder. Raises FileNotFoundError where it has none that is whole."""
+    """Reads the spec in an attempt's folder. Raises OSError where it has none that can be used."""
     folder = open_folder(os.fspath(path))
     try:
         spec = read(folder, "spec.json")
@@ -78,7 +163,21 @@ def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
         os.close(folder)
     if spec is None:
         raise FileNotFoundError(f"no spec.json in {os.fspath(path)}")
+    problem = spec if isinstance(spec, Problem) else wrong_field(spec, SPEC_FIELDS)
+    if problem is not None or isinstance(spec, Problem):
+        raise OSError(errno.EINVAL, f"spec.json {problem and problem.text}", os.fspath(path))
     return spec
+
+
+def move_aside(path: str, folder: int | None = None) -> None:
+    """Gives a folder that stands where a file is to be written another name. Raises OSError."""
+    for number in range(1, 1000):
+        try:
+            os.rename(path, f"{path}.aside-{number}", src_dir_fd=folder, dst_dir_fd=folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
 
 
 class _Scanning:
@@ -86,10 +185,14 @@ class _Scanning:
 
     def __init__(self) -> None:
         self.strict = False
-        self.object_hook = self.object_pairs_hook = self.array_hook = self.parse_constant = None
+        self.object_hook = self.object_pairs_hook = self.array_hook = None
         self.parse_float = float
         self.parse_int = int
         self.memo: dict[str, str] = {}
+
+    def parse_constant(self, name: str) -> None:
+        """Refuses NaN and Infinity."""
+        raise ValueError(name)
 
 
 _settings: Any = _Scanning()
@@ -99,10 +202,11 @@ _scan = make_scanner(_settings)
 def parse(data: bytes) -> dict[str, Any] | None:
     """The JSON object in `data`; None if there is none."""
     try:
-        value = _scan(data.decode("utf-8"), 0)[0]
+        text = data.decode("utf-8").strip()
+        value, end = _scan(text, 0)
     except (StopIteration, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and end == len(text) else None
 
 
 def to_text(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes:
@@ -194,6 +298,8 @@ class Result:
                 os.rename(self._name, "result", src_dir_fd=self._folder, dst_dir_fd=self._folder)
                 _sync_quietly(self._folder)
                 return True
+            except IsADirectoryError:
+                self._make_way()
             except OSError:
                 if os.fstat(self._folder).st_nlink == 0:
                     return False
@@ -204,6 +310,12 @@ class Result:
                     pass
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 1.0)
+
+    def _make_way(self) -> None:
+        try:
+            move_aside("result", self._folder)
+        except OSError:
+            pass  # tried again with the rename
 
     def _write(self, fields: dict[str, str | int | float | list[int] | None]) -> None:
         text = to_text(fields)

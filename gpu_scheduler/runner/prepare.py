@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
+
+from gpu_scheduler.runner.folder import move_aside, spec_of
 
 
 def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
@@ -21,7 +25,26 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
 
 def is_made(folder: Path) -> bool:
     """Whether the folder has all that a runner needs."""
-    return (folder / "spec.json").exists() and (folder / "command.sh").exists()
+    return _is_file(folder / "spec.json") and _is_file(folder / "command.sh")
+
+
+def is_usable(folder: Path, token: str) -> bool:
+    """Whether a runner can be launched into the folder: its spec is one of this attempt. Raises OSError."""
+    if not is_made(folder):
+        return False
+    try:
+        return bool(spec_of(folder)["token"] == token)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return False
+        raise
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _make(folder: Path) -> None:
@@ -47,13 +70,18 @@ def _sync(folder: Path) -> None:
 
 
 def replace(folder: Path, name: str, data: bytes) -> None:
-    """Let a file of mode 0600 with these bytes appear under its name at once. Raises OSError."""
+    """Let a file of mode 0600 with these bytes appear under its name at once; a folder of that name gets
+    another one. Raises OSError."""
     temporary = folder / f".{name}.{os.getpid()}"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "wb") as file:
             file.write(data)
-        temporary.rename(folder / name)
+        try:
+            temporary.rename(folder / name)
+        except IsADirectoryError:
+            move_aside(str(folder / name))
+            temporary.rename(folder / name)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

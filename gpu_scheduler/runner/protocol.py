@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from gpu_scheduler.runner.observe import (
     Seen,
-    SeenResult,
-    SeenStop,
     kill_runner,
     nudge,
     observe,
     request_stop,
     take_claim,
 )
-from gpu_scheduler.runner.prepare import is_made, prepare
+from gpu_scheduler.runner.parsing import Runner, SeenResult, SeenStop
+from gpu_scheduler.runner.prepare import is_made, is_usable, prepare
 from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
 
 __all__ = [
+    "Runner",
     "Seen",
     "SeenResult",
     "SeenStop",
     "is_made",
+    "is_usable",
     "kill_runner",
     "nudge",
     "observe",

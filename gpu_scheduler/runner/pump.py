@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 1 << 16
+#: The longest wait of one poll, in seconds: the kernel takes milliseconds as a C int.
+_LONGEST_S = 1e6
 #: What the terminal has not taken yet, in bytes; beyond that it is dropped (the log has it).
 _WINDOW_BUFFER = 256 * 1024
 _KEYS_BUFFER = 4096
@@ -51,7 +53,7 @@ class Loop:
 
     def turn(self, timeout_s: float | None) -> bool:
         """Wait at most so long, and serve what is ready. False: nothing was."""
-        wait = None if timeout_s is None else max(0, -int(-timeout_s * 1000 // 1))
+        wait = None if timeout_s is None else max(0, -int(-min(timeout_s, _LONGEST_S) * 1000 // 1))
         ready = self._poll.poll(wait)
         for fd, events in ready:
             handler = self._on.get(fd)

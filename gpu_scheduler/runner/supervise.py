@@ -68,7 +68,9 @@ def _claim(path: str) -> Attempt | int:
     if files.exists(folder, "claim"):
         return 0
     spec = files.read(folder, "spec.json")
-    if spec is None or spec["boot_id"] != files.boot_id():
+    if not isinstance(spec, dict) or files.wrong_field(spec, files.SPEC_FIELDS):
+        return 1
+    if spec["boot_id"] != files.boot_id():
         return 1
     if os.environ.get(files.TOKEN) != spec["token"]:
         # Started by hand. A sweep shall see the runner too, and /proc shows the environment of the exec only.
@@ -177,6 +179,8 @@ class Attempt:
         if self._child.running and self._noted.take(signals.USR1):
             self._look()
         if self._child.running and self._noted.take(signals.TERM):
+            # A scheduler that cannot tell us from our command writes the wish, and signals all of us.
+            self._look()
             self._tell("machine", self._spec["term_grace_s"], "kill")
 
     def _look(self) -> None:
@@ -209,7 +213,9 @@ class Attempt:
 
     def _stop(self, name: str) -> dict[str, Any] | None:
         stop = files.read(self._folder, name)
-        return stop if stop is not None and stop.get("token") == self._spec["token"] else None
+        if not isinstance(stop, dict) or stop.get("token") != self._spec["token"]:
+            return None
+        return None if files.wrong_field(stop, files.STOP_FIELDS) else stop
 
     # The command has ended.
 

@@ -69,4 +69,5 @@ def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = N
         lineless=row["job_source"].startswith("file:") and not row["has_line"],
         strays=tuple(uuid for uuid, _ in json.loads(row["strays"])),
         window_closed=bool(row["window_closed"]),
+        runner=None if row["runner_pid"] is None else (row["runner_pid"], row["runner_ticks"]),
     )

@@ -201,6 +201,12 @@ class Recorder:
         _stamp(db, "signalled_boot", action.attempt_id, now)
         _note_attempt(db, now, "runner killed", action.attempt_id)
 
+    def _runner(self, db: sqlite3.Connection, action: act.NoteRunner, now: Now) -> None:
+        db.execute(
+            "UPDATE attempt SET runner_pid = ?, runner_ticks = ? WHERE id = ?",
+            (action.pid, action.ticks, action.attempt_id),
+        )
+
     def _dead(self, db: sqlite3.Connection, action: act.NoteDead, now: Now) -> None:
         _stamp(db, "dead_boot", action.attempt_id, now)
         _note_attempt(db, now, "runner lost", action.attempt_id)
@@ -441,8 +447,8 @@ def _stamp(db: sqlite3.Connection, column: str, attempt_id: int, now: Now) -> No
 
 #: What a power cut may take from the record: the folders say it again, or no process outlives it.
 _TOLD_AGAIN = (
-    act.NoteUse, act.NoteForeignLoad, act.NoteHeld, act.Move, act.Release, act.Cooled, act.Wait,
-    act.PassedOver, act.EndScheduler,
+    act.NoteUse, act.NoteForeignLoad, act.NoteHeld, act.NoteRunner, act.Move, act.Release, act.Cooled,
+    act.Wait, act.PassedOver, act.EndScheduler,
 )  # fmt: skip
 
 _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, Now], int | None]] = {
@@ -454,6 +460,7 @@ _WRITERS: dict[type[act.Action], Callable[[Recorder, sqlite3.Connection, Any, No
     act.WriteStop: Recorder._signalled,
     act.Nudge: Recorder._signalled,
     act.KillRunner: Recorder._kill,
+    act.NoteRunner: Recorder._runner,
     act.NoteDead: Recorder._dead,
     act.NoteStray: Recorder._stray,
     act.NoteWindowClosed: Recorder._window,

@@ -188,17 +188,19 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
     """What the next round would record of an open attempt, told by the rule that it would go by."""
     from gpu_scheduler.core.actions import Close, Move
     from gpu_scheduler.core.facts import Settings
-    from gpu_scheduler.core.settle import settle
+    from gpu_scheduler.core.settle import has_no_runner, settle
 
     seen = attempt.sighting
     closed = values.window_closed or seen.window is False
     session = None if closed else seen.session or values.session
     values = replace(values, session=session, window_closed=closed, log=values.log or seen.log)
-    if seen.claim == "unlocked":
+    if seen.claim != "none":
         told = tuple(f"job {attempt.job_id}: {text}" for text in seen.strange)
         values = replace(values, warnings=(*values.warnings, *told))
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
-    for action in settle(replace(attempt, survivors=()), context.now, settings):
+    # Readers look for no processes, on which an attempt without a known runner depends.
+    survivors = None if has_no_runner(attempt) else ()
+    for action in settle(replace(attempt, survivors=survivors), context.now, settings):
         if isinstance(action, Close):
             finished = action.state is JobState.FINISHED
             return replace(

@@ -260,7 +260,8 @@ import json, os, signal, sys
 from gpu_scheduler.runner import folder as files
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 os.open(sys.argv[3], os.O_RDWR)
-identity = {**json.loads(sys.argv[2]), "pid": os.getpid()}
+process = {"pid": os.getpid(), "start_ticks": files.start_ticks(), "boot_id": files.boot_id()}
+identity = {**json.loads(sys.argv[2]), **process}
 held = files.claim(files.open_folder(sys.argv[1]), identity)
 print("held", flush=True)
 signal.pause()

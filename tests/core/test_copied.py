@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.copied import leave
 from gpu_scheduler.core.facts import Attempt, Cancel, Settings
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
+from gpu_scheduler.core.sighting import ClaimState, ResultNote, Sighting, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -22,7 +23,7 @@ def left(attempt: Attempt) -> list[act.Action]:
     return leave(attempt, NOW, Settings(), "/old/X.d")
 
 
-@pytest.mark.parametrize("claim", ["none", "void", "live", "unlocked", "dead", "unknown"])
+@pytest.mark.parametrize("claim", list(get_args(ClaimState)))
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
 def test_a_job_with_an_open_attempt_is_held_whatever_its_folder_says(

@@ -63,7 +63,7 @@ def test_rule_1_a_result_is_the_truth(result: ResultNote, outcome: Outcome, stat
 def test_nothing_follows_from_a_look_that_failed() -> None:
     blind = replace(OPEN, sighting=seen(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
     assert settle(blind, NOW, SETTINGS) == []
-    assert not needs_scan(blind)
+    assert not needs_scan(blind, NOW)
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
@@ -74,7 +74,7 @@ def test_rule_5_a_claim_whose_runner_lives_without_its_lock_is_not_dead(
     sighting = seen(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
     attempt = replace(OPEN, job_state=state, cancel=cancel, sighting=sighting, launch_deadline=0.0)
     assert settle(attempt, NOW, SETTINGS) == []
-    assert not needs_scan(attempt)
+    assert not needs_scan(attempt, NOW)
     assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
@@ -85,14 +85,14 @@ def test_rule_1_holds_with_an_open_cancel_a_command_that_ended_by_itself_has_its
 
 def test_rule_1_the_gpus_are_given_back_with_the_end_only_where_a_scan_found_nothing() -> None:
     ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
-    assert needs_scan(ended)
+    assert needs_scan(ended, NOW)
     assert [type(action) for action in settle(replace(ended, survivors=()), NOW, SETTINGS)] == [
         act.Close,
         act.Release,
     ]
     for survivors in (None, (77,)):
         assert isinstance(only(settle(replace(ended, survivors=survivors), NOW, SETTINGS)), act.Close)
-    assert not needs_scan(replace(ended, sighting=seen(claim="live", result=RESULT)))
+    assert not needs_scan(replace(ended, sighting=seen(claim="live", result=RESULT)), NOW)
 
 
 def test_rule_2_a_void_claim_never_ran() -> None:
@@ -153,7 +153,7 @@ def test_rule_4_a_stop_by_the_command_line_is_stopping_and_a_withdrawn_one_is_ru
 
 def test_rule_5_a_dead_runner_is_swept_then_interrupted_never_success() -> None:
     dead = replace(OPEN, sighting=seen(claim="dead"))
-    assert needs_scan(dead)
+    assert needs_scan(dead, NOW)
     assert settle(dead, NOW, SETTINGS) == []  # nobody has looked for its processes yet
     left = replace(dead, survivors=(44,))
     assert settle(left, NOW, SETTINGS) == [act.NoteDead(1), act.Sweep(1, kill=False)]
@@ -181,8 +181,9 @@ def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
 def test_a_folder_that_was_removed_is_never_launched_into_again(state: JobState) -> None:
-    lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0)
-    assert needs_scan(lost)
+    gone = seen(is_there=False)
+    lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0, sighting=gone)
+    assert needs_scan(lost, NOW)
     assert settle(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
         act.NoteDead(1),
         act.Sweep(1, kill=False),
@@ -190,6 +191,95 @@ def test_a_folder_that_was_removed_is_never_launched_into_again(state: JobState)
     end = closed(replace(lost, survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert "folder was removed" in (end.reason or "")
+
+
+RUNNER = (44, 5)
+
+
+def test_the_runner_that_holds_the_claim_is_recorded_once() -> None:
+    live = replace(STARTING, sighting=seen(claim="live", runner=RUNNER))
+    assert settle(live, NOW, SETTINGS) == [act.NoteRunner(1, 44, 5), act.Move(7, 1, JobState.RUNNING)]
+    known = replace(live, job_state=JobState.RUNNING, runner=RUNNER)
+    assert settle(known, NOW, SETTINGS) == []
+    assert settle(replace(known, runner=(44, 4)), NOW, SETTINGS) == [act.NoteRunner(1, 44, 5)]
+
+
+def test_a_runner_without_a_claim_runs_on_and_is_told_to_end_as_any_other() -> None:
+    running = replace(
+        OPEN, runner=RUNNER, sighting=seen(claim="unclaimed", damage="the file claim was removed")
+    )
+    assert settle(running, NOW, SETTINGS) == []
+    assert not needs_scan(running, NOW)
+    assert settle(replace(running, cancel=CANCEL), NOW, SETTINGS) == [
+        act.Move(7, 1, JobState.STOPPING),
+        act.WriteStop(1, "cancelled", 3.0),
+    ]
+    late = replace(running, job_state=JobState.STOPPING, cancel=CANCEL, stopping_at=900.0)
+    late = replace(late, sighting=replace(running.sighting, stop=StopNote("cancelled", 3.0)))
+    assert settle(late, NOW, SETTINGS) == [act.KillRunner(1)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (None, "its runner was killed"),
+        ("the file claim was removed", "its runner is gone, and the file claim was removed"),
+        ("the file result is a link", "its runner is gone, and the file result is a link"),
+    ],
+)
+def test_a_damaged_folder_of_a_dead_runner_holds_the_job_and_names_the_file(
+    damage: str | None, reason: str
+) -> None:
+    end = closed(replace(OPEN, sighting=seen(claim="dead", damage=damage), survivors=()))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert end.reason == f"{reason}; `retry 7` runs it again"
+
+
+INVALID = seen(claim="invalid", damage="the file claim is a folder")
+
+
+@pytest.mark.parametrize("sighting", [INVALID, seen(claim="none")])
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
+def test_without_a_claim_and_a_known_runner_only_processes_tell(sighting: Sighting, state: JobState) -> None:
+    attempt = replace(OPEN, job_state=state, sighting=sighting, launch_deadline=0.0)
+    assert needs_scan(attempt, NOW)
+    assert settle(attempt, NOW, SETTINGS) == []
+    assert settle(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], "nothing is ended unasked"
+    end = closed(replace(attempt, survivors=()))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert closed(replace(attempt, boot_id="another", survivors=())).state is JobState.HELD
+    assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
+
+
+def test_an_attempt_without_a_known_runner_is_cancelled_by_its_processes() -> None:
+    attempt = replace(STARTING, sighting=INVALID, survivors=(44,), cancel=CANCEL, launch_deadline=0.0)
+    moved = act.Move(7, 1, JobState.STOPPING)
+    assert settle(attempt, NOW, SETTINGS) == [moved, act.WriteStop(1, "cancelled", 3.0)]
+    assert settle(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
+    told = replace(
+        attempt, job_state=JobState.STOPPING, sighting=replace(INVALID, stop=StopNote("cancelled", 3.0))
+    )
+    assert settle(told, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert settle(replace(told, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    end = closed(replace(told, survivors=()))
+    assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
+
+
+def test_an_attempt_with_an_invalid_claim_is_never_launched_again() -> None:
+    overdue = replace(STARTING, sighting=INVALID, launch_deadline=0.0, survivors=(44,))
+    assert settle(overdue, NOW, SETTINGS) == []
+    end = closed(replace(overdue, survivors=()))
+    assert end.state is JobState.HELD
+    assert "the file claim is a folder" in (end.reason or "")
+
+
+def test_nothing_is_launched_again_beside_a_process_of_the_attempt() -> None:
+    overdue = replace(STARTING, launch_deadline=0.0, launches=1)
+    assert needs_scan(overdue, NOW)
+    assert not needs_scan(replace(overdue, launch_deadline=1010.0), NOW)
+    assert not needs_scan(replace(overdue, made=False), NOW)
+    assert settle(replace(overdue, survivors=(44,)), NOW, SETTINGS) == []
+    assert settle(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
 
 
 def test_a_second_cancel_with_a_shorter_grace_is_told_to_the_runner() -> None:
@@ -261,11 +351,11 @@ def test_a_job_without_its_line_is_not_tried_again() -> None:
 
 def test_an_allocation_is_given_back_only_when_no_process_is_left() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED)
-    assert needs_scan(ended)
+    assert needs_scan(ended, NOW)
     assert release(ended, NOW, SETTINGS) == []
     assert release(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     assert release(replace(ended, survivors=()), NOW, SETTINGS) == [act.Release(1)]
-    assert not needs_scan(replace(ended, released_at=990.0))
+    assert not needs_scan(replace(ended, released_at=990.0), NOW)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from typing import TypeVar
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
-from gpu_scheduler.runner.observe import Follow, Seen, SeenResult, observe, request_stop
+from gpu_scheduler.runner.observe import Seen, observe, request_stop
+from gpu_scheduler.runner.parsing import Follow, SeenResult
 from gpu_scheduler.runner.prepare import prepare
 from gpu_scheduler.runner.sweep import sweep_once, tokens_alive
 

@@ -209,6 +209,7 @@ def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
 def test_nobody_is_signalled_where_nobody_is(tmp_path: Path) -> None:
     assert request_stop(tmp_path / "none", "t", "cancelled", 1, "kill") is False
     assert nudge(tmp_path, "t") is False
-    (tmp_path / "claim").write_text(json.dumps({"token": "t", "pid": os.getpid()}))
+    claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}
+    (tmp_path / "claim").write_text(json.dumps(claim))
     assert nudge(tmp_path, "t") is False
     assert observe(tmp_path, "t").claim == "dead"

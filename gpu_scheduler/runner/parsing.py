@@ -1,0 +1,144 @@
+"""Parses the files of an attempt's folder strictly: each into a value, or into the problem that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from gpu_scheduler.runner.folder import (
+    STOP_FIELDS,
+    Problem,
+    is_optional_text,
+    is_seconds,
+    is_text,
+    wrong_field,
+)
+
+Follow = Literal["kill", "withdraw"]
+
+
+class Runner(NamedTuple):
+    """A process that runs an attempt, as the record knows it."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class SeenClaim:
+    """The file `claim`. void: nobody runs the attempt, or ever will; it has no runner."""
+
+    void: bool
+    runner: Runner | None = None
+    session: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True)
+class SeenStop:
+    """The file `stop`: why, seconds between TERM and KILL, and what follows them."""
+
+    cause: str
+    grace_s: float
+    follow: Follow = "kill"
+
+
+@dataclass(frozen=True)
+class SeenResult:
+    """The file `result`. cause: None when the command ended by itself, else "cancelled", "preempted",
+    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
+    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown. shortage: errno
+    of the shortage of processes, memory or open files for which the command did not begin."""
+
+    cause: str | None
+    exit_code: int | None
+    signal: int | None
+    began: bool
+    message: str | None
+    survivors: tuple[int, ...]
+    started_at: float | None
+    ended_at: float
+    oom_kills: int | None = None
+    shortage: int | None = None
+
+
+def claim_of(value: dict[str, Any], token: str) -> SeenClaim | Problem:
+    """Parses `claim`."""
+    if value.get("void") is True:
+        return _problem(value, token, {}) or SeenClaim(void=True)
+    problem = _problem({"session": None, "log": None, **value}, token, _CLAIM)
+    if problem is not None:
+        return problem
+    runner = Runner(value["pid"], value["start_ticks"], value["boot_id"])
+    return SeenClaim(False, runner, value.get("session"), value.get("log"))
+
+
+def stop_of(value: dict[str, Any], token: str) -> SeenStop | Problem:
+    """Parses `stop` and `withdrawn`."""
+    problem = _problem(value, token, STOP_FIELDS)
+    return problem or SeenStop(value["cause"], value["grace_s"], value["follow"])
+
+
+def result_of(value: dict[str, Any], token: str) -> SeenResult | Problem:
+    """Parses `result`."""
+    problem = _problem({"oom_kills": None, "shortage": None, **value}, token, _RESULT)
+    if problem is not None:
+        return problem
+    ends = (value["exit_code"] is not None) + (value["signal"] is not None)
+    if ends > 1 or (value["began"] and ends == 0):
+        return Problem("tells no end of the command")
+    message = value["message"]
+    return SeenResult(
+        cause=value["cause"],
+        exit_code=value["exit_code"],
+        signal=value["signal"],
+        began=value["began"],
+        # The record keeps UTF-8 only.
+        message=None if message is None else message.encode("utf-8", "replace").decode("utf-8"),
+        survivors=tuple(value["survivors"]),
+        started_at=value["started_at"],
+        ended_at=value["ended_at"],
+        oom_kills=value.get("oom_kills"),
+        shortage=value.get("shortage"),
+    )
+
+
+def _problem(
+    value: dict[str, Any], token: str, fields: Mapping[str, Callable[[Any], bool]]
+) -> Problem | None:
+    if value.get("token") != token:
+        return Problem(f"carries another token ({str(value.get('token'))[:8]}…)")
+    return wrong_field(value, fields)
+
+
+def _within(first: int, last: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and first <= value <= last
+
+
+def _or_null(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_right(value)
+
+
+_is_pid = _within(1, 2**31 - 1)
+
+_CLAIM = {
+    "pid": _is_pid,
+    "start_ticks": _within(0, 2**63 - 1),
+    "boot_id": is_text,
+    "session": is_optional_text,
+    "log": is_optional_text,
+}
+_RESULT = {
+    "cause": is_optional_text,
+    "exit_code": _or_null(_within(0, 255)),
+    "signal": _or_null(_within(1, 127)),
+    "began": lambda value: isinstance(value, bool),
+    "message": is_optional_text,
+    "survivors": lambda value: isinstance(value, list) and all(map(_is_pid, value)),
+    "started_at": _or_null(is_seconds),
+    "ended_at": is_seconds,
+    "oom_kills": _or_null(_within(0, 2**63 - 1)),
+    "shortage": _or_null(_within(1, 4095)),
+}

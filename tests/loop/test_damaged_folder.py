@@ -1,0 +1,161 @@
+"""Attempts whose files are removed or replaced: the job is held with the reason, all else goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.runner.protocol import kill_runner, sweep
+from tests.loop.rig import Rig
+from tests.waiting import wait_for
+
+Spoil = Callable[[Path, str], object]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    one = Rig(tmp_path)
+    yield one
+    for row in one.store.unsettled():
+        sweep(row["token"], term_s=0.0)
+
+
+def token_of(rig: Rig, job: int) -> str:
+    token: str = rig.store.attempts(job)[-1]["token"]
+    return token
+
+
+def waiting(rig: Rig) -> int:
+    """A job that runs until the file `go` is there, and exits with 3."""
+    job = rig.add("echo start >> starts; until [ -e go ]; do sleep 0.02; done; exit 3", share=100)
+    rig.runner(job)
+    return job
+
+
+def text_in(name: str, text: str) -> Spoil:
+    return lambda folder, token: (folder / name).write_text(text.replace("TOKEN", token))
+
+
+def remove_claim(folder: Path, _token: str) -> None:
+    (folder / "claim").unlink()
+
+
+def claim_as_folder(folder: Path, token: str) -> None:
+    remove_claim(folder, token)
+    (folder / "claim").mkdir()
+
+
+ALIVE: list[Spoil] = [
+    remove_claim,
+    claim_as_folder,
+    text_in("claim", '{"token": "TOKEN"}'),
+    text_in("result", '{"token": "TOKEN"}'),
+    text_in("result", "[" * 200_000),
+    text_in("stop", '{"token": "TOKEN"}'),
+    text_in("withdrawn", "{"),
+    lambda folder, _: os.mkfifo(folder / "result"),
+    lambda folder, _: (folder / "stop").symlink_to("/dev/zero"),
+]
+
+
+def test_a_job_goes_on_whatever_is_done_to_the_files_of_its_attempt(rig: Rig) -> None:
+    jobs = [waiting(rig) for _ in ALIVE]
+    for job, spoil in zip(jobs, ALIVE, strict=True):
+        spoil(rig.attempt_folder(job), token_of(rig, job))
+    other = rig.add("exit 0", share=100)
+    for _ in range(3):
+        rig.tick()
+    assert [rig.job(job)["state"] for job in jobs] == ["running"] * len(jobs)
+    (rig.folder / "go").touch()
+    assert rig.ends(jobs[0])["exit_code"] == 3
+    assert [rig.ends(job)["exit_code"] for job in jobs] == [3] * len(jobs)
+    assert rig.ends(other)["outcome"] == "completed"
+    assert (rig.folder / "starts").read_text().count("start") == len(jobs)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (remove_claim, "its runner is gone, and the file claim was removed"),
+        (claim_as_folder, "its runner is gone, and the file claim is a folder"),
+        (text_in("result", "{}"), "its runner is gone, and the file result carries another token (None…)"),
+    ],
+)
+def test_a_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
+    rig: Rig, spoil: Spoil, reason: str
+) -> None:
+    job = waiting(rig)
+    pid = rig.runner(job)
+    spoil(rig.attempt_folder(job), token_of(rig, job))
+    rig.tick()
+    os.kill(pid, signal.SIGKILL)
+    row = rig.ends(job)
+    assert (row["state"], row["reason"]) == ("held", f"{reason}; `retry {job}` runs it again")
+
+
+@pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
+def test_a_cancel_gets_through_without_a_claim(rig: Rig, spoil: Spoil) -> None:
+    job = waiting(rig)
+    folder = rig.attempt_folder(job)
+    spoil(folder, token_of(rig, job))
+    (folder / "stop").mkdir()
+    rig.store.wish("cancel", str(job), grace_s=1.0)
+    row = rig.ends(job)
+    assert (row["outcome"], row["reason"]) == ("cancelled", None)
+
+
+def unseen(rig: Rig) -> int:
+    """A job that runs, launched by a scheduler that died before it saw the claim."""
+    job = rig.add("echo start >> starts; exec sleep 300", share=250)
+    [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
+    rig.loop._launcher.launch(started)
+    wait_for((rig.folder / "starts").exists, "its first word")
+    with rig.store.db.transaction() as db:
+        db.execute("UPDATE attempt SET deadline_boot = 0")
+    return job
+
+
+@pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
+def test_a_claim_that_nobody_saw_whole_starts_and_ends_nothing(
+    rig: Rig, spoil: Spoil, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = unseen(rig)
+    folder, token = rig.attempt_folder(job), token_of(rig, job)
+    kept = rig.add("exit 0", share=250)
+    spoil(folder, token)
+    rig.until(lambda: rig.job(kept)["outcome"] == "completed", "the end of the other job")
+    assert rig.job(job)["state"] == "starting"
+    assert rig.store.attempts(job)[0]["launches"] == 1
+    if spoil is claim_as_folder:
+        assert f"the file claim in {folder} is a folder, so that its runner is not known" in caplog.text
+    rig.store.wish("cancel", str(job), grace_s=1.0)
+    assert rig.ends(job)["outcome"] == "cancelled"
+    assert (rig.folder / "starts").read_text() == "start\n"
+
+
+def test_an_invalid_claim_of_which_no_process_is_left_holds_the_job(rig: Rig) -> None:
+    job = unseen(rig)
+    folder, token = rig.attempt_folder(job), token_of(rig, job)
+    kill_runner(folder, token)
+    assert sweep(token, term_s=0.0) == ()
+    claim_as_folder(folder, token)
+    row = rig.ends(job)
+    assert row["reason"] == f"its runner is gone, and the file claim is a folder; `retry {job}` runs it again"
+
+
+@pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])
+def test_a_spec_that_was_spoilt_is_written_again_for_the_next_launch(rig: Rig, spec: str) -> None:
+    job = rig.add("exit 0")
+    rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now())
+    folder = rig.attempt_folder(job)
+    folder.mkdir(parents=True)
+    (folder / "command.sh").touch()
+    (folder / "spec.json").mkdir() if spec == "folder" else (folder / "spec.json").write_text(spec)
+    with rig.store.db.transaction() as db:
+        db.execute("UPDATE attempt SET deadline_boot = 0")
+    assert rig.ends(job)["outcome"] == "completed"

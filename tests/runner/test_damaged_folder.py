@@ -1,0 +1,133 @@
+"""Runners whose files are removed or replaced while they run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.runner.observe import Seen, kill_runner, observe, request_stop
+from gpu_scheduler.runner.parsing import Runner
+from tests.runner.attempt import Attempt, wait_for
+from tests.runner.conftest import Make
+
+UNTIL = "echo up; until [ -e {} ]; do sleep 0.02; done; exit 3"
+
+
+def known_of(attempt: Attempt) -> Runner:
+    """The runner, as the record would know it."""
+    runner = attempt.until_live().runner
+    assert runner is not None
+    return runner
+
+
+def look(attempt: Attempt, known: Runner) -> Seen:
+    return observe(attempt.folder, attempt.token, known)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def overwrite(path: Path) -> None:
+    path.write_text("x")
+
+
+@pytest.mark.parametrize("spoil", [remove, replace_by_folder, overwrite])
+def test_a_runner_that_the_record_knows_is_not_taken_for_dead(
+    make: Make, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    attempt = make(UNTIL.format(tmp_path / "go")).launch()
+    known = known_of(attempt)
+    spoil(attempt.folder / "claim")
+    seen = look(attempt, known)
+    assert (seen.claim, seen.pid) == ("unclaimed", known.pid)
+    assert f"its runner (pid {known.pid}) is alive, and the job goes on" in seen.strange[0]
+    (tmp_path / "go").touch()
+    assert attempt.result().exit_code == 3
+
+
+def test_a_known_runner_without_a_claim_is_told_to_end_and_is_killed(make: Make) -> None:
+    attempts = [make("trap '' TERM; echo up; while :; do sleep 0.05; done").launch() for _ in range(2)]
+    for attempt in attempts:
+        attempt.until_said("up")
+        known = known_of(attempt)
+        (attempt.folder / "claim").unlink()
+        if attempt is attempts[0]:
+            assert request_stop(attempt.folder, attempt.token, "cancelled", 0.0, "kill", known)
+            result = attempt.result()
+            assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
+        else:
+            assert kill_runner(attempt.folder, attempt.token, known)
+            wait_for(lambda a=attempt, k=known: look(a, k).claim == "dead", "dead")  # type: ignore[misc]
+            assert look(attempt, known).damage == "the file claim was removed"
+
+
+def test_a_known_runner_of_another_boot_or_start_is_dead(tmp_path: Path) -> None:
+    (tmp_path / "claim").mkdir()
+    for known in (Runner(os.getpid(), 1, "another"), Runner(1, 2**40, "another")):
+        assert observe(tmp_path, "t", known).claim == "dead"
+    gone = observe(tmp_path / "gone", "t", Runner(os.getpid(), 1, "another"))
+    assert (gone.claim, gone.is_there) == ("none", False)
+
+
+def test_a_sigterm_beside_a_stop_is_a_cancel(make: Make) -> None:
+    attempt = make("echo up; exec sleep 300").launch()
+    attempt.until_said("up")
+    known = known_of(attempt)
+    (attempt.folder / "claim").unlink()
+    assert request_stop(attempt.folder, attempt.token, "cancelled", 1.0, "kill") is False
+    os.kill(known.pid, signal.SIGTERM)
+    assert attempt.result().cause == "cancelled"
+
+
+@pytest.mark.parametrize("stop", ["FIFO", "folder", "the token alone", "a number for a text"])
+def test_a_stop_that_cannot_be_used_neither_ends_nor_holds_up_a_runner(make: Make, stop: str) -> None:
+    attempt = make("echo up; exec sleep 300")
+    attempt.prepare()
+    path = attempt.folder / "stop"
+    if stop == "FIFO":
+        os.mkfifo(path)
+    elif stop == "folder":
+        path.mkdir()
+    else:
+        more = ', "cause": 1, "grace_s": "x", "follow": []' if stop == "a number for a text" else ""
+        path.write_text(f'{{"token": "{attempt.token}"{more}}}')
+    attempt.launch()
+    attempt.until_said("up")
+    pid = attempt.until_live().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGUSR1)
+    assert attempt.stop(grace_s=1.0) is True
+    assert attempt.result().cause == "cancelled"
+
+
+def test_a_folder_in_the_place_of_the_result_is_moved_aside(make: Make) -> None:
+    attempt = make("exit 4")
+    attempt.prepare()
+    (attempt.folder / "result" / "x").mkdir(parents=True)
+    (attempt.folder / "result.aside-1").touch()
+    assert attempt.launch().result().exit_code == 4
+    assert (attempt.folder / "result.aside-2" / "x").is_dir()
+
+
+def test_a_wait_that_a_poll_cannot_take_ends_no_runner(make: Make) -> None:
+    attempt = make("echo up; exec sleep 300", timeout_s=1e10).launch()
+    attempt.until_said("up")
+    attempt.stop(grace_s=1.0)
+    assert attempt.result().cause == "cancelled"
+
+
+def test_a_variable_with_a_zero_byte_is_told_as_the_reason(make: Make) -> None:
+    attempt = make("echo ran", env={"PATH": os.environ["PATH"], "A": "x\0y"})
+    result = attempt.launch().result()
+    assert (result.began, result.exit_code) == (False, None)
+    assert "could not be started" in (result.message or "")

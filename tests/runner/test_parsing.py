@@ -1,0 +1,170 @@
+"""The files of an attempt, whatever is in their place: each look ends in a value."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.runner.folder import SPEC_FIELDS, Problem, spec_of, wrong_field
+from gpu_scheduler.runner.observe import Seen, nudge, observe, request_stop
+from gpu_scheduler.runner.parsing import claim_of, result_of, stop_of
+from gpu_scheduler.runner.prepare import is_usable
+
+CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
+STOP = {"token": "t", "cause": "cancelled", "grace_s": 1.5, "follow": "kill"}
+RESULT = {
+    "token": "t", "cause": None, "exit_code": 0, "signal": None, "began": True, "survivors": [7],
+    "started_at": 1.0, "ended_at": 2, "oom_kills": None, "message": None, "lost_bytes": 0,
+}  # fmt: skip
+SPEC = {
+    "token": "t", "boot_id": "b", "cwd": "/", "umask": 0, "env": {"A": "1"}, "terminal": False,
+    "session": None, "log": "/x.log", "header": "", "timeout_s": None, "term_grace_s": 1.0,
+}  # fmt: skip
+NAMES = ("claim", "stop", "withdrawn", "result")
+PARSERS: dict[str, tuple[Callable[[dict[str, Any], str], object], dict[str, Any]]] = {
+    "claim": (claim_of, CLAIM),
+    "stop": (stop_of, STOP),
+    "result": (result_of, RESULT),
+}
+OPTIONAL = {"session", "log", "oom_kills", "lost_bytes"}
+NEVER_RIGHT = [float("inf"), float("nan"), -1, 10**400, {}, ["x"], [True], [-1]]
+
+
+def make_large(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: path.mkdir(),
+    "a full folder": lambda path: (path / "x").mkdir(parents=True),
+    "a FIFO": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "large": make_large,
+    "empty": lambda path: path.touch(),
+    "zero bytes": lambda path: path.write_bytes(bytes(512)),
+    "no UTF-8": lambda path: path.write_bytes(b'{"token": "\xff"}'),
+    "cut short": lambda path: path.write_text('{"token": "t", "cau'),
+    "two values": lambda path: path.write_text(json.dumps(RESULT) * 2),
+    "a list": lambda path: path.write_text("[]"),
+    "null": lambda path: path.write_text("null"),
+    "deep lists": lambda path: path.write_text("[" * 200_000),
+    "deep objects": lambda path: path.write_text('{"token": "t", "cause": ' + '{"a":' * 200_000),
+    "the token alone": lambda path: path.write_text('{"token": "t"}'),
+    "another token": lambda path: path.write_text(json.dumps({**RESULT, **CLAIM, **STOP, "token": "u"})),
+    "a token that is a list": lambda path: path.write_text('{"token": ["t"]}'),
+    "a long number": lambda path: path.write_text('{"token": "t", "pid": ' + "9" * 5000 + "}"),
+    "NaN": lambda path: path.write_text('{"token": "t", "grace_s": NaN}'),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_cannot_be_used_is_reported_and_read_as_nothing(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    KINDS[kind](tmp_path / name)
+    seen = observe(tmp_path, "t")
+    assert (seen.stop, seen.withdrawn, seen.result, seen.pid) == (None, False, None, None)
+    assert seen.claim == ("invalid" if name == "claim" else "none")
+    assert len(seen.strange) == 1
+    assert f"{name} " in seen.strange[0]
+    assert (seen.damage is not None) is (name in ("claim", "result"))
+    assert nudge(tmp_path, "t") is False
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "claim").write_text(json.dumps(CLAIM))
+    (tmp_path / "claim").chmod(0)
+    assert observe(tmp_path, "t").damage == "the file claim may not be read"
+
+
+def test_whole_files_are_read(tmp_path: Path) -> None:
+    for name, value in {"claim": CLAIM, "stop": STOP, "result": RESULT}.items():
+        (tmp_path / name).write_text(f" {json.dumps(value)}  \n")
+    seen = observe(tmp_path, "t")
+    assert (seen.claim, seen.pid, seen.log, seen.strange) == ("dead", 5, "/x.log", ())
+    assert seen.stop is not None
+    assert (seen.stop.cause, seen.stop.grace_s, seen.stop.follow) == ("cancelled", 1.5, "kill")
+    assert seen.result is not None
+    assert (seen.result.exit_code, seen.result.survivors, seen.result.ended_at) == (0, (7,), 2)
+
+
+@pytest.mark.parametrize("file", PARSERS)
+def test_each_field_must_be_there_and_have_a_value_that_it_can_have(file: str) -> None:
+    parse, good = PARSERS[file]
+    assert not isinstance(parse(good, "t"), Problem)
+    for field in good.keys() - {"lost_bytes"}:
+        for value in NEVER_RIGHT:
+            assert isinstance(parse({**good, field: value}, "t"), Problem), (field, value)
+        missing = {name: good[name] for name in good.keys() - {field}}
+        assert isinstance(parse(missing, "t"), Problem) is (field not in OPTIONAL), field
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": True}, {"pid": 0}, {"pid": "5"}, {"pid": 5.0}, {"pid": 2**31}, {"pid": None},
+        {"start_ticks": None}, {"start_ticks": False}, {"boot_id": 1}, {"session": 1},
+    ],
+)  # fmt: skip
+def test_a_claim_names_a_process(change: dict[str, object]) -> None:
+    assert isinstance(claim_of({**CLAIM, **change}, "t"), Problem)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exit_code": None},
+        {"exit_code": 0, "signal": 9},
+        {"exit_code": 256},
+        {"exit_code": True},
+        {"exit_code": "0"},
+        {"began": 1},
+        {"survivors": None},
+        {"ended_at": "now"},
+        {"ended_at": None},
+    ],
+)
+def test_a_result_tells_one_end(change: dict[str, object]) -> None:
+    assert isinstance(result_of({**RESULT, **change}, "t"), Problem)
+
+
+def test_a_message_that_is_no_utf_8_fits_the_record() -> None:
+    found = result_of({**RESULT, "message": "x\ud800"}, "t")
+    assert not isinstance(found, Problem)
+    assert found.message == "x?"
+
+
+def test_a_spec_that_cannot_be_used_is_no_reason_to_launch(tmp_path: Path) -> None:
+    (tmp_path / "command.sh").touch()
+    spec = tmp_path / "spec.json"
+    assert not is_usable(tmp_path, "t")
+    spec.write_text(json.dumps(SPEC))
+    assert is_usable(tmp_path, "t")
+    assert not is_usable(tmp_path, "u")
+    for field in SPEC:
+        assert wrong_field({name: SPEC[name] for name in SPEC.keys() - {field}}, SPEC_FIELDS) is not None
+    for kind in KINDS.values():
+        spec.unlink() if not spec.is_dir() else spec.rename(tmp_path / os.urandom(8).hex())
+        kind(spec)
+        assert not is_usable(tmp_path, "t")
+        with pytest.raises(OSError, match=r"spec\.json"):
+            spec_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_gets_through_whatever_stands_in_its_place(tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path / "stop")
+    request_stop(tmp_path, "t", "cancelled", 2.0, "kill")
+    seen: Seen = observe(tmp_path, "t")
+    assert seen.stop is not None
+    assert (seen.stop.cause, seen.strange) == ("cancelled", ())
+    assert (tmp_path / "stop.aside-1").is_dir() is kind.endswith("folder")
