@@ -17,9 +17,10 @@ class StartOptions:
 
     poll_s: between two samples of the GPUs; tolerance: by which a declaration may be off before it is said;
     spike_buffer: added to observed peaks; learn: needs that no line says are learned from finished jobs;
-    fresh: forget history first; as_copy: go on with a copied record; keep_history: go on with that of the
-    other kind of GPUs; verbose: tell each job's memory as its peak grows; ignore_old_sessions: start
-    beside jobs of the older scheduler; trust_files: use files that others own or that everybody may write.
+    fresh: forget history first; restore: rebuild a lost record from its newest backup and the attempt
+    folders; as_copy: go on with a copied record; keep_history: go on with that of the other kind of GPUs;
+    verbose: tell each job's memory as its peak grows; ignore_old_sessions: start beside jobs of the older
+    scheduler; trust_files: use files that others own or that everybody may write.
     llm_config None: the default file, which may be absent; a named one must exist. jobs_file "": none.
     """
 
@@ -57,6 +58,7 @@ class StartOptions:
     ignore_old_sessions: bool = False
     as_copy: bool = False
     trust_files: bool = False
+    restore: bool = False
 
     @property
     def simulated(self) -> bool:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.backuptimer import BackupTimer
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.console import Console
@@ -101,6 +102,7 @@ class Daemon:
         self._woken: set[str] = set()
         self._wakeups = Wakeups()
         self._state_at = self._files_at = 0.0
+        self._backups = BackupTimer(store, self._clock)
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
         self._state = StateWatch(self._store, trust=options.trust_files)
         self._jobs = self._jobs_watch(options.jobs_file)
@@ -200,6 +202,7 @@ class Daemon:
             return self._outcomes.finish()
         if self._wakeups.follow(self._folders(facts)):
             return None
+        self._backups.turn()
         self._wait(self._due_at(facts))
         return None
 
@@ -274,6 +277,7 @@ class Daemon:
             self._state.again_at,
             self._jobs.again_at if self._jobs else None,
             self._telling.again_at,
+            self._backups.again_at,
             due(facts, self._store.next_retry(facts.now)),
         ]
         return min(at for at in times if at is not None)

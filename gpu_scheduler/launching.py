@@ -14,6 +14,7 @@ from gpu_scheduler.core.session import session_name
 from gpu_scheduler.executors import Executor, LaunchError
 from gpu_scheduler.joblogs import LogFolder, new_log
 from gpu_scheduler.runner.protocol import is_usable, prepare
+from gpu_scheduler.store import attemptfolders
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
@@ -60,8 +61,8 @@ class Launcher:
         """Start a runner. Raises LaunchError with the reason, and what `check_owner` raises, which is asked
         once more when the folder is complete: nothing runs from a folder that took the place of ours."""
         row = self._store.db.row(
-            "SELECT attempt.*, job.spec, job.text FROM attempt JOIN job ON job.id = attempt.job_id"
-            " WHERE attempt.id = ?",
+            "SELECT attempt.*, job.spec, job.text, job.source, job.priority, job.raised_mib, job.oom_used,"
+            " job.fail_used FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.id = ?",
             attempt_id,
         )
         assert row is not None
@@ -97,6 +98,7 @@ class Launcher:
             spec, gpus, options.environment, row["token"], job_id, number,
             options.conda_sh, options.cuda_ids, options.extra,
         )  # fmt: skip
+        source_cwd = self._source_cwd(row["source"])
         session = session_name(gpus, spec.mode, job_id) if options.sessions else None
         self._recorder.note_log(row["id"], log, session)
         header = "\n".join(
@@ -115,6 +117,13 @@ class Launcher:
                 "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
+                attemptfolders.KEY: attemptfolders.origin(row, self._store.home, source_cwd),
             },
             command.command_sh,
         )  # fmt: skip
+
+    def _source_cwd(self, source: str) -> str | None:
+        """The working folder of the lines of the jobs file that a job came from."""
+        path = source.removeprefix("file:")
+        row = self._store.db.row("SELECT cwd FROM jobs_file WHERE path = ?", path) if path != source else None
+        return None if row is None else row["cwd"]

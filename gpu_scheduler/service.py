@@ -21,9 +21,11 @@ from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
-from gpu_scheduler.fresh import refuse_active
+from gpu_scheduler.fresh import refuse_active, refuse_unrecorded
+from gpu_scheduler.restore import open_record
 from gpu_scheduler.storage import refusal
 from gpu_scheduler.store import identity
+from gpu_scheduler.store.condition import examine
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -69,7 +71,7 @@ def run(
             log.warning("%s", warning)
         with ExitStack() as at_end:
             try:
-                store = at_end.enter_context(closing(Store(home, create=True)))
+                store = at_end.enter_context(closing(open_record(home, options, settings)))
                 tenure = Tenure(home, lock)
                 executor = _executor(options.screen)
                 # A start that fails forgets nothing.
@@ -97,13 +99,17 @@ def run(
 def to_forget(home: Home, *, take_over: bool = False) -> int:
     """How many jobs `start --fresh` would forget. Raises SchedulerError where it would refuse to."""
     home.check_access()
-    if not home.database.exists():
+    if not home.folder.exists():
         return 0
     home.check_owner(take_over=take_over)
     pid = scheduler_pid(home.lock)
     if pid is not None:
         raise SchedulerError(_is_running(home, pid))
     try:
+        found = examine(home)
+        if found.state != "whole":
+            refuse_unrecorded(found.unknown)
+            return len({one.job_id for one in found.unknown})
         with closing(Store(home, create=True)) as store:
             if identity.verdict(store) != "copied":
                 refuse_active(store)

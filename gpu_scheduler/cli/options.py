@@ -39,6 +39,8 @@ def _start_jobs(group: argparse._ArgumentGroup) -> None:
     history("--fresh", action="store_true", help="forget all jobs first; asks on a terminal")
     history("--keep-history", action="store_true",
             help="go on with jobs recorded on simulated GPUs, or back on such GPUs")  # fmt: skip
+    history("--restore", action="store_true",
+            help="rebuild a lost record from its newest backup and the attempt folders")  # fmt: skip
     option("--yes", action="store_true", help="--fresh does not ask")
 
 

@@ -129,6 +129,7 @@ def start_options(options: Namespace) -> StartOptions:
         ignore_old_sessions=options.ignore_old_sessions,
         as_copy=options.as_copy,
         trust_files=options.trust_files,
+        restore=options.restore,
     )
 
 

@@ -15,6 +15,14 @@ from gpu_scheduler.store import private
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
 
+def no_record(path: Path) -> NoRecordError:
+    """The error of a reader that finds no database at this path."""
+    return NoRecordError(
+        f"no scheduler record in {path.parent}; "
+        "run `start` there first, or name the state file with --state-file"
+    )
+
+
 def _log_pages(folder: Path) -> int:
     """After how many pages the write-ahead log is emptied: SQLite's own 1000 alone fill a small disk."""
     disk = os.statvfs(folder)
@@ -45,10 +53,7 @@ class Database:
     def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
         self._refusal = refusal
         if not create and not path.exists():
-            raise NoRecordError(
-                f"no scheduler record in {path.parent}; "
-                "run `start` there first, or name the state file with --state-file"
-            )
+            raise no_record(path)
         old = os.umask(0o077)
         try:
             self.connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
@@ -60,7 +65,9 @@ class Database:
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written now, which says nothing of what is in it
         except sqlite3.DatabaseError as error:
-            raise SchedulerError(f"{path}: {error}; move it aside to start with an empty record") from None
+            raise SchedulerError(
+                f"{path} is damaged: {error}\n`start --restore` goes on from the newest backup"
+            ) from None
         finally:
             os.umask(old)
 

@@ -72,6 +72,11 @@ class Home:
         return self.folder / "runs"
 
     @property
+    def backups(self) -> Path:
+        """Folder of the backups of the database."""
+        return self.folder / "backups"
+
+    @property
     def doorbell(self) -> Path:
         """The file that a front end touches after its commit."""
         return self.folder / "doorbell"

@@ -64,6 +64,13 @@ def settle_in(store: Store, *, new: bool = False) -> None:
         store.db.set_meta(_KEY, json.dumps(asdict(known)))
 
 
+def assume(store: Store, path: str) -> None:
+    """Let the record know a folder by its path and the id that lies here, for one that was made from attempt
+    folders, which tell no more. In the caller's transaction."""
+    known = Recorded(_read(store.home.folder / _FILE) or os.urandom(16).hex(), path, 0)
+    store.db.set_meta(_KEY, json.dumps(asdict(known)))
+
+
 def _take_along(store: Store, *, copied: bool) -> None:
     """Where the folder of the state file is another one than before, what lay in that is there too now."""
     home, known = store.home, recorded(store)

@@ -6,6 +6,7 @@ Changing a job or an attempt is the loop's alone (`recorder.py`).
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.states import FAILED, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.database import Database
+from gpu_scheduler.store.database import Database, no_record
 from gpu_scheduler.store.home import Home
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Store:
         if self.foreign is None:
             if home.problem is not None and not home.database.exists():
                 raise SchedulerError(home.problem)
+            if not create:
+                _refuse_lost(home)
             self.db = Database(home.database, create=create)
         else:
             from gpu_scheduler.store.foreign import copy_of
@@ -325,3 +328,20 @@ class Store:
     def jobs_files(self) -> list[sqlite3.Row]:
         """The jobs files, with the working folder of their lines and why one cannot be read now."""
         return self.db.rows("SELECT * FROM jobs_file ORDER BY path")
+
+
+def _refuse_lost(home: Home) -> None:
+    """Raises SchedulerError where a record was lost, NoRecordError where none was made; readers make none."""
+    try:
+        if os.stat(home.database).st_size:
+            return
+    except OSError:
+        pass
+    from gpu_scheduler.store.condition import is_lost
+
+    if is_lost(home):
+        raise SchedulerError(
+            f"the record in {home.folder} was lost: {home.database.name} is missing or empty;"
+            " `start` tells what is left of it, `start --restore` goes on from it"
+        )
+    raise no_record(home.database)

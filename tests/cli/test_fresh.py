@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_read_is_not_forgotten(desk: Desk, monkeypatch: 
         raise PermissionError(13, "Permission denied")
 
     row = desk.attempt(desk.job())
-    monkeypatch.setattr(fresh, "sight", fail)
+    monkeypatch.setattr(fresh, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
         to_forget(desk.home)
     assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"

@@ -58,11 +58,13 @@ def test_what_the_words_above_say_is_nowhere_the_default() -> None:
         ignore_old_sessions=True, as_copy=True, trust_files=True,
     )  # fmt: skip
     same = [name for name, value in vars(StartOptions()).items() if getattr(said, name) == value]
-    assert same == ["keep_history"]  # which --fresh excludes
+    assert same == ["keep_history", "restore"]  # which --fresh excludes
 
 
 def test_history_is_kept_or_forgotten() -> None:
     assert start_options(parse(["start", "--keep-history"])) == StartOptions(keep_history=True)
+    assert start_options(parse(["start", "--restore"])) == StartOptions(restore=True)
+    assert start_options(parse(["start", "--restore"])) == StartOptions(restore=True)
     with pytest.raises(UsageError, match="not allowed with"):
         parse(["start", "--keep-history", "--fresh"])
 

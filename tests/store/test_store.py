@@ -57,7 +57,7 @@ def test_a_record_of_a_newer_version_and_a_damaged_one_are_left_as_they_are(stor
         Store(store.home)
     store.home.database.write_bytes(b"this is not a database at all" * 100)
     before = store.home.database.read_bytes()
-    with pytest.raises(SchedulerError, match="move it aside"):
+    with pytest.raises(SchedulerError, match="`start --restore`"):
         Store(store.home)
     assert store.home.database.read_bytes() == before
 

@@ -1,0 +1,46 @@
+"""Makes backups of the record while the scheduler runs: soon after its start, then once a day."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import backups
+from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Seconds after the start at which the first one is made: the first jobs are launched before it.
+FIRST_S = 1.0
+EVERY_S = 86_400.0
+#: Seconds until one that failed is tried again.
+AGAIN_S = 3_600.0
+
+
+class BackupTimer:
+    """again_at: the boot time of the next backup."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._failure: str | None = None
+        self.again_at = clock.now().boot + FIRST_S
+
+    def turn(self) -> None:
+        """Make a backup if one is due. A failure is logged once and changes nothing else."""
+        now = self._clock.now().boot
+        if now < self.again_at:
+            return
+        try:
+            made = backups.make(self._store.db.connection, self._store.home)
+        except (OSError, sqlite3.Error, SchedulerError) as error:
+            self.again_at = now + AGAIN_S
+            if str(error) != self._failure:
+                log.warning("no backup of the record could be made: %s", error)
+            self._failure = str(error)
+            return
+        self.again_at = now + EVERY_S
+        self._failure = None
+        log.debug("backup of the record: %s", made.path)

@@ -1,0 +1,267 @@
+"""`start` refuses a record that was lost, or restores it from its newest good backup and the attempt folders.
+
+Living attempts are not held: they are open attempts of the restored record, whose end is recorded like any
+other. Nothing is signalled, nothing is deleted, and no attempt that a folder tells of is launched again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.restoring import supersede, take_in
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.runner.protocol import observe, take_claim, tokens_alive
+from gpu_scheduler.sight import look_at
+from gpu_scheduler.store import attemptfolders, identity, imports
+from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin, token_of
+from gpu_scheduler.store.backups import Backup, DamagedError, Extent, copy_to, extent_of
+from gpu_scheduler.store.condition import Condition, examine
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.titles import ranges
+
+log = logging.getLogger(__name__)
+
+
+def open_record(home: Home, options: StartOptions, settings: Settings) -> Store:
+    """The record as `start` goes on with it, in good condition. For the one scheduler.
+
+    Raises SchedulerError, with the ways on, if it was lost and `options` do not say what to do about it.
+    """
+    try:
+        found = examine(home)
+        if options.restore:
+            return _restored(home, found, options, settings)
+        if options.fresh:
+            return _emptied(home, found)
+        if found.is_lost:
+            raise SchedulerError(refusal(home, found))
+    except OSError as error:
+        raise SchedulerError(f"{error.filename or home.folder}: {error.strerror}") from None
+    return Store(home, create=True)
+
+
+def refusal(home: Home, found: Condition) -> str:
+    """Why the record cannot be gone on with, and the ways on."""
+    count = len(found.unknown)
+    folders = f"{count} attempt{'s' * (count != 1)} in {home.runs} {'is' if count == 1 else 'are'}"
+    problem = {
+        "missing": f"{home.database} is missing",
+        "empty": f"{home.database} is empty",
+        "damaged": found.damage,
+        "whole": f"{home.database} is older than "
+        + ("they are" if found.unknown else str(found.backups[0].path) if found.backups else ""),
+    }[found.state]
+    head = f"{folders} not on the record: {problem}" if count else f"the record was lost: {problem}"
+    living = _living(found.unknown) if count else {}
+    lives = "none of them runs"
+    if living:
+        is_one = len(living) == 1
+        pids = ", ".join(map(str, sorted(pid for pid in living.values() if pid)))
+        lives = f"job{'s' * (not is_one)} {ranges(sorted(living.keys()))} still run{'s' * is_one}"
+        lives += f" (pid{'s' * (',' in pids)} {pids})" if pids else ""
+    middle = f"{lives}; nothing is signalled\n" if count else ""
+    source = "these folders alone, as there is no backup"
+    if found.backups:
+        source = f"the backup of {_when(found.backups[0])} in {home.backups}, and from these folders"
+    forget = "forgets all of it" + (", once none of them runs" if living else "")
+    return f"{head}\n{middle}`start --restore` goes on from {source}; `start --fresh` {forget}"
+
+
+def _when(backup: Backup) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(backup.made_at))
+
+
+def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
+    """The jobs of these attempts that have living processes, with the pid of the runner where it is known."""
+    tokens = {token: one for one in folders if (token := token_of(one)) is not None}
+    living: dict[int, int | None] = {}
+    for token in tokens_alive(tokens) if tokens else {}:
+        living[tokens[token].job_id] = None
+    for token, one in tokens.items():
+        seen = observe(one.path, token)
+        if seen.claim in ("live", "unlocked") and seen.result is None:
+            living[one.job_id] = seen.pid
+    return living
+
+
+def _emptied(home: Home, found: Condition) -> Store:
+    """For `--fresh`, which forgets what there is: a database in which no number is used again."""
+    if found.state == "damaged":
+        _set_aside(home)
+    store = Store(home, create=True)
+    with store.db.transaction() as db:
+        imports.raise_numbers(db, _numbers(found))
+    return store
+
+
+def _restored(home: Home, found: Condition, options: StartOptions, settings: Settings) -> Store:
+    if not found.is_lost:
+        log.info("--restore: the record is whole and knows every attempt; nothing is restored")
+        return Store(home, create=True)
+    backup = _newest_good(found)
+    if backup is not None or found.state != "whole":
+        _set_aside(home)
+    if backup is not None:
+        copy_to(backup, home.database)
+        log.warning("the record is restored from %s, made %s", backup.path, _when(backup))
+    elif found.state != "whole":
+        log.warning("there is no good backup; the record is made from the folders in %s", home.runs)
+    store = Store(home, create=True)
+    try:
+        strange = attemptfolders.unknown(found.folders, store.db.connection)
+        with store.db.transaction() as db:
+            _Import(store, settings, strange).run(options.jobs_file)
+            imports.raise_numbers(db, _numbers(found))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _newest_good(found: Condition) -> Backup | None:
+    """The backup to go on from; None: there is none that knows more than the database."""
+    for backup in found.backups:
+        try:
+            extent = extent_of(backup.path, immutable=True)
+        except DamagedError as error:
+            log.warning("%s; it is skipped", error)
+            continue
+        return None if found.state == "whole" and found.extent.covers(extent) else backup
+    return None
+
+
+def _set_aside(home: Home) -> None:
+    """Keep the database under another name, with the log that belongs to it."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = home.database.with_name(f"{home.database.name}.lost-{stamp}")
+    while os.path.lexists(aside):
+        aside = aside.with_name(f"{aside.name}-")
+    moved = False
+    # The log first: it must never lie beside another database.
+    for suffix in ("-wal", "-shm", ""):
+        try:
+            os.rename(f"{home.database}{suffix}", f"{aside}{suffix}")
+            moved = True
+        except FileNotFoundError:
+            continue
+    if moved:
+        log.warning("the database is kept as %s", aside)
+
+
+def _numbers(found: Condition) -> Extent:
+    """The highest numbers that anything here tells of."""
+    jobs = [one.job_id for one in found.folders]
+    return Extent(
+        max([found.extent.jobs, found.backed_up.jobs, *jobs]),
+        max(found.extent.attempts, found.backed_up.attempts),
+    )
+
+
+class _Import:
+    """Takes attempts that the record does not know in, in the caller's transaction."""
+
+    def __init__(self, store: Store, settings: Settings, folders: Collection[AttemptFolder]) -> None:
+        self._store = store
+        self._settings = settings
+        self._now = Clock().now()
+        self._recorder = Recorder(store, settings)
+        self._alive: dict[str, tuple[int, ...]] = {}
+        self._jobs: dict[int, list[tuple[AttemptFolder, Origin]]] = {}
+        for folder in folders:
+            origin = self._begun(folder)
+            if origin is not None:
+                self._jobs.setdefault(folder.job_id, []).append((folder, origin))
+
+    def run(self, jobs_file: str) -> None:
+        """Raises SchedulerError where lines would run again that these attempts may have run."""
+        db = self._store.db.connection
+        new = {job_id: found[-1] for job_id, found in self._jobs.items() if not imports.has_job(db, job_id)}
+        untold = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
+        if untold and jobs_file:
+            raise SchedulerError(
+                f"the folders of jobs {ranges(sorted(untold))} in {self._store.home.runs} do not tell which"
+                " lines ran there: such lines would run again\n"
+                f"remove the lines that have run from {jobs_file}, then"
+                ' start once with --restore --jobs-file ""'
+            )
+        self._settle_known()
+        for job_id, (folder, origin) in new.items():
+            at = min(_made_at(one, origin) for one, origin in self._jobs[job_id])
+            imports.insert_job(db, folder, origin, at, learn=self._store.learning)
+        self._alive = tokens_alive([o.token for found in self._jobs.values() for _, o in found])
+        for turn in range(max(map(len, self._jobs.values()), default=0)):
+            self._take_in(turn)
+        imports.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
+        self._know_the_place(new.values())
+        count = sum(map(len, self._jobs.values()))
+        if count:
+            log.warning(
+                "%d attempt%s put on the record from folders: job%s %s", count,
+                " is" if count == 1 else "s are", "s" * (len(self._jobs) != 1), ranges(sorted(self._jobs)),
+            )  # fmt: skip
+
+    def _begun(self, folder: AttemptFolder) -> Origin | None:
+        """What is known of an attempt. One that nobody has claimed is claimed, so that it never begins."""
+        origin = attemptfolders.read(folder)
+        token = token_of(folder)
+        if token is None:
+            return None
+        seen = observe(folder.path, token)
+        if seen.claim == "none" and seen.result is None:
+            take_claim(folder.path, token)
+        if origin is None:
+            origin = Origin(token, self._now.boot_id, None, None)
+        return origin
+
+    def _settle_known(self) -> None:
+        """The open attempts that the record knows of these jobs, which a later one has followed."""
+        rows = [row for row in self._store.unsettled() if row["job_id"] in self._jobs and not row["outcome"]]
+        alive = tokens_alive([row["token"] for row in rows]) if rows else {}
+        for row in rows:
+            attempt = replace(look_at(self._store, row), survivors=alive.get(row["token"], ()))
+            self._recorder.record(supersede(attempt, self._now, self._settings), self._now)
+
+    def _take_in(self, turn: int) -> None:
+        """The attempt of each job that is at this place among those of it."""
+        db = self._store.db.connection
+        tokens = {}
+        for found in self._jobs.values():
+            if turn < len(found):
+                folder, origin = found[turn]
+                imports.insert_attempt(
+                    db, folder, origin, _made_at(folder, origin), _time_of(folder.path / "claim")
+                )
+                tokens[origin.token] = turn == len(found) - 1
+        for row in self._store.unsettled():
+            if row["token"] in tokens:
+                attempt = replace(look_at(self._store, row), survivors=self._alive.get(row["token"], ()))
+                decide = take_in if tokens[row["token"]] else supersede
+                self._recorder.record(decide(attempt, self._now, self._settings), self._now)
+
+    def _know_the_place(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
+        """Without a backup, the folders tell where the record lay: it may have been moved or copied since."""
+        if identity.recorded(self._store) is None:
+            places = [(o.created_at, o.record) for _, o in new if o.record is not None]
+            if places:
+                identity.assume(self._store, max(places)[1])
+
+
+def _made_at(folder: AttemptFolder, origin: Origin) -> float:
+    return origin.created_at or _time_of(folder.path) or time.time()
+
+
+def _time_of(path: Path) -> float | None:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,77 @@
+"""The database of a record beside its attempt folders and backups: whether it can be the record of these."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gpu_scheduler.store.attemptfolders import AttemptFolder, in_runs, unknown
+from gpu_scheduler.store.backups import Backup, DamagedError, Extent, backups, extent_of, known_extent
+from gpu_scheduler.store.home import Home
+
+#: "empty": it has no table of jobs.
+State = Literal["missing", "empty", "damaged", "whole"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """damage: what is wrong with a damaged database. unknown: folders of attempts that it should know and
+    does not. backups: newest first, not examined. extent, backed_up: how far it and its backups came."""
+
+    state: State
+    damage: str = ""
+    extent: Extent = field(default_factory=Extent)
+    folders: tuple[AttemptFolder, ...] = ()
+    unknown: tuple[AttemptFolder, ...] = ()
+    backups: tuple[Backup, ...] = ()
+    backed_up: Extent = field(default_factory=Extent)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this is not the record of what was done here, so that lines would run again."""
+        return self.state == "damaged" or bool(self.unknown) or not self.extent.covers(self.backed_up)
+
+
+def examine(home: Home) -> Condition:
+    """Look at all of it; nothing is changed. Raises OSError, and sqlite3.OperationalError where the database
+    cannot be opened now."""
+    folders, there = tuple(in_runs(home)), tuple(backups(home))
+    backed_up = next((extent for one in there if (extent := known_extent(one)) != Extent()), Extent())
+    if is_empty(home.database):
+        state: State = "empty" if os.path.lexists(home.database) else "missing"
+        return Condition(state, "", Extent(), folders, folders, there, backed_up)
+    try:
+        extent = extent_of(home.database)
+        with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            strange = tuple(unknown(folders, db))
+    except DamagedError as error:
+        return Condition("damaged", str(error), Extent(), folders, folders, there, backed_up)
+    return Condition("whole", "", extent, folders, strange, there, backed_up)
+
+
+def is_empty(database: Path) -> bool:
+    """Whether there is no database, or one without a table of jobs. False: it cannot be read."""
+    try:
+        if os.stat(database).st_size == 0:
+            return True
+    except FileNotFoundError:
+        return True
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'job'").fetchone()
+    except sqlite3.Error:
+        return False
+
+
+def is_lost(home: Home) -> bool:
+    """Whether there is no record where there was one: for readers, who are told of no other condition."""
+    if not is_empty(home.database):
+        return False
+    try:
+        return bool(backups(home)) or any(in_runs(home))
+    except OSError:
+        return False

@@ -1,0 +1,112 @@
+"""Rows for attempts that a record does not know, from what their folders say, in the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.lines import attributes_to_json
+from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin
+from gpu_scheduler.store.backups import Extent
+
+#: The row of an attempt whose folder does not tell what it was given.
+_NOTHING_KNOWN = {
+    "share": 0, "vram": None, "whole": 0, "learned": 0, "gpus": "[]", "baseline": "{}", "budgets": "{}",
+}  # fmt: skip
+_NO_SOURCE: dict[str, Any] = {
+    "source": "folder",
+    "priority": 0,
+    "raised_mib": None,
+    "oom_used": 0,
+    "fail_used": 0,
+}
+
+
+def has_job(db: sqlite3.Connection, job_id: int) -> bool:
+    """Whether the record knows the job."""
+    return db.execute("SELECT 1 FROM job WHERE id = ?", (job_id,)).fetchone() is not None
+
+
+def insert_job(
+    db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, at: float, *, learn: bool
+) -> None:
+    """The job of an attempt, queued, at the place of its number. Without a spec it runs the command.sh."""
+    command = f"bash {folder.path / 'command.sh'}"
+    spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
+    job = origin.job or _NO_SOURCE
+    db.execute(
+        "INSERT INTO job (id, source, kind, identity, name, text, spec, ask, priority, place, state,"
+        " raised_mib, oom_used, fail_used, created_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?)",
+        (
+            folder.job_id, job["source"], spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
+            Ask.of(spec, job["raised_mib"], learn=learn).key(), job["priority"], folder.job_id,
+            job["raised_mib"], job["oom_used"], job["fail_used"], at,
+        ),
+    )  # fmt: skip
+
+
+def insert_attempt(
+    db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, at: float, began_at: float | None
+) -> None:
+    """The attempt, open; its job is starting, whatever it was. at, began_at: wall seconds of its making
+    and of its runner's begin."""
+    values = dict(origin.attempt or _NOTHING_KNOWN) | {
+        "job_id": folder.job_id, "number": folder.number, "token": origin.token, "boot_id": origin.boot_id,
+        "log": origin.log, "session": origin.session, "created_at": at, "started_at": began_at,
+        "deadline_boot": 0.0,
+    }  # fmt: skip
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO attempt ({names}) VALUES ({marks})", tuple(values.values()))
+    # Whatever came between, which no folder tells: the table of allowed changes is about what is seen happen.
+    db.execute(
+        "UPDATE job SET state = 'starting', outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
+        " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
+        (folder.job_id,),
+    )
+    data = json.dumps({"attempt": folder.number})
+    db.execute(
+        "INSERT INTO history VALUES (?, ?, 'restored', ?, ?)",
+        (folder.job_id, time.time(), f"attempt {folder.number}, from its folder", data),
+    )
+
+
+def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> None:
+    """Give each of these jobs that came from a jobs file a line in the last reading of that file, behind the
+    others: the line that stands in the file is then the line of that job, and no new one."""
+    for job_id, origin in jobs:
+        source = origin.job["source"] if origin.job else ""
+        path = source.removeprefix("file:")
+        if path == source or origin.spec is None:
+            continue
+        if db.execute("SELECT 1 FROM line WHERE job_id = ?", (job_id,)).fetchone():
+            continue
+        cwd = origin.source_cwd or origin.spec.cwd
+        db.execute("INSERT OR IGNORE INTO jobs_file (path, cwd) VALUES (?, ?)", (path, cwd))
+        last = db.execute(
+            "SELECT coalesce(max(position), 0), coalesce(max(number), 0) FROM line WHERE path = ?", (path,)
+        ).fetchone()
+        spec = origin.spec
+        db.execute(
+            "INSERT INTO line (path, position, number, identity, kind, text, raw, attributes, job_id)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                path, last[0] + (1 << 20), last[1] + 1, spec.identity, spec.kind, spec.text, f"{spec.text}\n",
+                attributes_to_json(spec.attributes), job_id,
+            ),
+        )  # fmt: skip
+
+
+def raise_numbers(db: sqlite3.Connection, least: Extent) -> None:
+    """Let new jobs and attempts get numbers above these."""
+    for table, number in (("job", least.jobs), ("attempt", least.attempts)):
+        found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+        if found is None and number:
+            db.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, number))
+        elif found is not None and found[0] < number:
+            db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (number, table))

@@ -1,0 +1,474 @@
+"""A start on a lost record: refused, forgotten or restored; with real records, folders and runners."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.fresh import refuse_unrecorded
+from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.restore import open_record
+from gpu_scheduler.runner.protocol import observe, sweep
+from gpu_scheduler.service import to_forget
+from gpu_scheduler.store import attemptfolders, backups, identity
+from gpu_scheduler.store.condition import examine
+from gpu_scheduler.store.forget import forgetting
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.loop.rig import SETTINGS, Rig
+from tests.waiting import wait_for
+
+#: Runs until the file `go` is there.
+LONG = "echo $$ >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end >> trace"
+
+
+class Quick(DirectExecutor):
+    """Real runners for commands that wait for something; others are over at once, as their folders say."""
+
+    def launch(self, folder: Path) -> None:
+        spec = json.loads((folder / "spec.json").read_text())
+        job = spec["origin"]["spec"]
+        if "while" in job.get("command", ""):
+            super().launch(folder)
+            return
+        words = ["bash", "-c", job["command"]] if "command" in job else [sys.executable, "-IS", job["script"]]
+        code = subprocess.run([*words, *job.get("arguments", ())], cwd=spec["cwd"], check=False).returncode
+        said = {
+            "token": spec["token"],
+            "boot_id": spec["boot_id"],
+            "pid": 0,
+            "start_ticks": 0,
+            "session": None,
+        }
+        (folder / "claim").write_text(json.dumps({**said, "log": spec["log"]}))
+        end: dict[str, object] = {
+            "cause": None,
+            "exit_code": code,
+            "signal": None,
+            "began": True,
+            "message": None,
+            "survivors": [],
+        }
+        at = time.time()
+        (folder / "result").write_text(json.dumps({**end, **said, "started_at": at - 1, "ended_at": at}))
+
+
+class Desk:
+    """One folder with a scheduler in pieces, whose record is lost and opened again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = Home.of(str(folder / "state.json"))
+        self.rig = Rig(folder, executor=Quick())
+        self.tokens: list[str] = []
+
+    def running(self, command: str = LONG, **values: object) -> int:
+        job = self.rig.add(command, **values)
+        self.rig.runner(job)
+        return job
+
+    def ended(self, command: str, **values: object) -> int:
+        job = self.rig.add(command, **values)
+        self.rig.until(lambda: self.rig.job(job)["state"] == "finished", f"end of job {job}")
+        return job
+
+    def folder_of(self, job: int) -> Path:
+        return self.rig.attempt_folder(job)
+
+    def backup(self) -> None:
+        backups.make(self.rig.store.db.connection, self.home)
+
+    def close(self) -> None:
+        """The scheduler is killed: its executor forgets its children, its record is closed."""
+        with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
+            self.tokens += [row["token"] for row in self.rig.store.db.rows("SELECT token FROM attempt")]
+        self.rig.store.close()
+
+    def lose(self) -> None:
+        self.close()
+        for path in self.folder.glob("state.d/scheduler.db*"):
+            path.unlink()
+
+    def start(self, **options: Any) -> Store:
+        options = {"state_file": str(self.home.state_file), "jobs_file": "", **options}
+        return open_record(self.home, StartOptions(**options), SETTINGS)
+
+    def restore(self, **options: Any) -> None:
+        """The record as `start --restore` makes it, under a scheduler in pieces again."""
+        self.start(restore=True, **options).close()
+        self.rig = Rig(self.folder, executor=Quick())
+
+    def trace(self) -> list[str]:
+        path = self.folder / "trace"
+        return path.read_text().split() if path.exists() else []
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
+    one = Desk(tmp_path)
+    yield one
+    (tmp_path / "go").touch()
+    one.close()
+    for token in one.tokens:
+        sweep(token, 0.0)
+
+
+def tables(store: Store) -> dict[str, list[tuple[Any, ...]]]:
+    names = ("job", "attempt", "line")
+    return {name: [tuple(row) for row in store.db.rows(f"SELECT * FROM {name}")] for name in names}
+
+
+def test_a_lost_record_is_refused_and_the_living_are_named(desk: Desk) -> None:
+    desk.ended("exit 3")
+    lives = desk.running()
+    wait_for(desk.trace, "the job's word")
+    pid = observe(desk.folder_of(lives), desk.rig.store.attempts(lives)[0]["token"]).pid
+    desk.lose()
+    database = desk.home.database
+    other = desk.folder / "other.db"
+    with contextlib.closing(sqlite3.connect(other)) as db:
+        db.execute("CREATE TABLE other (a)")
+    for content, words in (
+        (None, "is missing"),
+        (b"", "is empty"),
+        (other.read_bytes(), "is empty"),
+        (b"this is no database" * 500, "is damaged: file is not a database"),
+    ):
+        if content is not None:
+            database.write_bytes(content)
+        with pytest.raises(SchedulerError) as refused:
+            desk.start()
+        head, lives_on, ways = str(refused.value).split("\n")
+        damaged = f"{database} {words}"
+        assert head == f"2 attempts in {desk.home.runs} are not on the record: {damaged}"
+        assert lives_on == f"job {lives} still runs (pid {pid}); nothing is signalled"
+        assert "`start --restore` goes on from these folders alone" in ways
+        assert "`start --fresh` forgets all of it, once none of them runs" in ways
+        assert (database.read_bytes() if database.exists() else None) == content
+        for refuse in (lambda: refuse_unrecorded(examine(desk.home).unknown), lambda: to_forget(desk.home)):
+            with pytest.raises(SchedulerError, match=f"job {lives} is active; --fresh forgets nothing"):
+                refuse()
+    assert len(desk.trace()) == 1
+    os.kill(int(desk.trace()[0]), 0)
+
+
+def test_readers_say_that_the_record_was_lost(desk: Desk) -> None:
+    desk.ended("true")
+    desk.lose()
+    for content in (None, b""):
+        if content is not None:
+            desk.home.database.write_bytes(content)
+        with pytest.raises(
+            SchedulerError, match=r"was lost: scheduler\.db is missing or empty; `start` tells"
+        ):
+            Store(desk.home)
+    assert not desk.home.database.read_bytes(), "a reader makes no record"
+
+
+def test_a_record_is_made_of_the_folders_alone(desk: Desk) -> None:
+    completed, failed = desk.ended("true"), desk.ended("exit 3", name="bert", share=500, priority=7)
+    killed, lives = desk.running(), desk.running()
+    runner = desk.rig.runner(killed)
+    wait_for(lambda: len(desk.trace()) == 2, "both words")
+    never = desk.rig.add("echo never >> trace")
+    before = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
+    attempts = {row["job_id"]: row for row in desk.rig.store.db.rows("SELECT * FROM attempt")}
+    desk.lose()
+    os.kill(runner, signal.SIGKILL)
+    sweep(attempts[killed]["token"], 0.0)
+
+    desk.restore()
+    rows = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
+    assert set(rows) == set(before) - {never}
+    for name in ("text", "spec", "identity", "ask", "priority", "name", "source"):
+        assert {job: row[name] for job, row in rows.items()} == {job: before[job][name] for job in rows}
+    ended = [
+        tuple(rows[job][name] for name in ("state", "outcome", "exit_code")) for job in (completed, failed)
+    ]
+    assert ended == [("finished", "completed", 0), ("finished", "failed", 3)]
+    assert rows[lives]["state"] == "running"
+    assert rows[killed]["state"] == "held"
+    assert rows[killed]["reason"] == f"its runner was killed; `retry {killed}` runs it again"
+    [row] = desk.rig.store.attempts(lives)
+    for name in (
+        "number",
+        "token",
+        "boot_id",
+        "gpus",
+        "share",
+        "vram",
+        "whole",
+        "budgets",
+        "log",
+        "created_at",
+    ):
+        assert row[name] == attempts[lives][name], name
+    assert {row["job_id"] for row in desk.rig.store.unsettled()} == {lives}
+    (desk.folder / "go").touch()
+    assert desk.rig.ends(lives)["outcome"] == "completed"
+    assert desk.trace().count("end") == 1
+    assert desk.rig.add("true") == lives + 1
+
+
+def test_an_attempt_that_had_not_begun_is_held_and_never_begins(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk.rig.executor, "launch", lambda folder: None)
+    job = desk.rig.add(LONG)
+    desk.rig.tick()
+    folder, token = desk.folder_of(job), desk.rig.store.attempts(job)[0]["token"]
+    desk.lose()
+    desk.restore()
+    row = desk.rig.job(job)
+    assert (row["state"], row["outcome"]) == ("held", None)
+    assert row["reason"] == f"it had not begun when its record was lost; `retry {job}` runs it"
+    assert observe(folder, token).claim == "void"
+    desk.rig.store.wish("requeue", str(job))
+    (desk.folder / "go").touch()
+    assert desk.rig.ends(job)["outcome"] == "completed"
+    assert [row["number"] for row in desk.rig.store.attempts(job)] == [1, 2]
+
+
+def test_a_backup_is_completed_by_the_folders(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.ended("true")
+    waits = desk.rig.add("echo waited >> trace")
+    desk.backup()
+    desk.rig.until(lambda: desk.rig.job(waits)["state"] == "finished", "its end")
+    new = desk.running()
+    desk.lose()
+    with pytest.raises(
+        SchedulerError, match=f"`start --restore` goes on from the backup of 20.* in {desk.home.backups}"
+    ):
+        desk.start()
+    desk.restore()
+    assert desk.rig.job(waits)["outcome"] == "completed"
+    desk.rig.tick()
+    assert desk.rig.job(new)["state"] == "running"
+    assert desk.trace().count("waited") == 1
+    assert f"restored from {desk.home.backups}/scheduler-1.db" in caplog.text
+    assert f"2 attempts are put on the record from folders: jobs {waits}, {new}" in caplog.text
+    assert identity.verdict(desk.rig.store) == "same"
+
+
+def test_an_older_database_that_was_put_back_is_refused_and_replaced_by_the_newest_backup(desk: Desk) -> None:
+    first = desk.ended("true")
+    desk.backup()
+    desk.ended("true")
+    cancelled = desk.rig.add("true", hold=True)
+    desk.backup()
+    desk.lose()
+    shutil.copyfile(desk.home.backups / "scheduler-1.db", desk.home.database)
+    with pytest.raises(
+        SchedulerError, match=r"1 attempt in .*/runs is not on the record: .*scheduler\.db is older than"
+    ):
+        desk.start()
+    desk.restore()
+    assert desk.rig.job(cancelled)["state"] == "held", "the second backup knows it"
+    [aside] = [path for path in desk.home.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
+    assert backups.extent_of(aside).jobs == first
+    desk.close()
+    desk.start().close()
+    desk.rig = Rig(desk.folder, executor=Quick())
+
+
+def test_a_damaged_backup_is_skipped_and_a_damaged_database_kept(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = desk.ended("true")
+    for _ in range(2):
+        desk.backup()
+    desk.close()
+    damage = b"x" * desk.home.database.stat().st_size
+    desk.home.database.write_bytes(damage)
+    (desk.home.backups / "scheduler-2.db").write_bytes(damage)
+    desk.restore()
+    assert desk.rig.job(job)["outcome"] == "completed"
+    assert "scheduler-2.db is damaged: file is not a database; it is skipped" in caplog.text
+    assert f"restored from {desk.home.backups}/scheduler-1.db" in caplog.text
+    [aside] = desk.home.folder.glob("scheduler.db.lost-*[0-9]")
+    assert aside.read_bytes() == damage
+
+
+def test_a_missing_record_of_jobs_that_never_ran_is_refused_for_its_backup(desk: Desk) -> None:
+    desk.rig.add("true", hold=True)
+    desk.backup()
+    desk.lose()
+    with pytest.raises(
+        SchedulerError, match=r"the record was lost: .*scheduler\.db is missing\n`start --restore`"
+    ):
+        desk.start()
+    desk.restore()
+    assert desk.rig.store.counts() == {"held": 1}
+
+
+def test_a_restore_of_a_good_record_changes_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.ended("true")
+    desk.backup()
+    desk.rig.add("true", hold=True)
+    before = tables(desk.rig.store)
+    desk.close()
+    with caplog.at_level("INFO"):
+        desk.restore()
+    assert tables(desk.rig.store) == before
+    assert "the record is whole and knows every attempt; nothing is restored" in caplog.text
+
+
+def test_a_second_attempt_alone_decides_about_its_job(desk: Desk) -> None:
+    desk.backup()
+    job = desk.ended("[ -e again ] || exit 3")
+    (desk.folder / "again").touch()
+    desk.rig.store.wish("requeue", str(job))
+    desk.rig.until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
+    desk.lose()
+    desk.restore()
+    assert desk.rig.job(job)["outcome"] == "completed"
+    assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
+
+
+def test_an_open_attempt_of_the_backup_ends_where_a_later_one_followed(desk: Desk) -> None:
+    job = desk.running("while [ ! -e go ]; do sleep 0.02; done; [ -e again ] || exit 3")
+    desk.backup()
+    (desk.folder / "go").touch()
+    desk.rig.ends(job)
+    (desk.folder / "again").touch()
+    desk.rig.store.wish("requeue", str(job))
+    desk.rig.until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
+    desk.lose()
+    desk.restore()
+    assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
+    assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "completed")
+    assert desk.rig.store.unsettled() == []
+
+
+def test_a_failed_job_is_not_retried_by_the_restore(desk: Desk) -> None:
+    job = desk.rig.add("exit 3", fail_retries=0)
+    desk.rig.ends(job)
+    [folder] = attemptfolders.in_runs(desk.home)
+    spec = json.loads((folder.path / "spec.json").read_text())
+    spec["origin"]["spec"]["fail_retries"] = 5
+    (folder.path / "spec.json").write_text(json.dumps(spec))
+    desk.lose()
+    desk.restore()
+    assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "failed")
+
+
+def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsWatch]:
+    """A watcher of jobs.txt; looked at with a time."""
+
+    def look(now: float) -> JobsWatch:
+        watch = JobsWatch(desk.rig.store, str(desk.folder / "jobs.txt"), None)
+        for at in (now, now + 3, now + 20):
+            watch.look(at)
+        return watch
+
+    return look
+
+
+@pytest.mark.parametrize("backed_up", [0, 2, 3])
+def test_lines_of_known_attempts_do_not_run_again(
+    desk: Desk, backed_up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.folder)
+    (desk.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
+    lines = ["echo a >> trace", "[name=b] echo a >> trace", "1,s.py,,3", "1,s.py,,0", f"[hold] {LONG}"]
+    look = lines_of(desk)
+    (desk.folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines[:backed_up]))
+    look(0)
+    if backed_up:
+        desk.backup()
+    (desk.folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
+    look(100)
+    desk.rig.until(lambda: desk.rig.store.counts() == {"finished": 4, "held": 1}, "all but the held one")
+    desk.lose()
+    monkeypatch.chdir("/")  # the lines belong to the folder in which they were read first
+    desk.restore(jobs_file=str(desk.folder / "jobs.txt"))
+    for again in range(2):
+        lines_of(desk)(200 + 100 * again)
+        desk.rig.tick()
+    assert desk.trace() == ["a", "a"]
+    assert len(desk.rig.store.db.rows("SELECT 1 FROM attempt")) == 4
+    assert desk.rig.store.open_wishes() == []
+    assert desk.rig.store.counts() == {"finished": 4, "held": 1}, (
+        "the line that had never begun is there anew"
+    )
+    outcomes = [row["outcome"] for row in desk.rig.store.db.rows("SELECT outcome FROM job ORDER BY id")]
+    assert outcomes == ["completed", "completed", "failed", "completed", None]
+    with open(desk.folder / "jobs.txt", "a") as file:
+        file.write("echo a >> trace\n")
+    lines_of(desk)(500)
+    desk.rig.until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
+
+
+def test_folders_of_an_earlier_version_do_not_tell_their_lines(desk: Desk) -> None:
+    job = desk.ended("true")
+    [folder] = attemptfolders.in_runs(desk.home)
+    spec = json.loads((folder.path / "spec.json").read_text())
+    del spec["origin"]
+    (folder.path / "spec.json").write_text(json.dumps(spec))
+    desk.lose()
+    with pytest.raises(
+        SchedulerError, match=f"folders of jobs {job} in .* do not tell which lines ran there"
+    ):
+        desk.start(restore=True, jobs_file="jobs.txt")
+    desk.restore()
+    assert desk.rig.job(job)["outcome"] == "completed"
+    assert desk.rig.job(job)["text"] == f"bash {folder.path}/command.sh"
+
+
+def test_no_number_is_used_again_by_a_fresh_start(desk: Desk) -> None:
+    job = desk.ended("true")
+    desk.lose()
+    store = desk.start(fresh=True)
+    with forgetting(store) as jobs:
+        assert jobs == 0
+    store.close()
+    assert list(desk.home.runs.iterdir()) == []
+    desk.rig = Rig(desk.folder, executor=Quick())
+    assert desk.rig.add("true") == job + 1
+
+
+def test_folders_that_a_fresh_start_left_are_no_reason_to_refuse(desk: Desk) -> None:
+    desk.ended("true")
+    shutil.copytree(desk.home.runs, desk.folder / "kept")
+    with forgetting(desk.rig.store):
+        pass
+    shutil.copytree(desk.folder / "kept", desk.home.runs, dirs_exist_ok=True)
+    (desk.home.runs / "a file").touch()
+    desk.close()
+    desk.start().close()
+    desk.rig = Rig(desk.folder, executor=Quick())
+
+
+def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
+    identity.settle_in(desk.rig.store)
+    job = desk.running()
+    desk.close()
+    copy = desk.folder / "copy"
+    copy.mkdir()
+    shutil.copytree(desk.home.folder, copy / "state.d", ignore=shutil.ignore_patterns("scheduler.db*"))
+    home = Home.of(str(copy / "state.json"))
+    with pytest.raises(SchedulerError, match=f"job {job} still runs"):
+        open_record(home, StartOptions(), SETTINGS)
+    store = open_record(home, StartOptions(restore=True, jobs_file=""), SETTINGS)
+    assert identity.verdict(store) == "copied"
+    store.close()
+    desk.rig = Rig(desk.folder, executor=Quick())
+    desk.rig.tick()
+    assert desk.rig.job(job)["state"] == "running"

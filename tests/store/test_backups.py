@@ -1,0 +1,128 @@
+"""Backups of the record: made whole, checked, the last three kept, never replaced by worse ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.backuptimer import BackupTimer
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.now import Now
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import backups
+from gpu_scheduler.store.backups import Backup, DamagedError, Extent
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    os.umask(0o077)
+    return Store(Home.of(str(tmp_path / "s.json")), create=True)
+
+
+def add(store: Store, count: int = 1) -> None:
+    for _ in range(count):
+        store.insert_job(JobSpec("command", "true", "/", command="true"), "test")
+
+
+def make(store: Store) -> Backup:
+    return backups.make(store.db.connection, store.home)
+
+
+def names(store: Store) -> list[str]:
+    return sorted(os.listdir(store.home.backups))
+
+
+def test_keeps_the_last_three_private_and_whole(store: Store) -> None:
+    for _ in range(5):
+        add(store)
+        made = make(store)
+    assert names(store) == ["scheduler-3.db", "scheduler-4.db", "scheduler-5.db"]
+    assert [backup.number for backup in backups.backups(store.home)] == [5, 4, 3]
+    assert backups.extent_of(made.path, immutable=True) == Extent(jobs=5)
+    assert stat.S_IMODE(store.home.backups.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in store.home.backups.iterdir()} == {0o600}
+
+
+def test_an_emptier_record_does_not_replace_a_backup(store: Store) -> None:
+    add(store, 3)
+    make(store)
+    store.db.connection.execute("DELETE FROM job")
+    store.db.connection.execute("DELETE FROM sqlite_sequence")
+    with pytest.raises(SchedulerError, match=r"scheduler-1.db knows more than the record \(up to job 3\)"):
+        make(store)
+    assert names(store) == ["scheduler-1.db"]
+
+
+def test_a_damaged_record_does_not_replace_a_backup(store: Store) -> None:
+    add(store, 200)
+    make(store)
+    store.db.connection.execute("PRAGMA writable_schema = 1")
+    store.db.connection.execute("UPDATE sqlite_master SET rootpage = 3 WHERE name = 'job_identity'")
+    with pytest.raises(DamagedError):
+        make(store)
+    assert names(store) == ["scheduler-1.db"]
+
+
+def test_what_a_killed_scheduler_left_half_made_is_no_backup(store: Store) -> None:
+    add(store)
+    make(store)
+    (store.home.backups / ".scheduler.db.new").write_bytes(b"half")
+    assert len(backups.backups(store.home)) == 1
+    make(store)
+    assert names(store) == ["scheduler-1.db", "scheduler-2.db"]
+
+
+class HandClock(Clock):
+    """A clock that the test moves."""
+
+    boot = 100.0
+
+    def now(self) -> Now:
+        return Now(1.8e9, self.boot, self.boot_id)
+
+
+def test_the_first_backup_comes_soon_after_the_start_and_then_one_a_day(store: Store) -> None:
+    clock = HandClock()
+    timer = BackupTimer(store, clock)
+    timer.turn()
+    assert not store.home.backups.exists(), "the first jobs are launched before it"
+    clock.boot = timer.again_at
+    timer.turn()
+    assert names(store) == ["scheduler-1.db"]
+    assert timer.again_at == clock.boot + 86_400
+    clock.boot += 86_399
+    timer.turn()
+    assert names(store) == ["scheduler-1.db"]
+    clock.boot += 1
+    timer.turn()
+    assert names(store) == ["scheduler-1.db", "scheduler-2.db"]
+
+
+def test_a_backup_that_fails_is_logged_once_and_tried_again(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
+    add(store)
+    clock = HandClock()
+    timer = BackupTimer(store, clock)
+
+    def full(record: sqlite3.Connection, home: Home) -> Backup:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backups, "make", full)
+        for _ in range(2):
+            clock.boot = timer.again_at
+            timer.turn()
+    assert caplog.messages == ["no backup of the record could be made: database or disk is full"]
+    clock.boot += 3600
+    timer.turn()
+    assert names(store) == ["scheduler-1.db"]
