@@ -13,7 +13,7 @@ from gpu_scheduler.store.store import Store
 log = logging.getLogger(__name__)
 
 #: Seconds after the start at which the first one is made: the first jobs are launched before it.
-FIRST_S = 1.0
+FIRST_S = 3.0
 EVERY_S = 86_400.0
 #: Seconds until one that failed is tried again.
 AGAIN_S = 3_600.0
