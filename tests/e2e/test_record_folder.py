@@ -7,10 +7,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
@@ -31,6 +34,9 @@ def original(tmp_path: Path) -> Iterator[World]:
     world.start()
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     wait_for(lambda: trace(tmp_path), "its first word")
+    with closing(Store(Home.of(str(tmp_path / "a" / world.state)))) as store:
+        # Readers say so as soon as the runner does.
+        wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
     yield world
     (tmp_path / "go").touch()
     world.close()
