@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 from tests.waiting import wait_for
+from tests.warm import Process
 
 BEGIN = "printf . >&3; exec 3>&-\n"
 
@@ -125,10 +124,8 @@ class Desk:
     def scheduler(self, *options: str) -> Iterator[int]:
         """A process that holds the lock and carries out wishes; its pid."""
         assert self.store
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cli.answering", str(self.home.state_file), *options],
-            cwd=Path(__file__).parents[2],
-        )
+        words = [str(self.home.state_file), *options]
+        process = Process("tests.cli.answering", words, Path(__file__).parents[2], os.environ, 1, 2)
         try:
             wait_for(lambda: scheduler_pid(self.home.lock) == process.pid, "the scheduler's lock")
             yield process.pid

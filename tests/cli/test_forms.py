@@ -27,6 +27,7 @@ from gpu_scheduler.store.instance import scheduler_pid
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.waiting import wait_for
+from tests.warm import Process
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ("--simulate", "2", "--poll", "0.5", "--log-dir", "logs")
@@ -156,15 +157,14 @@ def test_every_name_of_the_program_takes_a_file(here: Path) -> None:
         assert "drained: 0 of 0 jobs completed; exit code 0" in done.stdout
 
 
-def begun(world: World, *words: str) -> subprocess.Popen[bytes]:
+def begun(world: World, *words: str) -> Process:
     """`gpu-scheduler jobs.txt …` that is up; ended with the world."""
     with open(world.out, "wb") as out:
-        world.process = subprocess.Popen(
-            [sys.executable, "-m", "gpu_scheduler", "jobs.txt", *SIMULATED, *words],
-            cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-        )  # fmt: skip
+        words = ("jobs.txt", *SIMULATED, *words)
+        process = Process("gpu_scheduler", words, world.folder, world.env, out.fileno(), out.fileno())
+    world.process = process
     wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
-    return world.process
+    return process
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
