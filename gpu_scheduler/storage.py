@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look
 from gpu_scheduler.store.home import Home
 
@@ -93,6 +94,8 @@ def refused(what: str, path: Path, *, trust: bool, most: int | None = JSON_BYTES
     found = look(path, most, trust=trust, follow=most is not None)
     if not isinstance(found, FileProblem) or found.kind is Kind.MISSING:
         return None
+    if found.kind is Kind.UNREADABLE and found.errno in SHORTAGE:
+        return None  # nothing is wrong with the file
     if found.kind is Kind.UNREADABLE:
         return Trouble(what, str(path), f"cannot be opened ({found.detail})", "remove it", stops=False)
     return Trouble(what, str(path), found.says, found.remedy or "remove it, or move it aside", stops=False)

@@ -103,15 +103,20 @@ def content(fd: int) -> dict[str, Any] | Problem:
 def read(folder: int, name: str) -> dict[str, Any] | Problem | None:
     """Reads the object in a JSON file of the folder; None if there is none, or it cannot be read now."""
     try:
-        fd = opened(name, folder)
-        if not isinstance(fd, int):
-            return fd
-        try:
-            return content(fd)
-        finally:
-            os.close(fd)
+        return load(folder, name)
     except OSError:
         return None
+
+
+def load(folder: int, name: str) -> dict[str, Any] | Problem | None:
+    """Reads the object in a JSON file of the folder; None if there is none. Raises OSError."""
+    fd = opened(name, folder)
+    if not isinstance(fd, int):
+        return fd
+    try:
+        return content(fd)
+    finally:
+        os.close(fd)
 
 
 def wrong_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> Problem | None:
@@ -158,7 +163,7 @@ def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the spec in an attempt's folder. Raises OSError where it has none that can be used."""
     folder = open_folder(os.fspath(path))
     try:
-        spec = read(folder, "spec.json")
+        spec = load(folder, "spec.json")
     finally:
         os.close(folder)
     if spec is None:

@@ -67,7 +67,7 @@ def _claim(path: str) -> Attempt | int:
     folder = files.open_folder(path)
     if files.exists(folder, "claim"):
         return 0
-    spec = files.read(folder, "spec.json")
+    spec = files.load(folder, "spec.json")
     if not isinstance(spec, dict) or files.wrong_field(spec, files.SPEC_FIELDS):
         return 1
     if spec["boot_id"] != files.boot_id():

@@ -30,8 +30,12 @@ from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.logtail import tail_of
 from gpu_scheduler.probes import child
+from gpu_scheduler.runner import folder
+from gpu_scheduler.runner.folder import spec_of
 from gpu_scheduler.shortages import described
+from gpu_scheduler.storage import refused, troubles
 from gpu_scheduler.storagewatch import StorageWatch
+from gpu_scheduler.store.home import Home
 from gpu_scheduler.wakeups import Wakeups
 from tests.loop.rig import SETTINGS, Rig
 from tests.runner.attempt import patched
@@ -145,9 +149,13 @@ def test_a_look_that_a_shortage_prevents_finds_nothing_out(
         lambda: filelook.being_written(path),
         lambda: filelook.JobsFile(path).look(),
         lambda: procfs.Proc().process(os.getpid()),
+        lambda: spec_of(tmp_path),
+        lambda: folder.load(0, "spec.json"),
     ):
         with pytest.raises(OSError, match="Too many open files"):
             look()
+    home = Home.of(str(tmp_path / "state.json"))
+    assert [refused("main log", path, trust=False), *troubles(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
     assert (tail_of(str(missing)), filelook.being_written(missing)) == ("", False)
