@@ -1,19 +1,24 @@
 """Whose a process on a GPU is: an attempt's, somebody else's, or not to be told from here.
 
-An attempt's are the processes that carry its token, or have a parent that does (a runner adopts what its tree
-orphans), those of a session that belongs to it, and those of a cgroup that it moved to. A number that a probe
-lists may be of another pid namespace than ours: it is then looked for among the inner numbers of our own
-processes, and is otherwise unmatched, which is neither ours nor foreign.
+`runner.membership` decides which processes belong to an attempt. Here a token of an attempt that is not open
+counts as none: the jobs of a scheduler which a job started use the GPUs of that job. Besides, a process is
+taken for an attempt's if it was seen to be before, if it is in a session of which a member was, or in a
+cgroup that the attempt moved to: enough to account for its memory, not to end it. A number that a probe lists
+may be of another pid namespace than ours: it is then looked for among the inner numbers of our own processes,
+and is otherwise unmatched, which is neither ours nor foreign.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 from gpu_scheduler.core.gpu import NAMELESS, GpuSample
 from gpu_scheduler.procfs import PROC, Proc, Process
+from gpu_scheduler.runner import membership
+from gpu_scheduler.runner.membership import Command, Membership
 
 _Key = TypeVar("_Key", int, str)
 #: Starts of two processes with one number differ by a clock tick at least; half of one, in seconds. Where the
@@ -84,10 +89,18 @@ class Owners:
         self._searched: set[Process] = set()
         self._carriers: list[tuple[Process, str]] | None = None
         self._inner: dict[int, list[tuple[Process, str]]] | None = None
+        self._command_of: Callable[[str], Command | None] = lambda token: None
+        #: Recorded commands; those that were not there when this sample asked for them.
+        self._commands: dict[str, Command | None] = {}
 
     def take(self, pids: Collection[int]) -> None:
         """A new sample lists these processes."""
         self._answers, self._carriers, self._inner = {}, None, None
+        self._commands = {
+            token: command
+            for token, command in self._commands.items()
+            if command is not None and token in self._open
+        }
         self._missed = {pid: count for pid, count in self._missed.items() if pid in pids}
         self._known = {
             pid: known
@@ -98,9 +111,17 @@ class Owners:
         self._sessions = self._of_open_attempts(self._sessions)
         self._groups = self._of_open_attempts(self._groups)
 
-    def of(self, sample: GpuSample, tokens: Mapping[str, int]) -> Ownership:
-        """Whose the processes of a GPU of the newest sample are. tokens: token -> open attempt."""
-        self._open = frozenset(tokens)
+    def of(
+        self,
+        sample: GpuSample,
+        tokens: Mapping[str, int],
+        command_of: Callable[[str], Command | None] = lambda token: None,
+    ) -> Ownership:
+        """Whose the processes of a GPU of the newest sample are.
+
+        tokens: token -> open attempt; command_of: the command that the attempt of a token has recorded.
+        """
+        self._open, self._command_of = frozenset(tokens), command_of
         owners: dict[int, int | None] = {}
         starts: dict[int, float] = {}
         unmatched = False
@@ -155,7 +176,7 @@ class Owners:
         return {key: found for key, found in left.items() if found}
 
     def _owner(self, process: Process) -> str | None:
-        token = self._remembered(process) or self._by_tree(process) or self._by_session(process)
+        token = self._remembered(process) or self._by_rule(process) or self._by_session(process)
         if token is None and process not in self._searched:
             self._search()
             self._searched.add(process)
@@ -171,16 +192,42 @@ class Owners:
         token = self._remembered(process) or self._proc.token(process.pid)
         return token if token in self._open else None
 
-    def _by_tree(self, process: Process) -> str | None:
-        token, first = None, process
-        for link in self._proc.line(process):
-            carried = self._carried(link)
-            token = token or carried
-            if token is not None and carried == token:
-                first = link
+    def _by_rule(self, process: Process) -> str | None:
+        attempts = self._recorded()
+        sessions = {command.pid for command in attempts.values() if command is not None}
+
+        @cache
+        def row(pid: int) -> membership.Process | None:
+            found = process if pid == process.pid else self._proc.process(pid)
+            return None if found is None else self._row(found, found.session in sessions)
+
+        own = self._proc.own
+        token = Membership(row, attempts, own.pid if own else 0).owner(process.pid)
         if token is not None:
+            first = process
+            for link in self._proc.line(process):
+                if self._carried(link) == token:
+                    first = link
             self._learn(process, first, token)
         return token
+
+    def _row(self, process: Process, in_session: bool) -> membership.Process:
+        autogroup = self._proc.autogroup(process.pid) if in_session else None
+        return membership.Process(
+            process.pid,
+            process.start,
+            process.parent,
+            process.session,
+            process.ended,
+            self._carried(process),
+            autogroup,
+        )
+
+    def _recorded(self) -> dict[str, Command | None]:
+        """The open attempts and their commands."""
+        for token in self._open - self._commands.keys():
+            self._commands[token] = self._command_of(token)
+        return {token: self._commands[token] for token in self._open}
 
     def _learn(self, process: Process, first: Process, token: str) -> None:
         """What this process of an attempt says of its session and its cgroup. first: the attempt's runner."""
@@ -195,15 +242,11 @@ class Owners:
             self._groups.setdefault(group, {}).setdefault(token, first.start)
 
     def _by_session(self, process: Process) -> str | None:
-        """A session belongs to an attempt if its leader does; after the leader's end, if a member did."""
-        if process.session in (0, self._proc.own_session):
+        """The attempt of which a member of this session was seen."""
+        own = self._proc.own
+        if process.session in (0, own.session if own else 0):
             return None
         leader = self._leader(process)
-        if leader is not None:
-            for link in self._proc.line(leader):
-                token = self._carried(link)
-                if token is not None:
-                    return token
         found = {
             token
             for token, start in self._sessions.get(process.session, {}).items()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.runner.protocol import Runner, observe, take_claim, tokens_alive
+from gpu_scheduler.runner.protocol import Runner, observe, processes_of, take_claim
 from gpu_scheduler.sight import runner_of
 from gpu_scheduler.store.attemptfolders import AttemptFolder, in_runs, read, token_of, unknown
 from gpu_scheduler.store.forget import forgetting
@@ -101,7 +101,8 @@ def _unknown(folders: Iterable[AttemptFolder]) -> list[_Open]:
 
 
 def _left_of(attempts: Collection[_Open], *, take: bool) -> dict[int, bool]:
-    alive = tokens_alive([one.token for one in attempts]) if attempts else {}
+    folders = {one.token: one.folder for one in attempts}
+    alive = processes_of(folders, sure=folders) if folders else {}
     over = {one.token: _over(one, take) for one in attempts}
     return {one.job_id: over[one.token] for one in attempts if one.token in alive or not over[one.token]}
 

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_scheduler.attribution import Owners, Ownership, is_alive
@@ -15,6 +15,7 @@ from gpu_scheduler.core.gpu import LOAD_SAMPLES, GpuSample, Snapshot
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.recovery import UNREADABLE
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.runner.membership import Command
 
 
 def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
@@ -79,8 +80,14 @@ class GpuWatch:
         """The probe did not answer: nothing is placed until it does."""
         self.snapshot, self.failure = None, f"{UNREADABLE}{text}"
 
-    def gpus(self, paused: Mapping[str, tuple[int, bool]], tokens: Mapping[str, int]) -> tuple[Gpu, ...]:
-        """The managed GPUs. paused: UUID -> (index, paused); tokens: token -> attempt of ours."""
+    def gpus(
+        self,
+        paused: Mapping[str, tuple[int, bool]],
+        tokens: Mapping[str, int],
+        command_of: Callable[[str], Command | None] = lambda token: None,
+    ) -> tuple[Gpu, ...]:
+        """The managed GPUs. paused: UUID -> (index, paused); tokens: token -> attempt of ours; command_of:
+        the recorded command of the attempt with this token."""
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
         at = self.snapshot.taken_at if self.snapshot else None
         gpus = []
@@ -88,7 +95,7 @@ class GpuWatch:
             sample = samples.get(uuid)
             loads = [load for load in self._loads.get(uuid, ()) if load is not None]
             load = sum(loads) / len(loads) if loads else None
-            owned = self._owners.of(sample, tokens) if sample else Ownership()
+            owned = self._owners.of(sample, tokens, command_of) if sample else Ownership()
             gpus.append(
                 Gpu(
                     uuid,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gpu_scheduler.core.facts import (
     Attempt,
@@ -20,7 +21,8 @@ from gpu_scheduler.core.needs import Ask, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.settle import needs_scan
 from gpu_scheduler.gpus import GpuWatch, as_recorded
-from gpu_scheduler.runner.protocol import is_made, tokens_alive
+from gpu_scheduler.runner.membership import Command
+from gpu_scheduler.runner.protocol import is_made, processes_of, recorded_command
 from gpu_scheduler.sight import look_at
 from gpu_scheduler.store.measured import Learned
 from gpu_scheduler.store.readings import job_fact
@@ -43,11 +45,17 @@ def look(
 ) -> Facts:
     """Everything that one round decides from. placing: whether jobs may be started; learned: None = needs are
     not learned."""
-    attempts = _attempts(store, now)
+    rows = store.unsettled()
+    folders = {row["token"]: store.home.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
+    attempts = _attempts(store, rows, folders, now)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+
+    def command_of(token: str) -> Command | None:
+        return recorded_command(folders[token], token)
+
     managed = store.gpus()
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
-    rows = {row["uuid"]: row for row in managed}
+    recorded = {row["uuid"]: row for row in managed}
     seen = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     others = {gpu.uuid: (gpu.index, False) for gpu in seen if gpu.uuid not in paused}
     wishes = tuple(
@@ -57,8 +65,8 @@ def look(
         now=now,
         settings=settings,
         config=config,
-        gpus=tuple(as_recorded(gpu, rows[gpu.uuid]) for gpu in watch.gpus(paused, tokens)),
-        others=watch.gpus(others, tokens),
+        gpus=tuple(as_recorded(gpu, recorded[gpu.uuid]) for gpu in watch.gpus(paused, tokens, command_of)),
+        others=watch.gpus(others, tokens, command_of),
         complete=watch.snapshot is not None,
         blind=watch.failure,
         trouble=trouble,
@@ -70,20 +78,24 @@ def look(
     )
 
 
-def _attempts(store: Store, now: Now) -> tuple[Attempt, ...]:
-    attempts = [_attempt(store, row) for row in store.unsettled()]
-    wanted = [attempt.token for attempt in attempts if needs_scan(attempt, now)]
+def _attempts(
+    store: Store, rows: Sequence[sqlite3.Row], folders: Mapping[str, Path], now: Now
+) -> tuple[Attempt, ...]:
+    attempts = [_attempt(store, row, folders[row["token"]]) for row in rows]
+    wanted = {attempt.token: attempt for attempt in attempts if needs_scan(attempt, now)}
     if not wanted:
         return tuple(attempts)
-    alive = tokens_alive(wanted)
+    # A runner that published a result had seen the end of all its processes; a killed one had not.
+    unwatched = [token for token, attempt in wanted.items() if attempt.outcome is None]
+    alive = processes_of({token: folders[token] for token in wanted}, unwatched)
     return tuple(replace(a, survivors=alive.get(a.token, ())) if a.token in wanted else a for a in attempts)
 
 
-def _attempt(store: Store, row: sqlite3.Row) -> Attempt:
+def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:
     attempt = look_at(store, row)
     if attempt.outcome is not None or attempt.sighting.claim != "none":
         return attempt
-    return replace(attempt, made=is_made(store.home.attempt(row["job_id"], row["number"], row["token"])))
+    return replace(attempt, made=is_made(folder))
 
 
 def _lines(store: Store, now: Now) -> tuple[Line, ...]:

@@ -193,7 +193,7 @@ class Loop:
         elif isinstance(action, act.KillRunner):
             protocol.kill_runner(folder, token, known)
         else:
-            protocol.sweep_once(token, signal.SIGKILL if action.kill else signal.SIGTERM)
+            protocol.sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
     def _take_claim(self, job_id: int, folder: Path, token: str) -> None:
         # An error concerns this attempt alone, whose GPUs stay booked; it is tried again each second.

@@ -52,10 +52,9 @@ class Proc:
             return False
 
     @cached_property
-    def own_session(self) -> int:
-        """The session of this process; 0 = not known."""
-        own = self.process("self")
-        return 0 if own is None else own.session
+    def own(self) -> Process | None:
+        """This process."""
+        return self.process("self")
 
     def process(self, pid: int | str) -> Process | None:
         """None if there is none of this number."""
@@ -103,6 +102,10 @@ class Proc:
             if at >= 0:
                 return environment[at + len(mark) :].partition(b"\0")[0].decode("ascii", "replace")
         return None
+
+    def autogroup(self, pid: int) -> str | None:
+        """The kernel's name for its session; None where it has none."""
+        return self._read(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
 
     def cgroup(self, pid: int | str) -> str:
         """Its cgroup of version 2; empty if there is none."""

@@ -18,7 +18,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.restoring import supersede, take_in
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.runner.protocol import observe, take_claim, tokens_alive
+from gpu_scheduler.runner.protocol import observe, processes_of, take_claim
 from gpu_scheduler.sight import look_at
 from gpu_scheduler.store import attemptfolders, identity, imports
 from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin, token_of
@@ -85,7 +85,7 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     """The jobs of these attempts that have living processes, with the pid of the runner where it is known."""
     tokens = {token: one for one in folders if (token := token_of(one)) is not None}
     living: dict[int, int | None] = {}
-    for token in tokens_alive(tokens) if tokens else {}:
+    for token in processes_of({token: one.path for token, one in tokens.items()}) if tokens else {}:
         living[tokens[token].job_id] = None
     for token, one in tokens.items():
         seen = observe(one.path, token)
@@ -198,7 +198,8 @@ class _Import:
         for job_id, (folder, origin) in new.items():
             at = min(_made_at(one, origin) for one, origin in self._jobs[job_id])
             imports.insert_job(db, folder, origin, at, learn=self._store.learning)
-        self._alive = tokens_alive([o.token for found in self._jobs.values() for _, o in found])
+        attempts = [one for found in self._jobs.values() for one in found]
+        self._alive = processes_of({origin.token: folder.path for folder, origin in attempts})
         for turn in range(max(map(len, self._jobs.values()), default=0)):
             self._take_in(turn)
         imports.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
@@ -226,7 +227,9 @@ class _Import:
     def _settle_known(self) -> None:
         """The open attempts that the record knows of these jobs, which a later one has followed."""
         rows = [row for row in self._store.unsettled() if row["job_id"] in self._jobs and not row["outcome"]]
-        alive = tokens_alive([row["token"] for row in rows]) if rows else {}
+        home = self._store.home
+        folders = {row["token"]: home.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
+        alive = processes_of(folders, folders) if folders else {}
         for row in rows:
             attempt = replace(look_at(self._store, row), survivors=alive.get(row["token"], ()))
             self._recorder.record(supersede(attempt, self._now, self._settings), self._now)

@@ -9,7 +9,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain import is_failure
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
-from gpu_scheduler.runner.protocol import Runner, observe, tokens_alive
+from gpu_scheduler.runner.protocol import Runner, observe, processes_of
 from gpu_scheduler.store.attempts import attempt_fact
 from gpu_scheduler.store.store import Store
 
@@ -39,8 +39,12 @@ def over(store: Store) -> frozenset[int]:
     is up. A runner that has published its result is about to end, and counts as none."""
     rows = [row for row in store.unsettled() if row["released_boot"] is None]
     boot_id = Clock().boot_id
-    tokens = [row["token"] for row in rows if row["boot_id"] == boot_id]
-    alive = tokens_alive(tokens) if tokens else {}
+    folders = {
+        row["token"]: store.home.attempt(row["job_id"], row["number"], row["token"])
+        for row in rows
+        if row["boot_id"] == boot_id
+    }
+    alive = processes_of(folders) if folders else {}
     return frozenset(row["id"] for row in rows if not _processes(store, row, alive))
 
 

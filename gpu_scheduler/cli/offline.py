@@ -126,10 +126,11 @@ def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
     if seen.claim == "unlocked":
         return UNLOCKED
     if seen.claim == "dead":
-        return LEFT if sweep(token, grace_s, grace_s + LATE_S) else "cancelled; its runner was gone already"
+        left = sweep(_folder(store, row), token, grace_s, grace_s + LATE_S)
+        return LEFT if left else "cancelled; its runner was gone already"
     if seen.claim == "void" or (seen.claim == "none" and row["job_state"] == JobState.STARTING.value):
         return "cancelled before it began"
-    return LEFT if sweep(token, grace_s, grace_s + LATE_S) else "cancelled"
+    return LEFT if sweep(_folder(store, row), token, grace_s, grace_s + LATE_S) else "cancelled"
 
 
 def _seen(store: Store, row: sqlite3.Row) -> Sighting:

@@ -1,7 +1,8 @@
 """The command of an attempt: its environment, and the shell text that activates, checks and hands over.
 
 Pure text. User text appears in it as single-quoted words only. The text speaks to descriptor 3: "." as its
-last act before the job's own command, or "!" and the reason why it will not come to that.
+last act before the job's own command, or "!" and the reason why it will not come to that. Just before, it
+records the pid and the start of its process, which becomes the job's own command, on descriptor 4.
 """
 
 from __future__ import annotations
@@ -45,7 +46,16 @@ fi
 
 #: Other names reach the job through its environment alone.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_BEGIN = "{ printf . >&3; } 2>/dev/null; exec 3>&-\n"
+#: Hands over. No process is started for it; /proc/PID/stat has a name first that may hold anything.
+BEGIN = """\
+record() {
+    local IFS=' ' stat group=
+    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
+    read -r group _ </proc/$$/autogroup
+    printf '%s %s %s\\n' $$ "${stat[19]}" "$group" >&4
+}
+{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
+"""
 
 
 @dataclass(frozen=True)
@@ -131,7 +141,7 @@ def _work(spec: JobSpec, ids: str, environment: Environment) -> tuple[str, str]:
             f"cuda=add: no place for --cuda can be told in this command; write --cuda {ids} where it belongs"
         )
         return spec.command or "", f"fail {shlex.quote(reason)}\n"
-    return command, f"{_BEGIN}exec bash -c {shlex.quote(command)}\n"
+    return command, f"{BEGIN}exec bash -c {shlex.quote(command)}\n"
 
 
 def _script(spec: JobSpec, script: str, ids: str, environment: Environment) -> tuple[str, str]:
@@ -140,10 +150,10 @@ def _script(spec: JobSpec, script: str, ids: str, environment: Environment) -> t
     check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python(environment)}"
     if spec.torchrun is None:
         said = shlex.join(["-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add")])
-        return f"python {said}", f'{check}{_BEGIN}exec "$python" {said}\n'
+        return f"python {said}", f'{check}{BEGIN}exec "$python" {said}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
     said = shlex.join([*flags, script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
-    return f"torchrun {said}", f'{check}{_torchrun(environment)}{_BEGIN}exec "${{torchrun[@]}}" {said}\n'
+    return f"torchrun {said}", f'{check}{_torchrun(environment)}{BEGIN}exec "${{torchrun[@]}}" {said}\n'
 
 
 def _python(environment: Environment) -> str:

@@ -65,11 +65,16 @@ class Child:
         """Tell this as the reason why it did not begin."""
         self._said, self.problem = b"", problem
 
-    def spawn(self, inner: int, terminal: str | None) -> None:
-        """Start it; `terminal` (a name) or the pipe end `inner` is its output. `message` tells a failure."""
+    def spawn(self, inner: int, terminal: str | None, record: int | None) -> None:
+        """Start it; `terminal` (a name) or the pipe end `inner` is its output. `message` tells a failure.
+
+        record: where it records itself, None = nowhere; it is closed here.
+        """
         self.spawned = time.monotonic()
         try:
-            self._start(inner, terminal)
+            if record is not None:
+                record = high(record)
+            self._start(inner, terminal, record)
             self.running = True
             self.started_at = time.time()
         except OSError as error:
@@ -79,8 +84,11 @@ class Child:
         except ValueError as error:  # a zero byte in a name or in a variable
             self.ended = self.spawned
             self.problem = f"the command could not be started: {error}"
+        finally:
+            if record is not None:
+                os.close(record)
 
-    def _start(self, inner: int, terminal: str | None) -> None:
+    def _start(self, inner: int, terminal: str | None, record: int | None) -> None:
         self._hears, says = os.pipe()
         says = high(says)
         if terminal is None:
@@ -95,6 +103,8 @@ class Child:
                 (os.POSIX_SPAWN_DUP2, 0, 1),
             ]
         actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, says, 3)]
+        if record is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, record, 4))
         try:
             self._pid = self._spawn(actions, terminal is not None)
         finally:
@@ -163,18 +173,21 @@ class Child:
             except OSError:
                 pass
 
-    def leftovers(self) -> Leftovers | None:
-        """What the ended command may have left behind; None if that is nothing."""
+    def leftovers(self, folder: int) -> Leftovers | None:
+        """What the ended command may have left behind; None if that is nothing. folder: the attempt's."""
         if self._pid == 0:
             return None
         if self._adopts and not has_children():
             return None
         try:
             from .leftovers import Leftovers
-        except (ImportError, OSError):
-            return None  # for want of open files; the scheduler ends what carries the token
+            from .recorded import command_of
 
-        return Leftovers(self._spec["token"], self._spec["term_grace_s"], self.ended)
+            command = command_of(folder, self._spec["token"])
+        except (ImportError, OSError):
+            return None  # for want of open files; the scheduler ends what belongs to the attempt
+
+        return Leftovers(self._spec["token"], command, self._spec["term_grace_s"], self.ended)
 
 
 def _adopt_orphans() -> bool:

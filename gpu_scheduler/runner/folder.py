@@ -35,6 +35,10 @@ TITLE_ROOM = 4096
 #: Errors that tell of the machine and its limits: processes, memory, open files.
 SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
+#: The file in which the command of an attempt records itself, and its size.
+COMMAND = "command.pid"
+COMMAND_SIZE = 256
+
 #: Bytes written before the command starts, so that a disk that fills up meanwhile cannot lose the result.
 _RESERVED = 512
 #: A runner that finds the disk full before it has claimed waits so long for room, in seconds; after about the
@@ -266,6 +270,40 @@ def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
         return None
     finally:
         os.unlink(name, dir_fd=folder)
+
+
+def reserve_command(folder: int, token: str, boot: str) -> int | None:
+    """The file in which the command records its pid, its start and its session, open where it is to write.
+
+    Its first line says whose pids these are: pid 1 of a container that was restarted is another process. The
+    room is there before the command starts, so that a full disk takes nothing from it. None: there is none.
+    """
+    try:
+        said = f"{token} {boot} {init_ticks()}\n".encode("ascii")
+        fd = os.open(COMMAND, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            _write_all(fd, said.ljust(COMMAND_SIZE))
+            os.lseek(fd, len(said), os.SEEK_SET)
+            return fd
+        except OSError:
+            os.close(fd)
+    except OSError:
+        pass
+    return None
+
+
+def init_ticks() -> str:
+    """When process 1 started, which is the first of a container too; "-": that may not be seen."""
+    try:
+        fd = os.open("/proc/1/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 4096).rpartition(b")")[2].split()[19].decode("ascii")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
+        return "-"
 
 
 class Result:

@@ -16,7 +16,7 @@ import gc
 import os
 import sys
 
-from . import leftovers, signals, supervise  # noqa: F401
+from . import leftovers, recorded, signals, supervise  # noqa: F401
 from .folder import FORKED, NO_TOKEN, READY, REFUSED, START, TITLE_ROOM, TOKEN
 
 TYPE_CHECKING = False

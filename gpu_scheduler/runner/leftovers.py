@@ -1,41 +1,68 @@
-"""What a command left behind when it ended: SIGTERM, a grace, SIGKILL, and no more than 5 s in all."""
+"""What a command left behind when it ended: SIGTERM, a grace, SIGKILL, and no more than 5 s in all.
+
+While this process adopts what the command orphans, it has a child as long as anything is left: only without
+one, in two looks, is an empty scan believed. A chain of processes each of which forks and ends at once is in
+no scan.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 
-from . import signals, tree
+from . import chains, signals, tree
 from .child import has_children
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .membership import Command
 
 _KILL_AFTER_S = 3.0
 _GIVE_UP_AFTER_S = 5.0
 _LOOK_AGAIN_S = 0.03
+#: How often children that escape a scan are hunted in one look.
+_HUNTS = 20
 
 
 class Leftovers:
-    """Processes that descend from this one or carry the attempt's token. `survivors` is set at the end."""
+    """Processes that descend from this one or belong to the attempt. `survivors` is set at the end.
 
-    def __init__(self, token: str, grace_s: float, ended: float) -> None:
+    command: as it recorded itself, None = it did not.
+    """
+
+    def __init__(self, token: str, command: Command | None, grace_s: float, ended: float) -> None:
         self._token = token
+        self._command = command
         self._kill_at = ended + min(grace_s, _KILL_AFTER_S)
         self._give_up_at = ended + _GIVE_UP_AFTER_S
         self._told: set[tuple[int, int]] = set()
+        self._empty = 0
+        self._fleeting = 0
+        self._seen: int | None = None
         self.survivors: list[int] = []
 
     def turn(self, now: float) -> float | None:
         """Look, and signal what is left. Seconds until the next look; None = nothing left, or time is up."""
         try:
-            alive = tree.descendants(os.getpid()) if has_children() else {}
-            alive.update(tree.carriers((self._token,)).get(self._token, {}))
+            return self._turn(now)
         except OSError:
             # A shortage of open files must not cost the command its result.
             return None if now >= self._give_up_at else _LOOK_AGAIN_S
-        if not alive:
-            return None
+
+    def _turn(self, now: float) -> float | None:
+        children = has_children()
+        alive = tree.descendants(os.getpid()) if children else {}
+        alive.update(tree.scan({self._token: self._command}).found.get(self._token, {}))
+        self._empty = 0 if alive or children else self._empty + 1
+        if self._empty:
+            return 0.0 if self._empty == 1 else None
         if now >= self._give_up_at:
-            self.survivors = sorted(alive)
+            self.survivors = sorted(alive) or [pid for pid in (self._seen,) if pid is not None]
             return None
+        self._fleeting = self._fleeting + 1 if children and not _any_lives(alive) else 0
+        # One look may fall between the end of the last process and its collection.
+        if self._fleeting > 1 or now >= self._kill_at:
+            self._hunt(signals.KILL if now >= self._kill_at else signals.TERM)
         for process in alive.items():
             if now >= self._kill_at:
                 tree.send(*process, signals.KILL)
@@ -45,3 +72,15 @@ class Leftovers:
                 tree.send(*process, signals.CONT)
         # A look costs by the number of processes on the machine: never spend most of the time on it.
         return max(_LOOK_AGAIN_S, 4 * (time.monotonic() - now))
+
+    def _hunt(self, number: int) -> None:
+        """Signal children that are gone before a scan comes to them."""
+        if self._command is not None:
+            chains.send_group(self._command, self._token, number)
+        for _ in range(_HUNTS):
+            seen = chains.send_children(number)
+            self._seen = seen or self._seen
+
+
+def _any_lives(processes: dict[int, int]) -> bool:
+    return any(tree.ticks_of(pid) == ticks for pid, ticks in processes.items())

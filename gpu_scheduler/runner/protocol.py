@@ -15,7 +15,7 @@ from gpu_scheduler.runner.observe import (
 )
 from gpu_scheduler.runner.parsing import Runner, SeenResult, SeenStop
 from gpu_scheduler.runner.prepare import is_made, is_usable, prepare
-from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
+from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep, sweep_once
 
 __all__ = [
     "Runner",
@@ -28,9 +28,10 @@ __all__ = [
     "nudge",
     "observe",
     "prepare",
+    "processes_of",
+    "recorded_command",
     "request_stop",
     "sweep",
     "sweep_once",
     "take_claim",
-    "tokens_alive",
 ]

@@ -143,7 +143,8 @@ class Attempt:
             self._cause = stop["cause"]
         else:
             self._noted.listen()
-            self._child.spawn(self._output.inner, self._output.name)
+            record = files.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
+            self._child.spawn(self._output.inner, self._output.name, record)
             self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
             self._attend()
             self._after()
@@ -228,7 +229,7 @@ class Attempt:
         # A machine that ends reaches command and runner one after the other.
         machine_may_come = child.exit_code != 0 and self._cause is None
         machine_until = child.ended + _MACHINE_GAP_S
-        rest = child.leftovers()
+        rest = child.leftovers(self._folder)
         while True:
             now = time.monotonic()
             if machine_may_come and self._noted.take(signals.TERM):

@@ -1,8 +1,9 @@
-"""Which processes belong to an attempt, by descent or by the token in their environment, and signals to them.
+"""The processes of attempts, read from /proc, and signals to them.
 
-A signal goes through a pidfd of a process whose start was checked after the pidfd was opened, so that a pid
-that was given away meanwhile is never hit. It decides neither whom to signal nor when. Zombies are not alive.
-A look for which open files or memory are lacking raises OSError: it has not found that nobody is there.
+`membership` decides which processes these are; this module reads the table that it asks for. A signal goes
+through a pidfd of a process whose start was checked after the pidfd was opened, so that a pid that was given
+away meanwhile is never hit. It decides neither whom to signal nor when. A look for which open files or memory
+are lacking raises OSError: it has not found that nobody is there.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import os
 import time
 
 from .folder import SHORTAGE, TOKEN
+from .membership import Membership, Process, below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Mapping
+
+    from .membership import Command
 else:
     import _signal
 
 #: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
 #: Set before a process that ends lets go of its files, and so of its locks.
 _EXITING = 0x00000004
@@ -42,13 +47,29 @@ def _file(pid: int, name: str) -> bytes:
 
 def _stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat from the state on; None for a process that is gone or a zombie."""
+    fields = fields_of(pid)
+    return None if fields is None or has_ended(fields) else fields
+
+
+def fields_of(pid: int) -> list[bytes] | None:
+    """The same, also of a zombie."""
     try:
-        fields = _file(pid, "stat").rpartition(b")")[2].split()
+        return _file(pid, "stat").rpartition(b")")[2].split() or None
     except OSError as error:
         if error.errno in SHORTAGE:
             raise
         return None
-    return None if not fields or fields[0] in (b"Z", b"X", b"x") else fields
+
+
+def has_ended(fields: list[bytes]) -> bool:
+    # The first thread of a process that lives on in others shows as a zombie too.
+    return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
+
+
+def _has_just_ended(fields: list[bytes]) -> bool:
+    """Whether this is a zombie that has not lived for a second. Some of them are never collected."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS_PER_S
+    return has_ended(fields) and age_s < 1.0
 
 
 def _pids() -> Iterator[int]:
@@ -75,68 +96,122 @@ def has_terminal(pid: int) -> bool | None:
 
 def descendants(root: int) -> dict[int, int]:
     """Every living process below `root`, with its start ticks."""
-    children: dict[int, list[tuple[int, int]]] = {}
-    for pid in _pids():
-        fields = _stat(pid)
-        if fields is not None:
-            children.setdefault(int(fields[1]), []).append((pid, int(fields[19])))
-    found: dict[int, int] = {}
-    below = [root]
-    while below:
-        for pid, ticks in children.get(below.pop(), ()):
-            found[pid] = ticks
-            below.append(pid)
-    return found
+    return below(root, _table(newest_first(), {}, frozenset()).values())
 
 
-def carriers(tokens: Collection[str]) -> dict[str, dict[int, int]]:
-    """The living processes that carry each of these tokens, with their start ticks.
+class Scan:
+    """What one look at /proc has found.
 
-    One scan; only processes of the own user are asked (root: of all). This process is left out. One that
-    hides its environment (set-user-id programs, a title written over it) is not seen.
+    found: token -> the living processes of the attempt, with their start ticks. Where there was one that has
+    gone meanwhile, and no other, it stands for those that it may have left, with 0.
+    missed: a process ended just before it could be looked at; it may have left another one.
     """
-    wanted = {token.encode("ascii"): token for token in tokens}
-    found: dict[str, dict[int, int]] = {}
 
-    def note(pid: int, environment: bytes) -> None:
-        token = wanted.get(_token(environment))
-        ticks = None if token is None else ticks_of(pid)
-        if token is not None and ticks is not None:
-            found.setdefault(token, {})[pid] = ticks
+    __slots__ = ("found", "missed")
 
-    undecided = {}
-    for pid in _own_pids():
-        environment = _environment(pid)
-        note(pid, environment)
-        ticks = None if environment else _user_ticks(pid)
+    def __init__(self, found: dict[str, dict[int, int]], missed: bool) -> None:
+        self.found, self.missed = found, missed
+
+
+def scan(attempts: Mapping[str, Command | None]) -> Scan:
+    """Look for the processes of these attempts (token -> its command, None = not recorded).
+
+    Environments are read of the own user's processes only (root: of all). Without a carrier of a token and
+    without a member of a session no process can belong to an attempt: then nothing more is read.
+    """
+    me, uid = os.getpid(), os.geteuid()
+    sessions = frozenset(command.pid for command in attempts.values() if command is not None)
+    tokens: dict[int, str] = {}
+    in_session: dict[int, int] = {}
+    undecided: dict[int, int] = {}
+    missed = False
+    pids = newest_first()
+    for pid in pids:
+        try:
+            session = os.getsid(pid) if sessions else 0
+            own = uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid
+        except OSError:
+            missed = True
+            continue
+        if session in sessions and pid != me:
+            in_session[pid] = session
+        if not own or pid in (1, me):
+            continue
+        own_environment = environment(pid)
+        _note(tokens, pid, own_environment)
+        fields = None if own_environment else fields_of(pid)
+        missed = missed or (not own_environment and (fields is None or _has_just_ended(fields)))
+        ticks = None if fields is None else _user_ticks(fields)
         if ticks is not None and (pid, ticks) not in _bare:
             undecided[pid] = ticks
+    _ask_again(undecided, tokens)
+    if not in_session and not any(token in attempts for token in tokens.values()):
+        return Scan({}, missed)
+    table = _table(pids, tokens, sessions)
+    rule = Membership(table.get, attempts, me)
+    found = rule.members(table.values())
+    for pid in {*in_session, *tokens} - table.keys():
+        token = tokens.get(pid) or rule.of_session(in_session[pid])
+        if token is not None and token in attempts:
+            found.setdefault(token, {pid: 0})
+    return Scan(found, missed)
+
+
+def newest_first() -> list[int]:
+    """Every pid. The newest processes are looked at first: one that does not live long is seen in time."""
+    return sorted(_pids(), reverse=True)
+
+
+def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int]) -> dict[int, Process]:
+    table = {}
+    for pid in pids:
+        fields = fields_of(pid)
+        if fields is not None:
+            session = int(fields[3])
+            table[pid] = Process(
+                pid,
+                int(fields[19]),
+                int(fields[1]),
+                session,
+                has_ended(fields),
+                tokens.get(pid),
+                autogroup(pid) if session in sessions else None,
+            )
+    return table
+
+
+def autogroup(pid: int) -> str | None:
+    """The kernel's name for the session of a process; None where it has none."""
+    try:
+        return _file(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
+        return None
+
+
+def _ask_again(undecided: dict[int, int], tokens: dict[int, str]) -> None:
     until = time.monotonic() + _EXEC_S
     while undecided and time.monotonic() < until:
         time.sleep(_EXEC_AGAIN_S)
         for pid in tuple(undecided):
-            environment = _environment(pid)
-            note(pid, environment)
-            if environment or _user_ticks(pid) is None:
+            own_environment = environment(pid)
+            _note(tokens, pid, own_environment)
+            fields = fields_of(pid)
+            if own_environment or fields is None or _user_ticks(fields) is None:
                 del undecided[pid]
     if len(_bare) > _BARE_AT_MOST:
         _bare.clear()
     _bare.update(undecided.items())
-    return found
 
 
-def _own_pids() -> Iterator[int]:
-    """Every process of this user (root: every process) but this one and the first, which is nobody's job."""
-    uid, me = os.geteuid(), os.getpid()
-    for pid in _pids():
-        try:
-            if pid not in (1, me) and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
-                yield pid
-        except OSError:
-            continue
+def _note(tokens: dict[int, str], pid: int, environment: bytes) -> None:
+    token = token_in(environment)
+    if token:
+        tokens[pid] = token.decode("ascii", "replace")
 
 
-def _environment(pid: int) -> bytes:
+def environment(pid: int) -> bytes:
     try:
         return _file(pid, "environ")
     except OSError as error:
@@ -145,7 +220,7 @@ def _environment(pid: int) -> bytes:
         return b""
 
 
-def _token(environment: bytes) -> bytes:
+def token_in(environment: bytes) -> bytes:
     """The token in an environment; empty if it has none."""
     listed = b"\0" + environment
     for mark in _MARKS:
@@ -155,10 +230,9 @@ def _token(environment: bytes) -> bytes:
     return b""
 
 
-def _user_ticks(pid: int) -> int | None:
-    """The start of a process that may have an environment; None for kernel threads, zombies, those gone."""
-    fields = _stat(pid)
-    return None if fields is None or int(fields[6]) & _KERNEL_THREAD else int(fields[19])
+def _user_ticks(fields: list[bytes]) -> int | None:
+    """The start of a process that may have an environment; None for kernel threads and zombies."""
+    return None if has_ended(fields) or int(fields[6]) & _KERNEL_THREAD else int(fields[19])
 
 
 def send(pid: int, ticks: int, signal: int) -> bool:

@@ -14,20 +14,19 @@ import pytest
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.command import BEGIN
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner.protocol import observe, prepare, sweep, tokens_alive
+from gpu_scheduler.runner.protocol import observe, prepare, processes_of, sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.recorder import Recorder
 from gpu_scheduler.store.store import Store
 from tests.waiting import wait_for
 from tests.warm import Process
-
-BEGIN = "printf . >&3; exec 3>&-\n"
 
 
 class Desk:
@@ -38,7 +37,7 @@ class Desk:
         self.home = Home.of(str(path / "gpu_scheduler_state.json"))
         self._capsys = capsys
         self._store: Store | None = None
-        self.tokens: list[str] = []
+        self.folders: dict[str, Path] = {}
 
     @property
     def store(self) -> Store:
@@ -68,7 +67,7 @@ class Desk:
         opened = self.record(act.Start(job_id, (gpu,), 500))
         row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", opened[job_id])
         assert row is not None
-        self.tokens.append(row["token"])
+        self.folders[row["token"]] = self.folder(row)
         return row
 
     def folder(self, row: Any) -> Path:
@@ -118,7 +117,7 @@ class Desk:
 
     def wait_until_gone(self) -> None:
         """No process of any attempt is left; a runner ends a moment after its result is there."""
-        wait_for(lambda: not tokens_alive(self.tokens), "end of all processes")
+        wait_for(lambda: not processes_of(self.folders), "end of all processes")
 
     @contextmanager
     def scheduler(self, *options: str) -> Iterator[int]:
@@ -135,7 +134,7 @@ class Desk:
 
     def close(self) -> None:
         """End what was started, and close the store."""
-        for token in self.tokens:
-            assert not sweep(token, 0.0, 5.0)
+        for token, folder in self.folders.items():
+            assert not sweep(folder, token, 0.0, 5.0)
         if self._store is not None:
             self._store.close()

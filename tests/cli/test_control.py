@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from contextlib import nullcontext
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler import fresh
 from gpu_scheduler.cli.foresee import foreseen
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core import wishes
 from gpu_scheduler.core.facts import JobFact, Settings
 from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import kill_runner, observe
 from gpu_scheduler.store.home import Home
 from tests.cli.desk import Desk
@@ -131,13 +134,20 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(desk: Desk) -> Non
     desk.wait_until_gone()
 
 
-def test_a_job_whose_runner_is_gone_is_swept(desk: Desk) -> None:
-    job = desk.run_job("trap '' TERM HUP; echo $$ > pid; while :; do sleep 0.02; done")
+@pytest.mark.parametrize("environment", ["", "env -i"])
+def test_a_job_whose_runner_is_gone_is_swept(
+    desk: Desk, environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fresh, "END_S", 0.1)
+    script = "trap '' TERM HUP; echo $$ > pid; while :; do sleep 0.02; done"
+    job = desk.run_job(f"exec {environment} sh -c {shlex.quote(script)}")
     pid = int(wait_for(lambda: _read(desk.path / "pid"), "the job's pid") or 0)
     attempt = desk.store.attempts(job)[0]
     kill_runner(desk.folder(attempt), attempt["token"])
     wait_for(lambda: observe(desk.folder(attempt), attempt["token"]).claim == "dead", "the runner's end")
     os.kill(pid, 0)
+    with pytest.raises(SchedulerError, match=f"job {job} is active"):
+        fresh.refuse_active(desk.store)
     code, out, err = desk.run("cancel", job, "--grace", 0.2)
     assert (code, out, err) == (0, f"job {job}: cancelled; its runner was gone already\n", "")
     desk.wait_until_gone()

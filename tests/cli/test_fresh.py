@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,7 +206,7 @@ def test_what_runs_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch
 
     job = desk.run_job(LONG)
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_scheduler.fresh.time.sleep", sleep)
+        patch.setattr(fresh, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
             fresh.refuse_active(desk.store)
 
@@ -248,13 +249,13 @@ def test_an_attempt_that_nobody_has_claimed_is_claimed_so_that_it_never_begins(d
 
 def test_a_runner_that_was_killed_holds_nothing_back_once_its_command_is_gone(desk: Desk) -> None:
     job = desk.run_job(LONG)
-    token = desk.tokens[-1]
+    token = list(desk.folders)[-1]
     (row,) = desk.store.unsettled()
     runner = observe(desk.folder(row), token).pid
     assert runner is not None
     os.kill(runner, signal.SIGKILL)
     wait_for(lambda: observe(desk.folder(row), token).claim == "dead", "the runner's end")
-    assert not sweep(token, 0.0)
+    assert not sweep(desk.folder(row), token, 0.0)
     assert observe(desk.folder(row), token).result is None
     fresh.refuse_active(desk.store, take=True)
     assert desk.state(job) == "running"

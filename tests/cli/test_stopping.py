@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.cli import stopping
 from gpu_scheduler.intake.statewatch import StateWatch
-from gpu_scheduler.runner.protocol import observe, sweep, tokens_alive
+from gpu_scheduler.runner.protocol import observe, processes_of, sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
 from tests.cli.desk import Desk
@@ -35,7 +35,7 @@ def test_the_scheduler_ends_and_running_jobs_go_on(desk: Desk) -> None:
         assert (code, err) == (0, "")
         assert out.startswith(f"the scheduler (pid {pid}) has ended\nrunning jobs go on: job {job};")
         assert scheduler_pid(desk.home.lock) is None
-    assert tokens_alive(desk.tokens)
+    assert processes_of(desk.folders)
     assert desk.state(job) == "running"
     assert desk.wishes() == []
 
@@ -149,7 +149,7 @@ def test_a_job_whose_runner_was_killed_keeps_its_share_while_its_command_runs(de
     wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
     desk.run("stop")
     assert state_of(desk)["gpu_status"] == [0.5, 0.0]
-    assert not sweep(row["token"], 0.0)
+    assert not sweep(desk.folder(row), row["token"], 0.0)
     desk.run("stop")
     assert state_of(desk)["gpu_status"] == [0.0, 0.0]
 

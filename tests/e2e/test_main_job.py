@@ -220,7 +220,7 @@ def test_a_deleted_state_starts_from_nothing(world: World) -> None:
     assert (world.folder / "ran").read_text().split() == ["old", "new"]
     from gpu_scheduler.runner.protocol import sweep
 
-    sweep(token, term_s=0.0)
+    sweep(world.folder, token, term_s=0.0)
 
 
 def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> None:

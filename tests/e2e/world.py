@@ -142,7 +142,7 @@ class World:
         if home.database.exists():
             store = Store(home)
             for row in store.unsettled():
-                sweep(row["token"], term_s=0.0)
+                sweep(store.home.attempt(row["job_id"], row["number"], row["token"]), row["token"], 0.0)
             store.close()
 
     def wait_text(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:

@@ -3,5 +3,11 @@ fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin
 cd -- '/my work' || fail 'working folder /my work cannot be entered'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
-{ printf . >&3; } 2>/dev/null; exec 3>&-
+record() {
+    local IFS=' ' stat group=
+    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
+    read -r group _ </proc/$$/autogroup
+    printf '%s %s %s\n' $$ "${stat[19]}" "$group" >&4
+}
+{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec bash -c 'cd '"'"'a b'"'"' && python t.py --cuda 0,2 | tee $HOME/log'

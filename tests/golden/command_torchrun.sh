@@ -11,5 +11,11 @@ if type -P torchrun >/dev/null; then torchrun=(torchrun); else
     "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
         fail 'torchrun is not on the PATH of the job, and its python has no torch'
 fi
-{ printf . >&3; } 2>/dev/null; exec 3>&-
+record() {
+    local IFS=' ' stat group=
+    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
+    read -r group _ </proc/$$/autogroup
+    printf '%s %s %s\n' $$ "${stat[19]}" "$group" >&4
+}
+{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec "${torchrun[@]}" --standalone --nnodes=1 --nproc_per_node=2 /data/t.py --lr 0.1 --name 'it'"'"'s; x'

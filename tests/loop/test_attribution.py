@@ -19,6 +19,7 @@ from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.procfs import Proc
+from gpu_scheduler.runner.protocol import recorded_command
 from tests.runner.attempt import Attempt, socket_folder
 from tests.waiting import wait_for
 
@@ -181,6 +182,19 @@ def test_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:
     assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: None}
 
 
+def test_the_recorded_command_tells_its_session(lone: tuple[Attempt, int, int]) -> None:
+    """Also to a scheduler that was started after the end of the runner and of the command."""
+    attempt, pid, leader = lone
+    assert leader == os.getsid(pid)
+    bereave(attempt, pid)
+    os.kill(leader, signal.SIGKILL)
+    until_gone(leader)
+    owners = Owners()
+    owners.take({pid})
+    seen = owners.of(card(pid), {attempt.token: OURS}, lambda token: recorded_command(attempt.folder, token))
+    assert seen.owners == {pid: OURS}
+
+
 def test_a_session_is_remembered_while_its_attempt_is_open(lone: tuple[Attempt, int, int]) -> None:
     attempt, pid, leader = lone
     owners, tokens = Owners(), {attempt.token: OURS}
@@ -316,6 +330,7 @@ import os, subprocess, sys
 from gpu_scheduler.attribution import Owners, is_alive
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.procfs import Proc
+from gpu_scheduler.runner.protocol import recorded_command
 if subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"]).returncode:
     sys.exit(3)
 os.setgroups([])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.runner.protocol import sweep, tokens_alive
+from gpu_scheduler.runner.protocol import processes_of, sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 from tests.torture.harness import environment, runner_pids
@@ -73,7 +73,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path, request.param)
     yield made
     for row in made.store.unsettled():
-        sweep(row["token"], term_s=0.0)  # what a test that failed has left
+        folder = made.store.home.attempt(row["job_id"], row["number"], row["token"])
+        sweep(folder, row["token"], term_s=0.0)  # what a test that failed has left
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,8 @@ def running(place: Place) -> None:
 
 def leaves_nothing(place: Place, job: int) -> None:
     """No process of the job is left."""
-    token = place.store.attempts(job)[0]["token"]
-    assert tokens_alive([token]).get(token, ()) == ()
+    row = place.store.attempts(job)[0]
+    assert processes_of({row["token"]: place.store.home.attempt(job, row["number"], row["token"])}) == {}
 
 
 def ends_as_cancelled(place: Place, job: int) -> None:

@@ -22,7 +22,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     one = Rig(tmp_path)
     yield one
     for row in one.store.unsettled():
-        sweep(row["token"], term_s=0.0)
+        folder = one.store.home.attempt(row["job_id"], row["number"], row["token"])
+        sweep(folder, row["token"], term_s=0.0)
 
 
 def token_of(rig: Rig, job: int) -> str:
@@ -142,7 +143,7 @@ def test_an_invalid_claim_of_which_no_process_is_left_holds_the_job(rig: Rig) ->
     job = unseen(rig)
     folder, token = rig.attempt_folder(job), token_of(rig, job)
     kill_runner(folder, token)
-    assert sweep(token, term_s=0.0) == ()
+    assert sweep(folder, token, term_s=0.0) == ()
     claim_as_folder(folder, token)
     row = rig.ends(job)
     assert row["reason"] == f"its runner is gone, and the file claim is a folder; `retry {job}` runs it again"

@@ -17,7 +17,7 @@ from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.loop import due
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.protocol import tokens_alive
+from gpu_scheduler.runner.protocol import processes_of
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
@@ -71,12 +71,12 @@ def test_results_are_known_to_a_scheduler_that_was_not_there(rig: Rig) -> None:
 def test_a_runner_killed_with_its_job_is_interrupted_and_nothing_of_it_is_left(rig: Rig) -> None:
     job = rig.add("echo start >> ran; setsid sleep 60 & sleep 60")
     runner = rig.runner(job)
-    token = rig.store.attempts(job)[0]["token"]
+    token, folder = rig.store.attempts(job)[0]["token"], rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "ran").exists(), "the job's first line")
     os.kill(runner, signal.SIGKILL)
     row = rig.ends(job)
     assert (row["state"], row["held_by"]) == ("held", "interrupted")
-    assert tokens_alive([token]).get(token, ()) == ()
+    assert processes_of({token: folder}) == {}
     assert (rig.folder / "ran").read_text() == "start\n"
     rig.store.wish("retry", str(job))
     rig.runner(job)

@@ -76,7 +76,7 @@ class Desk:
         self.folder = folder
         self.home = Home.of(str(folder / "state.json"))
         self.rig = Rig(folder, executor=Quick())
-        self.tokens: list[str] = []
+        self.folders: dict[str, Path] = {}
 
     def running(self, command: str = LONG, **values: object) -> int:
         job = self.rig.add(command, **values)
@@ -97,7 +97,8 @@ class Desk:
     def close(self) -> None:
         """The scheduler is killed: its executor forgets its children, its record is closed."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
-            self.tokens += [row["token"] for row in self.rig.store.db.rows("SELECT token FROM attempt")]
+            for row in self.rig.store.db.rows("SELECT job_id, number, token FROM attempt"):
+                self.folders[row["token"]] = self.home.attempt(row["job_id"], row["number"], row["token"])
         self.rig.store.close()
 
     def lose(self) -> None:
@@ -126,8 +127,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     yield one
     (tmp_path / "go").touch()
     one.close()
-    for token in one.tokens:
-        sweep(token, 0.0)
+    for token, folder in one.folders.items():
+        sweep(folder, token, 0.0)
 
 
 def tables(store: Store) -> dict[str, list[tuple[Any, ...]]]:
@@ -192,7 +193,8 @@ def test_a_record_is_made_of_the_folders_alone(desk: Desk) -> None:
     attempts = {row["job_id"]: row for row in desk.rig.store.db.rows("SELECT * FROM attempt")}
     desk.lose()
     os.kill(runner, signal.SIGKILL)
-    sweep(attempts[killed]["token"], 0.0)
+    token = attempts[killed]["token"]
+    sweep(desk.home.attempt(killed, 1, token), token, 0.0)
 
     desk.restore()
     rows = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}

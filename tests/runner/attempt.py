@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from gpu_scheduler.core.command import BEGIN
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
 from gpu_scheduler.runner.observe import Seen, observe, request_stop
 from gpu_scheduler.runner.parsing import Follow, SeenResult
 from gpu_scheduler.runner.prepare import prepare
-from gpu_scheduler.runner.sweep import sweep_once, tokens_alive
+from gpu_scheduler.runner.sweep import processes_of, sweep_once
 
 T = TypeVar("T")
-
-BEGIN = "printf . >&3; exec 3>&-\n"
 
 
 def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: float = 60.0) -> T:
@@ -124,16 +123,16 @@ class Attempt:
         return request_stop(self.folder, self.token, cause, grace_s, follow)
 
     def pids(self) -> tuple[int, ...]:
-        """The living processes that carry the token."""
-        return tokens_alive([self.token]).get(self.token, ())
+        """Its living processes."""
+        return processes_of({self.token: self.folder}).get(self.token, ())
 
     def until_gone(self) -> None:
-        """Wait until no process carries the token."""
+        """Wait until no process of it is left."""
         wait_for(lambda: not self.pids(), f"nothing left, but {self.pids()}")
 
     def clean(self) -> None:
         """End everything that is left."""
-        wait_for(lambda: not sweep_once(self.token, signal.SIGKILL), "sweep")
+        wait_for(lambda: not sweep_once(self.folder, self.token, signal.SIGKILL), "sweep")
 
 
 def patched(home: Path, patch: str) -> DirectExecutor:

@@ -17,7 +17,7 @@ from gpu_scheduler.runner import tree
 from gpu_scheduler.runner.folder import START, boot_id, spec_of, start_ticks
 from gpu_scheduler.runner.observe import kill_runner, observe, request_stop, take_claim
 from gpu_scheduler.runner.prepare import prepare
-from gpu_scheduler.runner.sweep import sweep, sweep_once, tokens_alive
+from gpu_scheduler.runner.sweep import processes_of, sweep, sweep_once
 from tests.runner.attempt import killed_at, patched, wait_for
 from tests.runner.conftest import Make
 
@@ -43,7 +43,7 @@ def test_three_launches_one_start(make: Make) -> None:
         reap(executor, 0)
         assert attempt.body() == "start\n"
         left = {path.name for path in attempt.folder.iterdir()}
-        assert left == {"spec.json", "command.sh", "claim", "result"}, "losers leave no trace"
+        assert left == {"spec.json", "command.sh", "command.pid", "claim", "result"}, "losers leave no trace"
 
 
 @pytest.mark.parametrize("function", ["os.link", "os.fsync", "os.openpty"])
@@ -76,7 +76,7 @@ def test_killed_while_running(make: Make) -> None:
     seen = wait_for(lambda: attempt.seen().claim == "dead" and attempt.seen(), "dead")
     assert seen.result is None
     assert attempt.pids(), "under a pipe the command runs on"
-    assert sweep(attempt.token, term_s=0.3, deadline_s=10) == ()
+    assert sweep(attempt.folder, attempt.token, term_s=0.3, deadline_s=10) == ()
     assert kill_runner(attempt.folder, attempt.token) is False
 
 
@@ -202,9 +202,9 @@ def test_tokens_and_sweep(make: Make) -> None:
     one, two = make("exec sleep 300").launch(), make("exec sleep 300").launch()
     for attempt in (one, two):
         wait_for(lambda a=attempt: len(a.pids()) == 2, "runner and command")  # type: ignore[misc]
-    alive = tokens_alive([one.token, two.token, "f" * 32])
+    alive = processes_of({one.token: one.folder, two.token: two.folder, "f" * 32: one.folder})
     assert set(alive) == {one.token, two.token}
-    found = sweep_once(one.token, signal.SIGKILL)
+    found = sweep_once(one.folder, one.token, signal.SIGKILL)
     assert set(found) == set(alive[one.token])
     one.until_gone()
     assert two.pids() == alive[two.token]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner import leftovers, tree
+from gpu_scheduler.runner import chains, leftovers, tree
 from gpu_scheduler.runner.leftovers import Leftovers
+from gpu_scheduler.runner.tree import Scan
 from tests.runner.attempt import wait_for
 from tests.runner.conftest import Make
 
@@ -88,9 +89,11 @@ def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch)
     sent: list[int] = []
     monkeypatch.setattr(leftovers, "has_children", lambda: True)
     monkeypatch.setattr(tree, "descendants", lambda root: {8: 80})
-    monkeypatch.setattr(tree, "carriers", lambda tokens: {tokens[0]: {9: 90, 8: 80}})
+    monkeypatch.setattr(tree, "scan", lambda attempts: Scan({"token": {9: 90, 8: 80}}, missed=False))
+    monkeypatch.setattr(tree, "ticks_of", lambda pid: 10 * pid)
+    monkeypatch.setattr(chains, "send_children", lambda number: None)
     monkeypatch.setattr(tree, "send", lambda pid, ticks, number: sent.append(number))
-    rest = Leftovers("token", 10.0, ended=100.0)
+    rest = Leftovers("token", None, 10.0, ended=100.0)
     assert rest.turn(100.0) is not None
     assert set(sent) == {signal.SIGTERM, signal.SIGCONT}
     assert rest.turn(101.0) is not None
@@ -132,7 +135,7 @@ def test_umask_and_folder_and_signals_of_the_command(make: Make, tmp_path: Path)
     assert int(ignored.split()[1], 16) & ~(3 << 31) == 0
     assert (work / "made").stat().st_mode & 0o777 == 0o640
     modes = {path.name: path.stat().st_mode & 0o777 for path in attempt.folder.iterdir()}
-    assert modes == dict.fromkeys(("spec.json", "command.sh", "claim", "result"), 0o600)
+    assert modes == dict.fromkeys(("spec.json", "command.sh", "command.pid", "claim", "result"), 0o600)
     assert attempt.folder.stat().st_mode & 0o777 == 0o700
 
 

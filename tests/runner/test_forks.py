@@ -65,7 +65,7 @@ def test_the_helper_holds_two_pipes_and_carries_no_token(executor: ForkingExecut
     files = files_of(pid)
     assert set(files) == {0, 1, 2}
     assert files[2] == "/dev/null"
-    assert tree._token(Path(f"/proc/{pid}/environ").read_bytes()) == NO_TOKEN.encode()
+    assert tree.token_in(Path(f"/proc/{pid}/environ").read_bytes()) == NO_TOKEN.encode()
     assert os.getsid(pid) == pid
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
@@ -102,7 +102,7 @@ def test_each_of_many_carries_its_own_token(make: Make, executor: ForkingExecuto
         assert len(attempt.pids()) == 2
         assert attempt.seen().pid in attempt.pids()
     first, *others = attempts
-    assert sweep(first.token, term_s=0.0) == ()
+    assert sweep(first.folder, first.token, term_s=0.0) == ()
     assert first.seen().claim == "dead"
     for attempt in others:
         assert len(attempt.pids()) == 2

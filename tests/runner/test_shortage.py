@@ -72,9 +72,9 @@ def test_leftovers_that_cannot_be_looked_for_cost_no_result(monkeypatch: pytest.
     def refuse(tokens: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(tree, "carriers", refuse)
+    monkeypatch.setattr(tree, "scan", refuse)
     now = time.monotonic()
-    leftovers = Leftovers("token", 1.0, now)
+    leftovers = Leftovers("token", None, 1.0, now)
     assert leftovers.turn(now) is not None
     assert leftovers.turn(now + 60.0) is None
     assert leftovers.survivors == []
@@ -87,7 +87,7 @@ def test_a_scan_that_cannot_be_made_does_not_find_that_nobody_is_there(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(tree, "_file", refuse)
-    for look in (lambda: tree.carriers(["a"]), lambda: tree.descendants(1), lambda: tree.is_running(1, 1)):
+    for look in (lambda: tree.scan({"a": None}), lambda: tree.descendants(1), lambda: tree.is_running(1, 1)):
         with pytest.raises(OSError, match="Too many open files"):
             look()
 

@@ -30,14 +30,14 @@ def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 def test_a_process_inside_exec_is_found(restless: tuple[str, int]) -> None:
     token, pid = restless
-    seen = [set(tree.carriers([token]).get(token, {})) for _ in range(150)]
+    seen = [set(tree.scan({token: None}).found.get(token, {})) for _ in range(150)]
     assert [found for found in seen if found != {pid}] == []
 
 
 def test_process_without_an_environment_is_nobodys() -> None:
     process = subprocess.Popen(["sleep", "60"], env={})
     try:
-        assert tree.carriers(["x"]) == {}
+        assert tree.scan({"x": None}).found == {}
     finally:
         process.kill()
         process.wait()
@@ -46,8 +46,8 @@ def test_process_without_an_environment_is_nobodys() -> None:
 @pytest.mark.parametrize("equals", ["=", "\0"])
 @pytest.mark.parametrize("text", ["{0}abc\0A=1\0", "A=1\0{0}abc\0", "X{0}no\0{0}abc\0B=2\0", "A=1\0{0}abc"])
 def test_token_while_bash_takes_its_variables_apart(text: str, equals: str) -> None:
-    assert tree._token(text.format(TOKEN + equals).encode()) == b"abc"
-    assert tree._token(text.format(f"{TOKEN}S=").encode()) == b""
+    assert tree.token_in(text.format(TOKEN + equals).encode()) == b"abc"
+    assert tree.token_in(text.format(f"{TOKEN}S=").encode()) == b""
 
 
 @pytest.mark.parametrize("env", [{"A": "1"}, {}])
@@ -55,8 +55,8 @@ def test_token_first_or_later(env: dict[str, str]) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={**env, TOKEN: token})
     try:
-        wait_for(lambda: process.pid in tree.carriers([token]).get(token, {}), "found")
-        assert tree.carriers([token[:-1], f"{token}0"]) == {}
+        wait_for(lambda: process.pid in tree.scan({token: None}).found.get(token, {}), "found")
+        assert tree.scan({token[:-1]: None, f"{token}0": None}).found == {}
     finally:
         process.kill()
         process.wait()

@@ -91,7 +91,7 @@ class SimpleScheduler:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if (folder / "result").exists():
                 job.update(state="ended", code=int((folder / "result").read_text()))
-            elif not sweep_once(claim["token"], signal.SIGKILL):
+            elif not sweep_once(folder, claim["token"], signal.SIGKILL):
                 # What is gone without a result is tried again.
                 job.update(state="waiting", tries=job["tries"] + 1)
 

@@ -1,0 +1,157 @@
+"""Which processes belong to an attempt: one rule over a table of processes. Pure, standard library only.
+
+A process belongs to an attempt if it, or the nearest of its parents in its session that carries any token,
+carries the attempt's; else if its session is that of the attempt's command, or its living leader belongs to
+the attempt; else if the parent of its session does. So the innermost token wins: a job of a scheduler that
+was started by a job belongs to that scheduler's attempt and is never signalled for the job around it.
+
+The asker (the scheduler, `cancel`, a runner), process 1 and the dead belong to no attempt, and what the asker
+has started belongs to one only by its token: a scheduler that was started in the session of a job ends
+neither itself nor its helpers.
+
+The callers read /proc and say which attempts they ask for. An attempt whose processes must never be signalled
+(one that watches a process it did not start) is one that they do not ask for.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+class Command:
+    """The command of an attempt, as it has recorded itself: the leader of a session of its own.
+
+    ticks: its start in kernel ticks since boot; autogroup: the kernel's name for its session, which no other
+    session of this boot ever has; None where the kernel has none.
+    """
+
+    __slots__ = ("autogroup", "pid", "ticks")
+
+    def __init__(self, pid: int, ticks: int, autogroup: str | None = None) -> None:
+        self.pid, self.ticks, self.autogroup = pid, ticks, autogroup
+
+
+class Process:
+    """A row of the table. start: kernel ticks since boot; ended: a zombie; token: None = none can be seen."""
+
+    __slots__ = ("autogroup", "ended", "parent", "pid", "session", "start", "token")
+
+    def __init__(
+        self,
+        pid: int,
+        start: int,
+        parent: int,
+        session: int,
+        ended: bool = False,
+        token: str | None = None,
+        autogroup: str | None = None,
+    ) -> None:
+        self.pid, self.start, self.parent, self.session = pid, start, parent, session
+        self.ended, self.token, self.autogroup = ended, token, autogroup
+
+
+class Membership:
+    """The rule, for these attempts (token -> its command, None = not recorded).
+
+    process: the table, which says what is known of the process with a pid, None = there is none.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[int], Process | None],
+        attempts: Mapping[str, Command | None],
+        asker: int = 0,
+    ) -> None:
+        self._process = process
+        self._attempts = attempts
+        self._asker = asker
+        self._by_leader: dict[int, list[tuple[str, Command]]] = {}
+        for token, command in attempts.items():
+            if command is not None:
+                self._by_leader.setdefault(command.pid, []).append((token, command))
+        self._owners: dict[int, str | None] = {}
+
+    def members(self, processes: Iterable[Process]) -> dict[str, dict[int, int]]:
+        """The living ones of these processes by attempt, with their starts."""
+        found: dict[str, dict[int, int]] = {}
+        for process in processes:
+            token = None if process.ended else self.owner(process.pid)
+            if token is not None:
+                found.setdefault(token, {})[process.pid] = process.start
+        return found
+
+    def owner(self, pid: int) -> str | None:
+        """The token of the attempt that the process belongs to; None: to none of those asked for."""
+        if pid not in self._owners:
+            self._owners[pid] = None  # while it is looked for, so that no circle is followed for ever
+            self._owners[pid] = self._owner(pid)
+        return self._owners[pid]
+
+    def of_session(self, session: int) -> str | None:
+        """The attempt whose command leads, or led, this session; None where its number is another's now."""
+        leader = self._process(session)
+        for token, command in self._by_leader.get(session, ()):
+            if leader is None or leader.start == command.ticks:
+                return token
+        return None
+
+    def _owner(self, pid: int) -> str | None:
+        line = self._line(pid)
+        started_by_asker = any(link.pid == self._asker for link in line)
+        for link, parent in zip(line, [*line[1:], None], strict=False):
+            if link.pid == self._asker:
+                return None
+            if link.token is not None:
+                return link.token if link.token in self._attempts else None
+            if not started_by_asker and (parent is None or parent.session != link.session):
+                token = self._session_owner(link)
+                if token is not None:
+                    return token
+        return None
+
+    def _line(self, pid: int) -> list[Process]:
+        """The process, its parent, the parent of that, and so on, less process 1."""
+        line: list[Process] = []
+        link = self._process(pid)
+        while link is not None and link.pid > 1 and link not in line:
+            line.append(link)
+            parent = self._process(link.parent)
+            # A parent that began later has the number of one that has died meanwhile.
+            link = parent if parent is not None and parent.start <= link.start else None
+        return line
+
+    def _session_owner(self, process: Process) -> str | None:
+        if process.session <= 1:
+            return None
+        leader = self._process(process.session)
+        for token, command in self._by_leader.get(process.session, ()):
+            if _is_in_session(process, leader, command):
+                return token
+        if leader is None or leader.ended or leader.pid == process.pid or leader.start > process.start:
+            return None
+        return self.owner(leader.pid)
+
+
+def _is_in_session(process: Process, leader: Process | None, command: Command) -> bool:
+    if leader is not None:
+        return leader.start == command.ticks
+    # No number is given away while a session has it, but it may have led another session meanwhile.
+    same = command.autogroup is None or process.autogroup in (None, command.autogroup)
+    return same and process.start >= command.ticks
+
+
+def below(root: int, processes: Iterable[Process]) -> dict[int, int]:
+    """Every living one of these processes that descends from `root`, with its start."""
+    children: dict[int, list[Process]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    found: dict[int, int] = {}
+    parents = [root]
+    while parents:
+        for process in children.get(parents.pop(), ()):
+            if not process.ended and process.pid not in found:
+                found[process.pid] = process.start
+                parents.append(process.pid)
+    return found

@@ -1,0 +1,36 @@
+"""What the command of an attempt has recorded of itself, as its runner and others read it.
+
+It counts for this boot and, in a container, as long as that has not been started anew.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .folder import COMMAND, COMMAND_SIZE, SHORTAGE, boot_id, init_ticks
+from .membership import Command
+
+
+def command_of(folder: int, token: str) -> Command | None:
+    """What the command of an attempt has recorded of itself; None if nothing, or nothing of this boot.
+
+    Raises OSError for want of open files or memory.
+    """
+    try:
+        fd = os.open(COMMAND, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            text = os.read(fd, COMMAND_SIZE).decode("ascii", "replace")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
+        return None
+    whose, recorded, *rest = [*text.split("\n"), "", ""]
+    fields = recorded.split()
+    if whose.split() != [token, boot_id(), init_ticks()] or not rest[:-2] or len(fields) not in (2, 3):
+        return None
+    pid, ticks, *autogroup = fields
+    if not (pid.isdecimal() and ticks.isdecimal()):
+        return None
+    return Command(int(pid), int(ticks), autogroup[0] if autogroup else None)

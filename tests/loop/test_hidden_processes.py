@@ -1,0 +1,56 @@
+"""A GPU is given away only after the last process of its job, whether that shows its token or not."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.executors.screen import ScreenExecutor
+from gpu_scheduler.runner.tree import ticks_of
+from tests.loop.rig import Rig
+from tests.runner.attempt import socket_folder
+from tests.waiting import wait_for
+
+#: It needs a moment to end after SIGTERM, in which its GPU must not be given away.
+SLOW = "trap '' HUP; trap 'sleep 0.3; exit' TERM; echo $$ > part; mv part pid; while :; do sleep 0.02; done"
+
+
+@pytest.fixture(params=["direct", "screen"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    if request.param == "direct":
+        yield Rig(tmp_path, gpus=1)
+        return
+    with socket_folder() as sockets:
+        monkeypatch.setenv("SCREENDIR", str(sockets))
+        yield Rig(tmp_path, gpus=1, executor=ScreenExecutor(), sessions=True)
+
+
+def test_gpu_waits_for_a_hidden_process_whose_runner_was_killed(rig: Rig) -> None:
+    first = rig.add(f"trap '' HUP; exec env -i sh -c {shlex.quote(SLOW)}")
+    second = rig.add("exit 0")
+    runner = rig.runner(first)
+    file = rig.folder / "pid"
+    wait_for(file.exists, "the pid of the hidden process")
+    pid = int(file.read_text())
+    os.kill(runner, 9)
+    rig.until(lambda: rig.job(first)["state"] == "held", "the end of the first job")
+    assert ticks_of(pid) is None
+    assert rig.job(first)["held_by"] == "interrupted"
+    assert rig.ends(second)["outcome"] == "completed"
+
+
+def test_gpu_is_held_while_a_hidden_process_does_not_end(rig: Rig) -> None:
+    job = rig.add("trap '' HUP TERM; echo $$ > part; mv part pid; exec env -i sleep 300")
+    second = rig.add("exit 0")
+    runner = rig.runner(job)
+    file = rig.folder / "pid"
+    wait_for(file.exists, "the pid of the hidden process")
+    os.kill(runner, 9)
+    rig.until(lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the survivor")
+    assert rig.job(second)["state"] == "queued"
+    rig.ends(job)
+    assert rig.ends(second)["outcome"] == "completed"

@@ -1,0 +1,212 @@
+"""Processes that show no token: found by what their command has recorded, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.executors import Executor
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.screen import ScreenExecutor
+from gpu_scheduler.runner import folder as files
+from gpu_scheduler.runner import tree
+from gpu_scheduler.runner.observe import kill_runner
+from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep
+from tests.runner.attempt import Attempt, wait_for
+from tests.runner.conftest import Make
+
+#: Writes zeros over its environment, as programs do that set a title, and says its pid.
+TITLE = """\
+import os, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with open("/proc/self/stat", "rb") as file:
+    fields = file.read().rpartition(b")")[2].split()
+begin, end = int(fields[47]), int(fields[48])
+with open("/proc/self/mem", "wb", 0) as memory:
+    memory.seek(begin)
+    memory.write(bytes(end - begin))
+print("up", os.getpid(), flush=True)
+signal.pause()
+"""
+#: Each process forks the next and ends at once; none of them lives long enough to be looked at twice.
+CHAIN = """\
+import os, signal, sys, time
+end = time.monotonic() + 60
+print("up", os.getpid(), flush=True)
+if os.fork():
+    os._exit(0)
+if sys.argv[1:]:
+    os.setsid()
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+"""
+HIDDEN = {
+    "env -i": "trap '' HUP; exec env -i sh -c 'echo up $$; sleep 300; :'",
+    "title": f"exec {sys.executable} -I -S title.py",
+    "daemon": "trap '' HUP; setsid env -i sh -c 'echo up $$; exec sleep 300' & wait",
+}
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> None:
+    (tmp_path / "title.py").write_text(TITLE)
+    (tmp_path / "chain.py").write_text(CHAIN)
+
+
+def up(attempt: Attempt) -> int:
+    """The pid that the hidden process says."""
+    attempt.until_said("up")
+    said = wait_for(lambda: [line for line in attempt.output().splitlines() if line.startswith("up")], "pid")
+    return int(said[0].split()[1])
+
+
+def without_runner(attempt: Attempt) -> None:
+    """Kill its runner."""
+    assert kill_runner(attempt.folder, attempt.token)
+    wait_for(lambda: attempt.seen().claim == "dead", "the end of the runner")
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.usefixtures("scripts")
+def test_hidden_process_of_a_killed_runner_is_found_and_ended(make: Make, hidden: str) -> None:
+    attempt = make(HIDDEN[hidden]).launch()
+    pid = up(attempt)
+    without_runner(attempt)
+    assert pid in attempt.pids()
+    assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
+    wait_for(lambda: tree.ticks_of(pid) is None, "its end")
+
+
+def test_hidden_process_in_screen_is_found_and_ended(make: Make, sockets: Path) -> None:
+    attempt = make(HIDDEN["env -i"], terminal=True, session="gpujob_0_x_7").launch(ScreenExecutor())
+    pid = up(attempt)
+    without_runner(attempt)
+    assert pid in attempt.pids()
+    assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
+    wait_for(lambda: tree.ticks_of(pid) is None, "its end")
+
+
+def test_session_of_a_command_that_has_ended_with_its_runner(make: Make) -> None:
+    attempt = make("env -i sh -c 'echo up $$; exec sleep 300' & wait").launch()
+    pid = up(attempt)
+    without_runner(attempt)
+    command = recorded_command(attempt.folder, attempt.token)
+    assert command is not None
+    assert tree.send(command.pid, command.ticks, signal.SIGKILL)
+    wait_for(lambda: tree.ticks_of(command.pid) is None, "the end of the command")
+    assert attempt.pids() == (pid,)
+
+
+def test_process_of_another_attempt_in_the_session_is_spared(make: Make) -> None:
+    """As the jobs of a scheduler that a job started."""
+    other = "f" * 32
+    attempt = make(
+        f"GPU_SCHEDULER_TOKEN={other} sh -c 'env -i sleep 300 & echo up $$; wait' & exec sleep 300"
+    ).launch()
+    pid = up(attempt)
+    without_runner(attempt)
+    assert sweep(attempt.folder, attempt.token, term_s=0.0) == ()
+    assert tree.ticks_of(pid) is not None
+    child = wait_for(lambda: list(tree.descendants(pid)), "its child")
+    for left in (pid, *child):
+        os.kill(left, signal.SIGKILL)
+
+
+def test_command_records_itself_before_it_begins(make: Make) -> None:
+    attempt = make("echo $$ $(cat /proc/$$/stat); exec sleep 300").launch()
+    wait_for(lambda: attempt.output().endswith("\n"), "its stat")
+    pid, stat = attempt.output().split(maxsplit=1)
+    command = recorded_command(attempt.folder, attempt.token)
+    assert command is not None
+    assert (command.pid, command.ticks) == (int(pid), int(stat.rpartition(")")[2].split()[19]))
+    assert command.autogroup == tree.autogroup(command.pid)
+    attempt.stop()
+    attempt.result()
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [
+        ("{token} {boot} {init}\n12 34 /autogroup-5\n   ", (12, 34, "/autogroup-5")),
+        ("{token} {boot} {init}\n12 34 \n   ", (12, 34, None)),
+        ("{token} {boot} {init}\n12 34 /autogroup-5", None),
+        ("{token} {boot} {init}\n12\n", None),
+        ("{token} {boot} {init}\n12 -4\n", None),
+        ("{token} {boot} {init}\n            ", None),
+        ("other {boot} {init}\n12 34\n", None),
+        ("{token} another-boot {init}\n12 34\n", None),
+        ("{token} {boot} 9{init}\n12 34\n", None),
+        ("\0\xff", None),
+        ("", None),
+    ],
+)
+def test_record_of_another_attempt_boot_or_container_or_not_whole_is_none(
+    tmp_path: Path, text: str, recorded: tuple[int, int, str | None] | None
+) -> None:
+    text = text.format(token="t", boot=files.boot_id(), init=files.init_ticks())
+    (tmp_path / "command.pid").write_text(text, "latin-1")
+    command = recorded_command(tmp_path, "t")
+    assert (command and (command.pid, command.ticks, command.autogroup)) == recorded
+
+
+def test_record_that_is_no_file_is_none(tmp_path: Path) -> None:
+    assert recorded_command(tmp_path, "t") is None
+    os.mkfifo(tmp_path / "command.pid")
+    assert recorded_command(tmp_path, "t") is None
+    (tmp_path / "command.pid").unlink()
+    (tmp_path / "command.pid").mkdir()
+    assert recorded_command(tmp_path, "t") is None
+    assert recorded_command(tmp_path / "gone", "t") is None
+
+
+def test_without_a_record_the_token_tells(make: Make) -> None:
+    attempt = make("echo up $$; exec sleep 300").launch()
+    pid = up(attempt)
+    (attempt.folder / "command.pid").unlink()
+    without_runner(attempt)
+    assert attempt.pids() == (pid,)
+
+
+@pytest.mark.parametrize("executor", ["direct", "screen"])
+@pytest.mark.parametrize("leaves", ["", "setsid"])
+@pytest.mark.usefixtures("scripts")
+def test_fork_chain_does_not_outlive_its_job(
+    make: Make, request: pytest.FixtureRequest, executor: str, leaves: str
+) -> None:
+    one: Executor = DirectExecutor()
+    if executor == "screen":
+        request.getfixturevalue("sockets")
+        one = ScreenExecutor()
+    attempt = make(
+        f"{sys.executable} -I -S chain.py {leaves}",
+        terminal=executor == "screen",
+        session="gpujob_0_x_7",
+        term_grace_s=0.3,
+    ).launch(one)
+    attempt.result()
+    runner = attempt.seen().pid
+    wait_for(lambda: runner is None or tree.ticks_of(runner) is None, "the end of the runner")
+    until_over(attempt)
+
+
+def until_over(attempt: Attempt) -> None:
+    """Wait until scans that miss nothing find no process of the attempt, five in a row."""
+
+    def over() -> bool:
+        return not any(processes_of({attempt.token: attempt.folder}, [attempt.token]) for _ in range(5))
+
+    wait_for(over, "the end of the chain")
+
+
+@pytest.mark.usefixtures("scripts")
+def test_fork_chain_of_a_killed_runner_is_ended(make: Make) -> None:
+    attempt = make(f"{sys.executable} -I -S chain.py; exec sleep 300").launch()
+    up(attempt)
+    without_runner(attempt)
+    assert sweep(attempt.folder, attempt.token, term_s=0.1) == ()
+    until_over(attempt)

@@ -1,0 +1,128 @@
+"""Which processes belong to an attempt: the rule, on tables of processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.runner.membership import Command, Membership, Process, below
+
+A, B = "a" * 32, "b" * 32
+#: The command of attempt A, and the scheduler that asks.
+COMMAND, ASKER = Command(100, 500, "/autogroup-7"), 50
+
+
+def p(
+    pid: int,
+    parent: int = 1,
+    session: int = 100,
+    *,
+    start: int = 600,
+    token: str | None = None,
+    autogroup: str | None = "/autogroup-7",
+    ended: bool = False,
+) -> Process:
+    return Process(pid, start, parent, session, ended, token, autogroup)
+
+
+def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -> Process:
+    return p(100, parent=90, start=start, ended=ended, token=token)
+
+
+#: Process 1, the asker and a shell of the user, which are in every table.
+ALWAYS = (p(1, 0, 1, start=1), p(ASKER, 1, ASKER, start=300), p(60, 1, 60, start=300))
+
+
+def members(*processes: Process, attempts: dict[str, Command | None] | None = None) -> dict[str, list[int]]:
+    table = {process.pid: process for process in (*ALWAYS, *processes)}
+    rule = Membership(table.get, attempts or {A: COMMAND}, ASKER)
+    return {token: sorted(found) for token, found in rule.members(table.values()).items()}
+
+
+@pytest.mark.parametrize(
+    ("processes", "found"),
+    [
+        pytest.param([leader()], [100], id="the command itself, its environment hidden"),
+        pytest.param([p(200, 1, 200, token=A)], [200], id="a daemon that carries the token"),
+        pytest.param([leader(), p(200, 100)], [100, 200], id="a member of the command's session"),
+        pytest.param([p(200)], [200], id="a member of the session after its leader's end"),
+        pytest.param([leader(ended=True), p(200)], [200], id="a zombie leader, and its session"),
+        pytest.param([leader(), p(200, 100, 200)], [100, 200], id="a child in a session of its own"),
+        pytest.param(
+            [leader(), p(200, 100, 200), p(201, 200, 200), p(202, 201, 202)], [100, 200, 201, 202],
+            id="descendants in sessions of their own",
+        ),
+        pytest.param([p(200, 1, 200, token=A), p(201, 1, 200)], [200, 201], id="the session of a member"),
+        pytest.param([p(200, 1, 200, token=A), p(201, 200, 201)], [200, 201], id="a child of a carrier"),
+        pytest.param([p(200, 1, 200)], [], id="left the session, hid its environment and was reparented"),
+        pytest.param([p(200, ended=True)], [], id="a zombie"),
+    ],
+)  # fmt: skip
+def test_members(processes: list[Process], found: list[int]) -> None:
+    assert members(*processes) == ({A: found} if found else {})
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        pytest.param([leader(start=501)], id="another process has the command's pid"),
+        pytest.param([leader(start=501), p(200)], id="its session is another's"),
+        pytest.param([leader(start=501, ended=True), p(200)], id="also when that one is a zombie"),
+        pytest.param([p(200, start=499)], id="a member that is older than the command"),
+        pytest.param([p(200, autogroup="/autogroup-8")], id="the number led another session since"),
+        pytest.param([p(200, 60, 60)], id="a child of the user's shell"),
+        pytest.param([p(200, 1, 1)], id="in the session of process 1"),
+        pytest.param([p(200, 1, 0)], id="a kernel thread"),
+        pytest.param([p(200, 100, 200, start=400), leader()], id="its parent began later"),
+    ],
+)
+def test_strangers(processes: list[Process]) -> None:
+    assert 200 not in members(*processes).get(A, [])
+    assert 100 not in members(*processes).get(A, []) or processes[-1].start == 500
+
+
+@pytest.mark.parametrize("autogroup", [None, "/autogroup-7"])
+def test_without_autogroups_the_session_number_decides(autogroup: str | None) -> None:
+    assert members(p(200, autogroup=autogroup)) == {A: [200]}
+    assert members(p(200), attempts={A: Command(100, 500, None)}) == {A: [200]}
+
+
+def test_without_a_recorded_command_the_token_decides() -> None:
+    assert members(leader(), p(200, 100), attempts={A: None}) == {}
+    assert members(leader(token=A), p(200, 100, 200), attempts={A: None}) == {A: [100, 200]}
+
+
+def test_a_token_of_its_own_wins() -> None:
+    """A job that started a scheduler, whose job 300 hides in its own session."""
+    nested = [leader(), p(200, 100, 200, token=B), p(300, 200, 300), p(301, 300, 300)]
+    assert members(*nested) == {A: [100]}
+    both: dict[str, Command | None] = {A: COMMAND, B: Command(300, 600)}
+    assert members(*nested, attempts=both) == {A: [100], B: [200, 300, 301]}
+
+
+def test_a_token_of_a_parent_in_the_session_wins_over_the_session() -> None:
+    assert members(leader(), p(200, 100, token=B), p(201, 200), p(202, 201)) == {A: [100]}
+
+
+def test_the_session_of_another_attempt_is_not_taken_for_the_parents() -> None:
+    both: dict[str, Command | None] = {A: COMMAND, B: Command(300, 600)}
+    assert members(leader(), p(300, 100, 300), p(301, 300, 301), attempts=both) == {A: [100], B: [300, 301]}
+
+
+def test_asker_and_its_helpers_belong_to_no_attempt() -> None:
+    """A scheduler that was started in the session of a job, with a helper and a runner."""
+    asker = p(ASKER, 100, 100, token=A)
+    helper, runner, command = p(200, ASKER), p(300, ASKER, 300, token=A), p(301, 300, 301)
+    assert members(leader(), asker, helper, runner, command) == {A: [100, 300, 301]}
+
+
+def test_process_1_belongs_to_no_attempt() -> None:
+    assert members(p(1, 0, 100, start=600, token=A), p(200, 1, 200)) == {}
+
+
+def test_a_table_with_a_circle_ends() -> None:
+    assert members(p(200, 201, 201), p(201, 200, 200)) == {}
+
+
+def test_below() -> None:
+    table = [*ALWAYS, p(200, 60), p(201, 200, ended=True), p(202, 200), p(203, 202, start=700), p(204)]
+    assert below(60, table) == {200: 600, 202: 600, 203: 700}
