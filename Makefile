@@ -4,12 +4,13 @@
 # make check     lint, format, types, layers
 # make docs      docs/commands.md and docs/states.md anew, from the code
 # make torture   kills, power cuts and races at full size, half an hour (SIZE=0.1, PARTS="P1 P4", SEED=7)
+# make model     the model of the attempt protocol, every state of it, some minutes
 # make test-all  the whole suite on every Python from 3.10 to 3.13 that is here
 # make clean     removes what these made; make distclean also .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test check torture clean distclean docs test-all
+.PHONY: install demo test check torture model clean distclean docs test-all
 
 PYTHON := .venv/bin/python
 SIZE ?= full
@@ -42,6 +43,10 @@ check:
 torture: install
 	$(PYTHON) -m tests.torture $(PARTS) --size $(SIZE) --seed $(SEED) --out torture.json
 	@if [ "$(SIZE)$(PARTS)" = full ]; then $(PYTHON) -m tests.torture.report torture.json; fi
+
+model:
+	@bash tools/setup.sh
+	$(PYTHON) -m tests.protocol
 
 test-all:
 	@bash tools/setup.sh screen --optional tmux

@@ -232,7 +232,7 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     if attempt.survivors:
         noted: list[Action] = [] if attempt.dead_at is not None else [NoteDead(attempt.attempt_id)]
         since = now.boot - (attempt.dead_at if attempt.dead_at is not None else now.boot)
-        if since < settings.survivor_s:
+        if since < settings.survivor_s or not _was_killed(attempt, now):
             return noted + _sweep(attempt, now, settings)
     cause = _wanted(attempt)
     outcome = _outcome_of(cause) if cause else Outcome.INTERRUPTED
@@ -253,6 +253,14 @@ def _why_gone(attempt: Attempt, now: Now) -> str:
 def _outcome_of(cause: str) -> Outcome:
     """The outcome of an attempt that was to end for this cause; one that is not known counts as a cancel."""
     return _CAUSES.get(cause, Outcome.CANCELLED)
+
+
+def _was_killed(attempt: Attempt, now: Now) -> bool:
+    """Whether a sweep sent SIGKILL, and some time ago: the grace may be longer than the time to settle, and the
+    scheduler may have been down meanwhile."""
+    swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
+    killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
+    return killed and _may_signal(attempt, now)
 
 
 def _sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:

@@ -170,6 +170,20 @@ def test_rule_5_a_dead_runner_is_swept_then_interrupted_never_success() -> None:
     assert "the machine was restarted" in (restarted.reason or "")
 
 
+def test_rule_5_a_process_is_recorded_as_a_survivor_only_after_it_was_sent_sigkill() -> None:
+    late = replace(OPEN, sighting=seen(claim="dead"), survivors=(44,), dead_at=900.0)
+    # The scheduler was down after its SIGTERM.
+    assert settle(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
+        act.Sweep(1, kill=True)
+    ]
+    # A cancel gives it more than 60 s.
+    patient = replace(late, cancel=Cancel("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
+    assert settle(patient, NOW, SETTINGS) == []
+    # The SIGKILL has just been sent.
+    assert settle(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
+    assert closed(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
+
+
 def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() -> None:
     for attempt in (
         replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead"), survivors=()),

@@ -1,0 +1,74 @@
+"""The model from the command line: python -m tests.protocol [scenarios] [big] [controls] [limits] [WORD …]
+
+Without a word: the scenarios, the rules turned off one at a time, and the limits. `big`: the two large
+scenarios. Any other word: those whose name has it, with traces. Exit code 0 if every scenario holds and every
+rule that is off is missed.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+
+from tests.protocol.rules import ALL
+from tests.protocol.scenarios import BIG, CONTROLS, LIMITS, SCENARIOS, Control, Scenario
+from tests.protocol.search import Found, explore
+
+_KINDS = ("scenarios", "big", "controls", "limits")
+
+
+def main(argv: Sequence[str]) -> int:
+    """As the module says."""
+    words = [word for word in argv if word not in _KINDS]
+    kinds = [kind for kind in _KINDS if kind in argv] or (
+        [*_KINDS] if words else ["scenarios", "controls", "limits"]
+    )
+    scenarios = [
+        one for kind, some in (("scenarios", SCENARIOS), ("big", BIG)) if kind in kinds for one in some
+    ]
+    controls = [
+        one for kind, some in (("controls", CONTROLS), ("limits", LIMITS)) if kind in kinds for one in some
+    ]
+    good = [_hold(one) for one in scenarios if all(word in one.name for word in words)]
+    good += [_break(one, bool(words)) for one in controls if all(word in " ".join(one.off) for word in words)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"{sum(good)} of {len(good)} as they should be; {peak} MiB")
+    return 0 if good and all(good) else 1
+
+
+def _hold(scenario: Scenario) -> bool:
+    started = time.monotonic()
+    found = explore(scenario.faults, ALL)
+    seconds = time.monotonic() - started
+    rate = found.states / max(seconds, 0.001)
+    print(
+        f"{scenario.name:38} {found.states:>9,} states {found.edges:>10,} steps {seconds:6.1f} s"
+        f" {rate:>7,.0f}/s  {found.broken or 'holds'}",
+        flush=True,
+    )
+    if found.broken:
+        _show(found)
+    return found.broken is None
+
+
+def _break(control: Control, traced: bool) -> bool:
+    found = explore(control.faults, control.rules, control.breaks)
+    name = f"without {' and '.join(control.off)}"
+    print(
+        f"{name:38} {found.states:>9,} states  {found.broken or f'{control.breaks} SHOULD BE BROKEN'}",
+        flush=True,
+    )
+    if traced:
+        _show(found)
+    return found.broken is not None
+
+
+def _show(found: Found) -> None:
+    for number, label in enumerate(found.trace, 1):
+        print(f"    {number:3} {label}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""What must hold: in every state, and of what can still come.
+
+I1  the command of an attempt is started once, and one attempt of a job runs at a time
+I2  no attempt is recorded as ended while its command lives, unless SIGKILL was sent to it
+I3  the outcome on the record is true (with the commits: `loop`)
+I4  from everywhere a job comes to its end, or is held, and its GPUs are given back
+I5  no GPUs are given back while a process of the attempt lives
+I6  a cancelled job ends, with the scheduler down too, and is not started again
+I7  a copy of the record signals no process of its original, and starts no command of it (`faults`)
+I8  nobody else's process is signalled (`sweep`)
+I9  processes of an attempt are not ended by a sweep while their runner lives (`sweep`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.protocol import state as st
+from tests.protocol.rules import Rules
+from tests.protocol.steps import OWN, STARTED, STEP
+
+
+def broken(state: bytes, rules: Rules) -> str | None:
+    """The invariant that does not hold in this state."""
+    commands = 0
+    for a in st.ATTEMPTS:
+        record, command = state[a + st.RECORD], state[a + st.COMMAND]
+        commands += st.FORKED <= command <= st.DYING
+        if state[a + st.SPAWNS] > 1:
+            return "I1 the command of one attempt is started twice"
+        if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
+            return f"I2 the attempt is recorded as {st.OUTCOMES[record]}, its command lives"
+        if state[a + st.RELEASED] and (
+            st.FORKED <= command <= st.DYING or _is_left(state[a + st.LEFT], rules)
+        ):
+            return "I5 the GPUs are given back while a process of the attempt lives"
+    return "I1 two attempts of one job at the same time" if commands > 1 else None
+
+
+def _is_left(left: int, rules: Rules) -> bool:
+    if left == st.LOST:
+        return not rules.excuse_lost
+    if left == st.LOOSE_CHAIN:
+        return not rules.excuse_chain
+    return left != st.NOBODY
+
+
+class Progress(NamedTuple):
+    """From every state that `must`, one that is a `goal` can be reached by steps of these kinds."""
+
+    name: str
+    kinds: frozenset[int]
+    goal: Callable[[bytes], bool]
+    must: Callable[[bytes], bool]
+
+
+def _is_settled(state: bytes) -> bool:
+    job = state[st.JOB]
+    waits = job == st.HELD and state[st.WISH] != 1 and state[st.RETRY_WISH] != 1
+    if job != st.FINISHED and not waits:
+        return False
+    return all(state[a + st.RECORD] <= st.OPEN or state[a + st.RELEASED] for a in st.ATTEMPTS)
+
+
+def _is_quiet(state: bytes) -> bool:
+    return not any(st.has_runner(state, a) or st.command_lives(state, a) for a in st.ATTEMPTS)
+
+
+def _may_be_cancelled(state: bytes) -> bool:
+    """Whether a cancel can reach the command: the folder of its runner is the one that we see."""
+    if not state[st.WISHED]:
+        return False
+    return not any(
+        state[a + st.LINK] or (st.owner(state, a) and not state[a + st.CLAIM]) for a in st.ATTEMPTS
+    )
+
+
+PROGRESS = (
+    Progress(
+        "I4 stuck: no end with the GPUs given back can be reached",
+        frozenset((STEP, OWN, STARTED)),
+        _is_settled,
+        lambda state: True,
+    ),
+    Progress(
+        "I6 the cancel is forgotten: the job ends only if its command ends by itself",
+        frozenset((STEP, STARTED)),
+        lambda state: state[st.JOB] == st.FINISHED,
+        _may_be_cancelled,
+    ),
+    Progress(
+        "I6 the cancel has no effect while no scheduler is up: the command runs on",
+        frozenset((STEP,)),
+        _is_quiet,
+        lambda state: (
+            state[st.CLI] == st.CLI_WAITS and state[st.LOOP] == st.DOWN and _may_be_cancelled(state)
+        ),
+    ),
+)

@@ -1,0 +1,277 @@
+"""The scheduler's loop: it starts the job, looks at the open attempt, and does what `core.settle` decides.
+
+A look reads the claim, then the result; the scan for processes and the commit follow. What was committed is
+performed after it, one step each, so that a crash may come before every one.
+"""
+
+from __future__ import annotations
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.states import JobState, Outcome
+from tests.protocol import state as st
+from tests.protocol.decisions import View, described, released, settled
+from tests.protocol.rules import Rules
+from tests.protocol.steps import STARTED, STEP, Steps
+from tests.protocol.sweep import sweep
+
+_OUTCOMES = {
+    Outcome.COMPLETED: st.COMPLETED,
+    Outcome.FAILED: st.FAILED,
+    Outcome.CANCELLED: st.CANCELLED,
+    Outcome.INTERRUPTED: st.INTERRUPTED,
+    Outcome.NOT_STARTED: st.NOT_STARTED,
+    Outcome.PREEMPTED: st.PREEMPTED,
+}
+_JOBS = {
+    JobState.QUEUED: st.QUEUED,
+    JobState.RUNNING: st.RUNNING,
+    JobState.STOPPING: st.STOPPING,
+    JobState.HELD: st.HELD,
+    JobState.FINISHED: st.FINISHED,
+}
+#: What the loop does next for an action; without one it looks again.
+_NEXT = {
+    act.Relaunch: st.MAKE,
+    act.TakeClaim: st.TAKE,
+    act.WriteStop: st.WRITE_STOP,
+    act.Nudge: st.SIGNAL,
+    act.KillRunner: st.KILL_RUNNER,
+}
+
+
+def steps_of_loop(steps: Steps) -> None:
+    """What the loop does next, and that it is started."""
+    state = steps.state
+    loop = state[st.LOOP]
+    if loop == st.DOWN:
+        after = bytearray(state)
+        after[st.LOOP] = st.IDLE
+        if after[st.CLI] == st.CLI_WAITS:
+            after[st.CLI] = st.CLI_DONE  # the loop goes on with what it began
+        for a in st.ATTEMPTS:
+            if not steps.rules.release_on_record and after[a + st.RECORD] > st.OPEN:
+                after[a + st.RELEASED] = 1
+        steps.put(STARTED, "LOOP starts", after)
+    elif loop == st.IDLE:
+        _idle(steps)
+    elif loop == st.READ:
+        _read_second(steps)
+    elif loop == st.SETTLE:
+        _settle(steps, st.attempt(state[st.NEWEST]))
+    elif loop in st.LAUNCHING:
+        _launch(steps)
+    else:
+        _perform(steps, st.attempt(state[st.NEWEST]))
+
+
+def _idle(steps: Steps) -> None:
+    state, rules = steps.state, steps.rules
+    job, number = state[st.JOB], state[st.NEWEST]
+    if job in (st.QUEUED, st.HELD) and state[st.WISH] == 1:
+        steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.WISH: 2})
+    elif job == st.QUEUED and number < 2:
+        if not number or state[st.attempt(number) + st.RELEASED] or not rules.job_waits:
+            _start(steps, number + 1)
+    elif job == st.HELD and state[st.RETRY_WISH] == 1:
+        steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_WISH: 2})
+    elif job in st.ACTIVE:
+        a = st.attempt(number)
+        if rules.claim_first:
+            seen = st.claim_seen(state, a, rules)
+            steps.add(STEP, f"LOOP looks: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.SAW: seen})
+        else:
+            _read_result(steps, a, st.READ)
+    for k in (1, 2):
+        if state[st.attempt(k) + st.RECORD] > st.OPEN and not state[st.attempt(k) + st.RELEASED]:
+            _release(steps, k)
+
+
+def _start(steps: Steps, number: int) -> None:
+    state, a = steps.state, st.attempt(number)
+    broken = "I6 a cancelled job is started again" if state[st.WISHED] else None
+    if not steps.rules.record_first:
+        free = _free_runner(state, a)
+        if free:
+            spawned = {a + free: st.LOOK_CLAIM, st.LOOP: st.MAKE}
+            steps.add(STEP, "LOOP spawns a runner before it records the attempt", spawned)
+        return
+    opened = {a + st.RECORD: st.OPEN, a + st.BOOTED: state[st.BOOT], a + st.LAUNCHES: 1}
+    steps.add(
+        STEP,
+        f"LOOP commits starting: attempt {number}",
+        {st.LOOP: st.MAKE, st.JOB: st.STARTING, st.NEWEST: number, **opened},
+        broken,
+    )
+
+
+def _free_runner(state: bytes, a: int) -> int:
+    return next((runner for runner in st.RUNNERS if not state[a + runner]), 0)
+
+
+def _launch(steps: Steps) -> None:
+    state = steps.state
+    loop, number = state[st.LOOP], state[st.NEWEST]
+    a = st.attempt(number or 1)
+    if not steps.rules.record_first:
+        opened = {st.JOB: st.STARTING, st.NEWEST: 1, a + st.RECORD: st.OPEN, a + st.FOLDER: st.MADE}
+        steps.add(STEP, "LOOP commits starting", {st.LOOP: st.IDLE, **opened})
+    elif loop == st.MAKE:
+        made = state[a + st.FOLDER] == st.MADE
+        to = {st.LOOP: st.SPAWN if made else st.WRITE_SPEC, a + st.FOLDER: st.MADE if made else st.HALF_MADE}
+        steps.add(STEP, "LOOP finds the folder" if made else "LOOP makes the folder", to)
+    elif loop == st.WRITE_SPEC:
+        steps.add(STEP, "LOOP writes spec.json", {st.LOOP: st.SPAWN, a + st.FOLDER: st.MADE})
+    elif not state[st.ENDING]:
+        free = _free_runner(state, a)
+        name = "a runner" if free == st.RUNNER1 else "another runner"
+        spawned = {a + free: st.LOOK_CLAIM} if free else {}
+        steps.add(STEP, f"LOOP spawns {name} of attempt {number}", {st.LOOP: st.IDLE, **spawned})
+
+
+def _read_second(steps: Steps) -> None:
+    state, a = steps.state, st.attempt(steps.state[st.NEWEST])
+    if steps.rules.claim_first:
+        _read_result(steps, a, st.SETTLE)
+    else:
+        seen = st.claim_seen(state, a, steps.rules)
+        steps.add(STEP, f"LOOP looks: claim {st.CLAIMS[seen]}", {st.LOOP: st.SETTLE, st.SAW: seen})
+
+
+def _read_result(steps: Steps, a: int, otherwise: int) -> None:
+    state = steps.state
+    if state[a + st.RESULT]:
+        for actions in settled(_view(steps, a, state[a + st.RESULT])):
+            _commit(steps, a, actions)
+    else:
+        steps.add(STEP, "LOOP looks: no result", {st.LOOP: otherwise})
+
+
+def _view(steps: Steps, a: int, result: int = st.NONE) -> View:
+    state, rules = steps.state, steps.rules
+    return View(
+        number=state[st.NEWEST],
+        job=state[st.JOB],
+        claim=state[st.SAW],
+        result=result,
+        stop=state[a + st.STOP],
+        cancel=state[st.WISH] == 1,
+        old_boot=state[a + st.BOOTED] != state[st.BOOT],
+        made=state[a + st.FOLDER] == st.MADE,
+        launches=state[a + st.LAUNCHES],
+        found=_finds(state, a, rules),
+        swept=state[a + st.SWEPT],
+    )
+
+
+def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
+    """Whether a scan finds a process of the attempt; chains: it hits on chains of forks."""
+    left = st.finds_left(state, a, rules) and (
+        chains or state[a + st.LEFT] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
+    )
+    mine = left or st.finds_command(state, a, rules) or st.has_runner(state, a)
+    return mine or st.finds_stranger(state, a, rules)
+
+
+def _settle(steps: Steps, a: int) -> None:
+    state, rules = steps.state, steps.rules
+    view = _view(steps, a)
+    waits = view.claim == st.CLAIM_LIVE and not view.stop and not view.cancel
+    if waits and state[st.PREEMPT_WISH] == 1:
+        told = {st.JOB: st.STOPPING, st.PREEMPT_WISH: 2, st.WILL_STOP: st.STOP_PREEMPT}
+        steps.add(STEP, "LOOP commits stopping: preempted", {st.LOOP: st.WRITE_STOP, **told})
+        return
+    for actions in settled(view):
+        if not rules.void and actions and isinstance(actions[-1], act.TakeClaim):
+            actions = settled(view._replace(claim=st.CLAIM_VOID))[0]
+        _commit(steps, a, actions)
+
+
+def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
+    state, after, broken = steps.state, bytearray(steps.state), []
+    after[st.LOOP] = st.IDLE
+    for action in actions:
+        if isinstance(action, act.Close):
+            broken += _close(after, a, action)
+        elif isinstance(action, act.Release):
+            after[a + st.RELEASED] = 1
+        elif isinstance(action, act.Move):
+            after[st.JOB] = _JOBS[action.state]
+        elif isinstance(action, act.Sweep):
+            after[st.LOOP] = st.KILL_ALL if action.kill else st.TERM_ALL
+            after[a + st.SWEPT] = 2 if action.kill else 1
+        else:
+            after[st.LOOP] = _NEXT.get(type(action), after[st.LOOP])
+        if isinstance(action, act.WriteStop):
+            after[st.WILL_STOP] = st.STOP_CANCEL
+            if not steps.rules.cancel_lives and after[st.WISH] == 1:
+                after[st.WISH] = 2
+        elif isinstance(action, act.Relaunch):
+            after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
+    steps.put(STEP, f"LOOP {described(actions)}", after, broken[0] if broken else None)
+
+
+def _close(after: bytearray, a: int, end: act.Close) -> list[str]:
+    """Commit the end of an attempt, and what it means for the job. Returns what that breaks."""
+    outcome, truth = _OUTCOMES[end.outcome], after[a + st.TRUTH]
+    broken = []
+    if outcome == st.COMPLETED and truth != st.EXIT_0:
+        broken.append("I3 completed, but the command did not exit 0")
+    if outcome == st.FAILED and truth not in (st.EXIT_7, st.BY_TERM, st.BY_KILL):
+        broken.append("I3 failed without a code")
+    if outcome in (st.FAILED, st.NOT_STARTED) and after[a + st.MACHINE_ENDED]:
+        broken.append(f"I3 ended by the machine, recorded as {end.outcome.value}")
+    if outcome == st.INTERRUPTED and not after[st.FAULTED]:
+        broken.append("I3 interrupted though nothing killed runner, command or machine")
+    failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
+    if failed and after[st.WISHED]:
+        broken.append("I6 a cancelled job ends as failed")
+    after[a + st.RECORD] = outcome
+    after[st.JOB] = _JOBS[end.state]
+    if after[st.WISH] == 1 and end.state is JobState.FINISHED:
+        after[st.WISH] = 2
+    return broken
+
+
+def _release(steps: Steps, number: int) -> None:
+    """The GPUs of an ended attempt: given back, or what is left is ended first."""
+    state, rules, a = steps.state, steps.rules, st.attempt(number)
+    found = _finds(state, a, rules)
+    missed = state[a + st.LEFT] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(
+        state, a, rules, chains=False
+    )
+    if not found or missed:
+        steps.add(
+            STEP, f"LOOP sees no process of attempt {number}, gives its GPUs back", {a + st.RELEASED: 1}
+        )
+    if not found or not rules.release_sweep:
+        return
+    for actions in released(True, state[a + st.SWEPT]):
+        for action in actions:
+            if isinstance(action, act.Sweep):
+                sweep(steps, f"LOOP (attempt {number})", a, {}, kill=action.kill)
+
+
+def _perform(steps: Steps, a: int) -> None:
+    state, rules, loop = steps.state, steps.rules, steps.state[st.LOOP]
+    holder = state[a + st.CLAIM] if st.claim_seen(state, a, rules) == st.CLAIM_LIVE else 0
+    idle = {st.LOOP: st.IDLE}
+    if loop == st.TAKE:
+        if state[a + st.CLAIM]:
+            steps.add(STEP, "LOOP finds a claim", idle)
+        else:
+            folder = max(st.HALF_MADE, state[a + st.FOLDER])
+            steps.add(STEP, "LOOP takes the claim", {**idle, a + st.CLAIM: st.VOID, a + st.FOLDER: folder})
+    elif loop == st.WRITE_STOP:
+        written = {a + st.STOP: state[st.WILL_STOP]} if state[a + st.FOLDER] else {}
+        steps.add(STEP, "LOOP writes stop", {st.LOOP: st.SIGNAL, **written})
+    elif loop == st.SIGNAL:
+        signalled = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1} if holder else {}
+        steps.add(STEP, "LOOP signals the runner", {**idle, **signalled})
+    elif loop == st.KILL_RUNNER and rules.kill_runner_first:
+        gone = {a + st.RUNNERS[holder - 1]: st.GONE_RUNNER} if holder else {}
+        steps.add(STEP, "LOOP kills the runner, which is late", {**idle, **gone})
+    elif loop == st.KILL_RUNNER:
+        end = {a + st.COMMAND: st.ZOMBIE, a + st.TRUTH: st.BY_KILL} if st.command_lives(state, a) else {}
+        steps.add(STEP, "LOOP kills the command, whose runner is late", {**idle, **end})
+    else:
+        sweep(steps, "LOOP", a, idle, kill=loop == st.KILL_ALL)

@@ -1,0 +1,76 @@
+"""What people do: `cancel`, also while no scheduler is up, `retry`, and a preemption.
+
+`cancel` records its wish; with no scheduler up it writes `stop` into the folder, wakes the runner, waits for
+the end, and ends processes whose runner is gone.
+"""
+
+from __future__ import annotations
+
+from tests.protocol import state as st
+from tests.protocol.steps import FAULT, STEP, Steps
+from tests.protocol.sweep import sweep
+
+
+def steps_of_people(steps: Steps) -> None:
+    """What a user may do, and what the command `cancel` does next."""
+    state = steps.state
+    if state[st.CANCEL] and state[st.JOB] != st.FINISHED:
+        wished = {st.CANCEL: 0, st.WISHED: 1, st.WISH: 1, st.CLI: st.CLI_ASKS}
+        steps.add(FAULT, "USER cancels: the wish is recorded", wished)
+    if st.CLI_NONE < state[st.CLI] < st.CLI_DONE:
+        _cancel(steps)
+    if state[st.RETRY] and state[st.JOB] == st.HELD and state[st.NEWEST] < 2 and not state[st.WISHED]:
+        steps.add(FAULT, "USER retries: the wish is recorded", {st.RETRY: 0, st.RETRY_WISH: 1})
+    if state[st.PREEMPT] and state[st.JOB] == st.RUNNING:
+        steps.add(FAULT, "USER preempts: the wish is recorded", {st.PREEMPT: 0, st.PREEMPT_WISH: 1})
+
+
+def _cancel(steps: Steps) -> None:
+    state, rules, cli = steps.state, steps.rules, steps.state[st.CLI]
+    seen, runner = divmod(state[st.CLI_SAW], 4)
+    a = st.attempt(seen or state[st.NEWEST] or 1)
+    if cli < st.CLI_WAITS:
+        steps.add(FAULT, "CLI is killed", {st.CLI: st.CLI_KILLED})
+    if cli == st.CLI_ASKS:
+        if state[st.LOOP] == st.DOWN:
+            steps.add(STEP, "CLI: no scheduler is up", {st.CLI: st.CLI_LOOKS})
+        else:
+            steps.add(STEP, "CLI: the scheduler is up, it will do it", {st.CLI: st.CLI_DONE})
+    elif cli == st.CLI_LOOKS:
+        if state[st.JOB] in st.ACTIVE and state[a + st.CLAIM] != st.VOID:
+            saw = state[st.NEWEST] * 4 + _runner_of(steps, a)
+            steps.add(STEP, "CLI looks at the open attempt", {st.CLI: st.CLI_STOPS, st.CLI_SAW: saw})
+        else:
+            steps.add(STEP, "CLI: no attempt is open", {st.CLI: st.CLI_DONE})
+    elif cli == st.CLI_STOPS:
+        written = {a + st.STOP: st.STOP_CANCEL} if state[a + st.FOLDER] else {}
+        then = st.CLI_LOOKS_AGAIN if rules.cli_looks_again else st.CLI_SIGNALS
+        steps.add(STEP, "CLI writes stop", {st.CLI: then, **written})
+    elif cli == st.CLI_LOOKS_AGAIN:
+        saw = seen * 4 + _runner_of(steps, a)
+        steps.add(STEP, "CLI reads the claim", {st.CLI: st.CLI_SIGNALS, st.CLI_SAW: saw})
+    elif cli == st.CLI_SIGNALS:
+        lives = runner and st.is_alive(state[a + st.RUNNERS[runner - 1]])
+        told = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1} if lives else {}
+        label = "CLI signals the runner" if runner else "CLI saw no runner"
+        steps.add(STEP, label, {st.CLI: st.CLI_WAITS, st.CLI_SAW: seen * 4, **told})
+    elif cli == st.CLI_WAITS:
+        _wait(steps, a)
+
+
+def _runner_of(steps: Steps, a: int) -> int:
+    """The runner that holds the lock of the claim; 0 = nobody does."""
+    live = st.claim_seen(steps.state, a, steps.rules) == st.CLAIM_LIVE
+    return steps.state[a + st.CLAIM] if live else 0
+
+
+def _wait(steps: Steps, a: int) -> None:
+    state, rules = steps.state, steps.rules
+    done = {st.CLI: st.CLI_DONE}
+    claim = st.claim_seen(state, a, rules)
+    if state[a + st.RESULT] or claim in (st.CLAIM_NONE, st.CLAIM_VOID, st.CLAIM_UNLOCKED):
+        steps.add(STEP, "CLI has nothing more to do", done)
+    elif claim == st.CLAIM_DEAD and not rules.cli_sweeps:
+        steps.add(STEP, "CLI leaves what is left to the next scheduler", done)
+    elif claim == st.CLAIM_DEAD:
+        sweep(steps, "CLI", a, done, kill=True)

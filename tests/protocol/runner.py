@@ -1,0 +1,234 @@
+"""The runner of an attempt, and the command that it starts: the order of steps of `runner/supervise.py`."""
+
+from __future__ import annotations
+
+from tests.protocol import decisions
+from tests.protocol import state as st
+from tests.protocol.state import OUTCOMES
+from tests.protocol.steps import FAULT, OWN, STEP, Steps, end_of_command, terminate
+
+_STOP_CAUSES = {st.STOP_CANCEL: st.CANCELLED, st.STOP_PREEMPT: st.PREEMPTED}
+
+
+def steps_of_runners(steps: Steps) -> None:
+    """What every runner does next, and every command."""
+    state = steps.state
+    for number, a in enumerate(st.ATTEMPTS, 1):
+        for which, runner in enumerate(st.RUNNERS, 1):
+            if st.is_alive(state[a + runner]):
+                _Runner(steps, a, which, f"RUNNER {number}.{which}").next()
+        if st.FORKED <= state[a + st.COMMAND] <= st.DYING:
+            _command(steps, a, f"COMMAND {number}")
+        if state[a + st.LEFT]:
+            _left(steps, a, number)
+
+
+class _Runner:
+    """One runner in one state."""
+
+    def __init__(self, steps: Steps, a: int, which: int, name: str) -> None:
+        self._steps, self._a, self._which, self._name = steps, a, which, name
+        self._at = a + st.RUNNERS[which - 1]
+        # In a folder that is not there, or another one, it sees no `stop`.
+        away = steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED)
+        self._stop = 0 if away else steps.state[a + st.STOP]
+
+    def next(self) -> None:
+        """Add its next steps."""
+        pc = self._steps.state[self._at]
+        if pc <= st.UNBLOCK:
+            self._begin(pc)
+        elif pc <= st.WITHDRAW:
+            self._attend(pc)
+        else:
+            self._end(pc)
+
+    def _add(self, label: str, changes: dict[int, int], kind: int = STEP) -> None:
+        self._steps.add(kind, f"{self._name} {label}", changes)
+
+    def _begin(self, pc: int) -> None:
+        state, rules, a = self._steps.state, self._steps.rules, self._a
+        if pc == st.LOOK_CLAIM:
+            if state[a + st.CLAIM] and rules.claims:
+                self._add("sees a claim, leaves", {self._at: st.GONE_RUNNER})
+            else:
+                self._add("sees no claim", {self._at: st.LINK_CLAIM if rules.claims else st.SPAWNING})
+        elif pc == st.LINK_CLAIM:
+            if state[a + st.CLAIM]:
+                self._add("loses the claim, leaves", {self._at: st.GONE_RUNNER})
+            else:
+                self._add("takes the claim", {self._at: st.FIRST_LOOK, a + st.CLAIM: self._which})
+        elif pc == st.FIRST_LOOK:
+            if self._stop:
+                told, _ = decisions.tell(0, _STOP_CAUSES[self._stop])
+                self._add("sees stop, starts nothing", {self._at: st.PUBLISH, a + st.TOLD: told})
+            else:
+                self._add("sees no stop", {self._at: st.SPAWNING})
+        elif pc == st.SPAWNING:
+            spawned = {a + st.COMMAND: st.FORKED, a + st.SPAWNS: state[a + st.SPAWNS] + 1}
+            self._add("spawns the command", {self._at: st.UNBLOCK, **spawned})
+            self._add("cannot spawn", {self._at: st.END_LEFT, a + st.TRUTH: st.NOT_BEGUN}, OWN)
+        else:
+            self._add("unblocks its signals", {self._at: st.SECOND_LOOK})
+
+    def _attend(self, pc: int) -> None:
+        state, a = self._steps.state, self._a
+        told = state[a + st.TOLD]
+        if pc == st.WITHDRAW:
+            self._withdraw()
+            return
+        if pc == st.SECOND_LOOK:
+            self._look("looks for stop", {self._at: st.ATTEND})
+        elif state[a + st.COMMAND] == st.ZOMBIE:
+            self._add("collects the command", {self._at: st.END_LEFT, a + st.COMMAND: st.GONE})
+            return
+        if state[a + st.SIGNALS] & st.USR1:
+            self._signalled(st.USR1)
+        elif state[a + st.SIGNALS] & st.TERM:
+            self._signalled(st.TERM)
+        if pc == st.ATTEND and told:
+            self._grace_over(decisions.due(told))
+
+    def _signalled(self, signal: int) -> None:
+        a, signals = self._a, self._steps.state[self._a + st.SIGNALS] & ~signal
+        one_signal = not self._steps.rules.look_signal
+        if signal == st.USR1 and not (one_signal and not self._stop):
+            self._look("hears 'look for stop'", {a + st.SIGNALS: signals})
+        elif one_signal and self._stop:
+            self._look("hears SIGTERM", {a + st.SIGNALS: signals})
+        else:
+            self._tell("hears SIGTERM of the machine", st.INTERRUPTED, {a + st.SIGNALS: signals})
+
+    def _look(self, label: str, changes: dict[int, int]) -> None:
+        if self._stop:
+            cause = _STOP_CAUSES[self._stop]
+            self._tell(f"{label}: {OUTCOMES[cause]}", cause, changes)
+        else:
+            self._add(f"{label}: none", changes)
+
+    def _tell(self, label: str, cause: int, changes: dict[int, int]) -> None:
+        told, first = decisions.tell(self._steps.state[self._a + st.TOLD], cause)
+        changes = {**changes, self._a + st.TOLD: told}
+        if first:
+            terminate(self._steps, STEP, f"{self._name} {label}, SIGTERM", self._a, changes)
+        else:
+            self._add(label, changes)
+
+    def _grace_over(self, due: str | None) -> None:
+        state, a = self._steps.state, self._a
+        if due == "withdraw":
+            self._add("the grace is over: withdraws", {self._at: st.WITHDRAW})
+        elif due == "kill" and st.command_lives(state, a):
+            killed = {a + st.TRUTH: st.BY_KILL}
+            self._add("the grace is over: SIGKILL", {a + st.COMMAND: st.ZOMBIE, **killed})
+            self._add("the grace is over: SIGKILL, it is not gone yet", {a + st.COMMAND: st.DYING, **killed})
+
+    def _withdraw(self) -> None:
+        a, told = self._a, decisions.withdrawn(self._steps.state[self._a + st.TOLD])
+        after = {self._at: st.ATTEND, a + st.TOLD: told}
+        if self._stop == st.STOP_CANCEL and self._steps.rules.withdraw_renames:
+            # It stays to be seen as `withdrawn`, which a look reads as the cancel that it is.
+            told, first = decisions.tell(told, st.CANCELLED)
+            after[a + st.TOLD] = told
+            label = f"{self._name} renames stop, reads a cancel"
+            if first:
+                terminate(self._steps, STEP, label, a, after)
+            else:
+                self._steps.add(STEP, label, after)
+        else:
+            self._add(
+                "renames stop, goes on",
+                {**after, a + st.STOP: 0 if self._stop else after.get(a + st.STOP, 0)},
+            )
+
+    def _end(self, pc: int) -> None:
+        state, rules, a = self._steps.state, self._steps.rules, self._a
+        cause, truth = decisions.cause(state[a + st.TOLD]), state[a + st.TRUTH]
+        if pc == st.END_LEFT:
+            self._end_left(st.PUBLISH if cause or truth == st.EXIT_0 else st.GAP)
+        elif pc == st.GAP:
+            if state[st.ENDING] == 2 and rules.machine_gap:
+                return  # its SIGTERM is on its way
+            signals = state[a + st.SIGNALS]
+            if signals & st.TERM or (signals and not rules.look_signal and not self._stop):
+                told, _ = decisions.tell(state[a + st.TOLD], st.INTERRUPTED)
+                self._add("hears SIGTERM of the machine, late", {self._at: st.PUBLISH, a + st.TOLD: told})
+            else:
+                self._add("has waited 0.3 s for the machine", {self._at: st.PUBLISH})
+        elif pc == st.PUBLISH:
+            self._publish(cause, truth)
+        else:
+            self._add("syncs the folder, exits", {self._at: st.GONE_RUNNER, a + st.SYNCED: 1})
+
+    def _end_left(self, then: int) -> None:
+        state, rules, a = self._steps.state, self._steps.rules, self._a
+        left, on = state[a + st.LEFT], {self._at: then}
+        if left in (st.NOBODY, st.ORPHAN):  # an orphan is none of its children, and it does not look further
+            self._add("has no children left", on)
+        elif left == st.FORK_CHAIN:
+            self._add("ends what is left", {**on, a + st.LEFT: st.NOBODY})
+            self._add("gives up on a chain of forks", {**on, a + st.LEFT: st.LOOSE_CHAIN})
+            if not rules.no_children:
+                self._add("sees nothing of a chain of forks", on)
+        elif left in (st.PLAIN, st.IN_SESSION, st.OWN_SESSION):
+            stuck = st.STUCK if left == st.PLAIN else left
+            self._add("ends what is left", {**on, a + st.LEFT: st.NOBODY})
+            self._add("cannot end what is left", {**on, a + st.LEFT: stuck})
+        else:
+            self._add("cannot end what is left", on)
+
+    def _publish(self, cause: int, truth: int) -> None:
+        a = self._a
+        if cause == st.INTERRUPTED and truth == st.EXIT_0:
+            cause = st.NONE  # it saved what it had to and ended well
+        by_itself = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED}.get(truth, st.FAILED)
+        result = cause or by_itself
+        if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
+            self._add("publishes its result elsewhere, exits", {self._at: st.GONE_RUNNER})
+        else:
+            self._add(f"publishes its result: {OUTCOMES[result]}", {self._at: st.EXIT, a + st.RESULT: result})
+
+
+def _command(steps: Steps, a: int, name: str) -> None:
+    state, end = steps.state, end_of_command(steps.state, a)
+    command = state[a + st.COMMAND]
+    if command == st.FORKED:
+        steps.add(STEP, f"{name}: command.sh runs", {a + st.COMMAND: st.SCRIPT})
+    elif command == st.SCRIPT:
+        steps.add(STEP, f"{name} writes itself down and begins", {a + st.COMMAND: st.COMMAND_RUNS})
+        failed = {a + st.COMMAND: end, a + st.TRUTH: st.NOT_BEGUN}
+        steps.add(OWN, f"{name}: the check of its environment fails", failed)
+    elif command == st.DYING:
+        steps.add(STEP, f"{name} is gone at last", {a + st.COMMAND: end})
+    else:
+        ended = {a + st.COMMAND: end, a + st.TRUTH: st.EXIT_0}
+        steps.add(OWN, f"{name} exits 0", ended)
+        steps.add(OWN, f"{name} exits 7", {**ended, a + st.TRUTH: st.EXIT_7})
+        if not state[a + st.LEFT]:
+            steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.LEFT: st.PLAIN})
+            steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.LEFT: st.ORPHAN})
+            _behave_badly(steps, a, name)
+        if state[st.HIDE] and not state[a + st.HIDDEN]:
+            hides = {st.HIDE: state[st.HIDE] - 1, a + st.HIDDEN: 1}
+            steps.add(FAULT, f"{name} hides its environment", hides)
+
+
+def _behave_badly(steps: Steps, a: int, name: str) -> None:
+    """A child that hides, or a chain of forks, while the command runs."""
+    state = steps.state
+    if state[st.HIDE]:
+        fewer = {st.HIDE: state[st.HIDE] - 1}
+        steps.add(
+            FAULT, f"{name} starts a child that hides its environment", {**fewer, a + st.LEFT: st.IN_SESSION}
+        )
+        away = {**fewer, a + st.LEFT: st.OWN_SESSION}
+        steps.add(FAULT, f"{name} starts a child that hides its environment and leaves the session", away)
+    if state[st.CHAIN]:
+        chain = {st.CHAIN: 0, a + st.LEFT: st.FORK_CHAIN}
+        steps.add(FAULT, f"{name} starts a chain of forks, each gone sooner than a scan sees it", chain)
+
+
+def _left(steps: Steps, a: int, number: int) -> None:
+    left = steps.state[a + st.LEFT]
+    if left in (st.STUCK, st.FORK_CHAIN, st.LOOSE_CHAIN):
+        steps.add(STEP, f"OTHER PROCESS {number} is gone at last", {a + st.LEFT: st.NOBODY})

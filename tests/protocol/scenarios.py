@@ -1,0 +1,96 @@
+"""The scenarios, which must hold; the rules turned off one at a time, and the limits, which must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from tests.protocol.rules import ALL, Rules
+
+
+class Scenario(NamedTuple):
+    """Faults and acts of users, each so many times, in every order."""
+
+    name: str
+    faults: dict[str, int]
+
+
+class Control(NamedTuple):
+    """A scenario that must break an invariant once these rules are off. breaks: the beginning of its name."""
+
+    off: tuple[str, ...]
+    faults: dict[str, int]
+    breaks: str
+
+    @property
+    def rules(self) -> Rules:
+        """All rules but these."""
+        return replace(ALL, **dict.fromkeys(self.off, False))
+
+
+SCENARIOS = (
+    Scenario("crashes, kill, cancel", {"crash": 2, "kill": 1, "cancel": 1}),
+    Scenario("crashes, kill, retry", {"crash": 2, "kill": 1, "retry": 1}),
+    Scenario("crash, kill, cancel, retry", {"crash": 1, "kill": 1, "cancel": 1, "retry": 1}),
+    Scenario("reboot, crash, cancel, retry", {"crash": 1, "reboot": 1, "cancel": 1, "retry": 1}),
+    Scenario("reboot, kill, cancel", {"kill": 1, "reboot": 1, "cancel": 1}),
+    Scenario("machine ends, crash, cancel", {"crash": 1, "machine": 1, "cancel": 1}),
+    Scenario("machine ends, kill, reboot", {"kill": 1, "machine": 1, "reboot": 1}),
+    Scenario("preempt (withdraw), crash, cancel", {"crash": 1, "preempt": 1, "cancel": 1}),
+    Scenario("hidden processes, kill, crash, retry", {"hide": 1, "kill": 1, "crash": 1, "retry": 1}),
+    Scenario("two hidden processes, kill, cancel", {"hide": 2, "kill": 1, "cancel": 1}),
+    Scenario("chain of forks, kill, cancel", {"chain": 1, "kill": 1, "cancel": 1}),
+    Scenario("lock lost, kill, crash, cancel", {"unlock": 1, "kill": 1, "crash": 1, "cancel": 1}),
+    Scenario("folder replaced, kill, cancel", {"replace": 1, "kill": 1, "cancel": 1}),
+    Scenario("folder replaced, kill, crash, retry", {"replace": 1, "kill": 1, "crash": 1, "retry": 1}),
+    Scenario("claim removed, kill, cancel", {"unclaim": 1, "kill": 1, "cancel": 1}),
+    Scenario("claim removed, kill, crash, retry", {"unclaim": 1, "kill": 1, "crash": 1, "retry": 1}),
+    Scenario("folder removed, kill, cancel", {"remove": 1, "kill": 1, "cancel": 1}),
+    Scenario("numbers reused, kill, cancel", {"reuse": 1, "kill": 1, "cancel": 1}),
+    Scenario("copied, kill, crash, retry", {"copy": 1, "kill": 1, "crash": 1, "retry": 1}),
+    Scenario("copied, kill, cancel", {"copy": 1, "kill": 1, "cancel": 1}),
+    Scenario("copied, hidden process, kill", {"copy": 1, "hide": 1, "kill": 1}),
+)
+
+BIG = (
+    Scenario(
+        "all of the first but reboot and preempt",
+        {"crash": 1, "kill": 1, "machine": 1, "cancel": 1, "retry": 1},
+    ),
+    Scenario("all of the first but retry and kill", {"crash": 1, "reboot": 1, "machine": 1, "cancel": 1}),
+)
+
+CONTROLS = (
+    Control(("record_first", "claims"), {"crash": 1}, "I1"),
+    Control(("claims",), {}, "I1"),
+    Control(("void",), {}, "I2"),
+    Control(("claim_first",), {}, "I3"),
+    Control(("cancel_lives",), {"crash": 1, "cancel": 1}, "I6"),
+    Control(("job_waits",), {"kill": 1, "retry": 1}, "I1"),
+    Control(("runner_counts",), {"unlock": 1}, "I9"),
+    Control(("whole_identity",), {"kill": 1, "reuse": 1}, "I4"),
+    Control(("removed_claim_waits",), {"unclaim": 1}, "I9"),
+    Control(("runner_token",), {"kill": 1}, "I2"),
+    Control(("command_recorded",), {"kill": 1, "hide": 1}, "I2"),
+    Control(("by_session",), {"kill": 1, "hide": 1}, "I5"),
+    Control(("by_descent",), {"kill": 1, "hide": 1}, "I5"),
+    Control(("session_checked",), {"kill": 1, "reuse": 1}, "I8"),
+    Control(("kill_runner_first",), {"cancel": 1}, "I6"),
+    Control(("release_sweep",), {}, "I4"),
+    Control(("release_on_record",), {"crash": 1, "kill": 1}, "I5"),
+    Control(("no_children",), {"chain": 1}, "I5"),
+    Control(("machine_gap",), {"machine": 1}, "I3"),
+    Control(("look_signal",), {"preempt": 1}, "I3"),
+    Control(("withdraw_renames",), {"crash": 1, "preempt": 1, "cancel": 1}, "I6"),
+    Control(("cli_looks_again",), {"crash": 1, "cancel": 1}, "I6"),
+    Control(("cli_sweeps",), {"crash": 1, "kill": 1, "cancel": 1}, "I6"),
+    Control(("copy_refused",), {"copy": 1}, "I7 a copy starts"),
+    Control(("copy_refused", "runner_counts"), {"copy": 1}, "I7 a copy signals"),
+)
+
+#: What the rules cannot prevent, by the excuse that hides it.
+LIMITS = (
+    Control(("excuse_lost",), {"kill": 1, "hide": 1}, "I5"),
+    Control(("excuse_chain",), {"kill": 1, "chain": 1}, "I5"),
+    Control(("excuse_early",), {"unclaim": 1}, "I1"),
+)

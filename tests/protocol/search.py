@@ -1,0 +1,122 @@
+"""The search visits every state that can be reached, breadth first: a counterexample is a shortest one."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.protocol import state as st
+from tests.protocol.faults import steps_of_faults
+from tests.protocol.invariants import PROGRESS, Progress, broken
+from tests.protocol.loop import steps_of_loop
+from tests.protocol.people import steps_of_people
+from tests.protocol.rules import Rules
+from tests.protocol.runner import steps_of_runners
+from tests.protocol.steps import FAULT, Step, Steps
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to. broken: the invariant that does not hold, None = all do; trace: the shortest way
+    there, one label for each step."""
+
+    states: int
+    edges: int
+    broken: str | None = None
+    trace: tuple[str, ...] = ()
+
+
+def steps_from(state: bytes, rules: Rules) -> list[Step]:
+    """Every step that is possible in this state."""
+    steps = Steps(state, rules)
+    steps_of_loop(steps)
+    steps_of_runners(steps)
+    steps_of_people(steps)
+    steps_of_faults(steps)
+    return steps.found
+
+
+def explore(faults: Mapping[str, int], rules: Rules, wanted: str = "") -> Found:
+    """Every state of this scenario, up to the first in which something is broken; wanted: what that begins
+    with, anything else is passed over."""
+    return _Search(faults, rules, wanted).run()
+
+
+class _Search:
+    def __init__(self, faults: Mapping[str, int], rules: Rules, wanted: str) -> None:
+        self._rules = rules
+        self._wanted = wanted
+        self._states = [st.initial(**faults)]
+        self._parents = array("I", [0])
+        # The edges, but faults: from, to, kind.
+        self._from, self._to, self._kinds = array("I"), array("I"), bytearray()
+        self._edges = 0
+
+    def run(self) -> Found:
+        """Invariants first, then progress on the graph that they left."""
+        states, rules, wanted = self._states, self._rules, self._wanted
+        number_of = {states[0]: 0}
+        at = 0
+        while at < len(states):
+            for kind, label, after, wrong in steps_from(states[at], rules):
+                self._edges += 1
+                if wrong is not None and wrong.startswith(wanted):
+                    return self._found(wrong, at, label)
+                number = number_of.get(after)
+                if number is None:
+                    number = number_of[after] = len(states)
+                    states.append(after)
+                    self._parents.append(at)
+                    wrong = broken(after, rules)
+                    if wrong is not None and wrong.startswith(wanted):
+                        return self._found(wrong, number)
+                if kind != FAULT:
+                    self._from.append(at)
+                    self._to.append(number)
+                    self._kinds.append(kind)
+            at += 1
+        del number_of
+        return self._progress()
+
+    def _progress(self) -> Found:
+        first = array("i", [-1]) * len(self._states)
+        following = array("i", [-1]) * len(self._from)
+        for edge, to in enumerate(self._to):
+            following[edge] = first[to]
+            first[to] = edge
+        for progress in PROGRESS:
+            if not progress.name.startswith(self._wanted):
+                continue
+            stuck = self._stuck(progress, first, following)
+            if stuck is not None:
+                return self._found(progress.name, stuck)
+        return Found(len(self._states), self._edges)
+
+    def _stuck(self, progress: Progress, first: array[int], following: array[int]) -> int | None:
+        """The first state from which no goal can be reached; backwards from the goals."""
+        states = self._states
+        reached = bytearray(map(progress.goal, states))
+        left = deque(number for number, good in enumerate(reached) if good)
+        while left:
+            edge = first[left.popleft()]
+            while edge >= 0:
+                before = self._from[edge]
+                if not reached[before] and self._kinds[edge] in progress.kinds:
+                    reached[before] = 1
+                    left.append(before)
+                edge = following[edge]
+        return next((n for n, good in enumerate(reached) if not good and progress.must(states[n])), None)
+
+    def _found(self, wrong: str, number: int, last: str | None = None) -> Found:
+        way = []
+        while number:
+            way.append(number)
+            number = self._parents[number]
+        labels, state = [], self._states[0]
+        for number in reversed(way):
+            after = self._states[number]
+            labels.append(next(label for _, label, to, _ in steps_from(state, self._rules) if to == after))
+            state = after
+        return Found(len(self._states), self._edges, wrong, (*labels, *([last] if last else [])))

@@ -1,0 +1,234 @@
+"""The state of the model: a byte string, one byte for each field, and what can be read from it.
+
+Global fields are indices. Those of an attempt are offsets: `state[a + CLAIM]`, where `a` is `attempt(1)` or
+`attempt(2)`. Two attempts of one job, two runners of each, one scheduler: the fewest that can go wrong.
+"""
+
+from __future__ import annotations
+
+from tests.protocol.rules import Rules
+
+# What may still happen: each fault and each act of a user so many times.
+FAULTS = (
+    "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "hide", "chain", "unlock", "replace",
+    "unclaim", "remove", "copy", "reuse",
+)  # fmt: skip
+(
+    CRASH, KILL, REBOOT, MACHINE, CANCEL, RETRY, PREEMPT, HIDE, CHAIN, UNLOCK, REPLACE,
+    UNCLAIM, REMOVE, COPY, REUSE,
+) = range(len(FAULTS))  # fmt: skip
+
+#: The other fields that are not an attempt's.
+(
+    LOOP, SAW, WILL_STOP,  # what the loop does next, what it saw of the claim, the `stop` that it will write
+    JOB, NEWEST, WISH, WISHED, RETRY_WISH, PREEMPT_WISH,  # the record; WISHED: a cancel was ever made
+    CLI, CLI_SAW,  # `cancel` without a scheduler: how far it is, the attempt and the runner that it saw
+    BOOT, ENDING, FAULTED,  # the boot, a machine that is ending, whether anything was killed
+    COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the record: the attempt, its claim and its job's state then
+) = range(len(FAULTS), len(FAULTS) + 17)  # fmt: skip
+FIRST = len(FAULTS) + 17
+
+#: The fields of an attempt.
+(
+    RECORD, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TOLD, COMMAND,
+    HIDDEN, TRUTH, LEFT, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, FIELDS,
+) = range(23)  # fmt: skip
+RUNNERS = (RUNNER1, RUNNER2)
+
+# LOOP
+(
+    DOWN,
+    IDLE,
+    READ,
+    SETTLE,
+    MAKE,
+    WRITE_SPEC,
+    SPAWN,
+    TAKE,
+    WRITE_STOP,
+    SIGNAL,
+    KILL_RUNNER,
+    TERM_ALL,
+    KILL_ALL,
+) = range(13)
+# JOB
+QUEUED, STARTING, RUNNING, STOPPING, HELD, FINISHED = range(6)
+# RECORD and RESULT
+NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED = range(8)
+OUTCOMES = ["none", "open", "completed", "failed", "cancelled", "interrupted", "not_started", "preempted"]
+# FOLDER
+HALF_MADE, MADE = 1, 2
+# CLAIM: the number of the runner, or
+VOID = 3
+# SAW: the claim as `observe` tells it. UNCLAIMED: it is missing, and the runner that took it lives.
+CLAIMS = ("none", "void", "live", "unlocked", "unclaimed", "dead")
+CLAIM_NONE, CLAIM_VOID, CLAIM_LIVE, CLAIM_UNLOCKED, CLAIM_UNCLAIMED, CLAIM_DEAD = range(6)
+# LINK, between a runner that lives and its folder: the lock is lost; another folder with the same files is in
+# its place, so that neither sees what the other writes; the folder was removed.
+INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
+# STOP: with `kill` or with `withdraw` after the grace
+STOP_CANCEL, STOP_PREEMPT = 1, 2
+# A runner: what it does next.
+(
+    LOOK_CLAIM, LINK_CLAIM, FIRST_LOOK, SPAWNING, UNBLOCK, SECOND_LOOK, ATTEND, WITHDRAW, END_LEFT, GAP,
+    PUBLISH, EXIT, GONE_RUNNER,
+) = range(1, 14)  # fmt: skip
+# SIGNALS of the runner that came and are not handled
+USR1, TERM = 1, 2
+# COMMAND; DYING: killed, and not gone yet
+NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
+# TRUTH: how the command ended
+NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
+# LEFT: another process of the attempt. A plain one carries the token; an orphan is no child of the runner; a
+# stuck one cannot be killed; the hidden ones show no environment, one of them has left the session as well; a
+# lost one did and has lost its parents too; a chain forks and exits faster than a scan looks.
+NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)
+# REUSED: numbers of processes that have ended and are somebody else's now
+RUNNER_NUMBER, SESSION_NUMBER = 1, 2
+# CLI
+(CLI_NONE, CLI_ASKS, CLI_LOOKS, CLI_STOPS, CLI_LOOKS_AGAIN, CLI_SIGNALS, CLI_WAITS, CLI_DONE, CLI_KILLED) = (
+    range(9)
+)
+
+LAUNCHING = (MAKE, WRITE_SPEC, SPAWN)
+ACTIVE = (STARTING, RUNNING, STOPPING)
+
+
+def attempt(number: int) -> int:
+    """Where the fields of this attempt begin."""
+    return FIRST + (number - 1) * FIELDS
+
+
+ATTEMPTS = (attempt(1), attempt(2))
+
+
+def initial(**faults: int) -> bytes:
+    """A job is queued, and no scheduler is up."""
+    state = bytearray(FIRST + 2 * FIELDS)
+    for name, times in faults.items():
+        state[FAULTS.index(name)] = times
+    return bytes(state)
+
+
+def is_alive(runner: int) -> bool:
+    """Whether a runner is there."""
+    return 0 < runner < GONE_RUNNER
+
+
+def owner(state: bytes | bytearray, a: int) -> int:
+    """The runner that has taken the attempt and lives, 1 or 2; 0 = there is none."""
+    for number, runner in enumerate(RUNNERS, 1):
+        if LINK_CLAIM < state[a + runner] < GONE_RUNNER:
+            return number
+    return 0
+
+
+def has_runner(state: bytes | bytearray, a: int) -> bool:
+    """Whether a runner of the attempt lives."""
+    return 0 < state[a + RUNNER1] < GONE_RUNNER or 0 < state[a + RUNNER2] < GONE_RUNNER
+
+
+def command_lives(state: bytes | bytearray, a: int) -> bool:
+    """Whether the command is there and was not killed yet."""
+    return FORKED <= state[a + COMMAND] <= COMMAND_RUNS
+
+
+def claim_seen(state: bytes, a: int, rules: Rules) -> int:
+    """The claim as one look at it tells, with the processes that it names."""
+    claim = state[a + CLAIM]
+    if claim == VOID:
+        return CLAIM_VOID
+    if not claim:
+        if not state[a + FOLDER] or state[JOB] not in (RUNNING, STOPPING):
+            return CLAIM_NONE
+        return CLAIM_UNCLAIMED if owner(state, a) and rules.removed_claim_waits else CLAIM_DEAD
+    if not is_alive(state[a + RUNNERS[claim - 1]]):
+        reused = state[a + REUSED] & RUNNER_NUMBER and not rules.whole_identity
+        return CLAIM_UNLOCKED if reused else CLAIM_DEAD
+    if state[a + LINK] == INTACT:
+        return CLAIM_LIVE
+    return CLAIM_UNLOCKED if rules.runner_counts else CLAIM_DEAD
+
+
+def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Whether a scan finds the command: by its token, else by what it wrote down of itself."""
+    command = state[a + COMMAND]
+    if command == FORKED:
+        return rules.runner_token
+    if command in (COMMAND_RUNS, DYING) and state[a + HIDDEN]:
+        return rules.command_recorded
+    return command in (SCRIPT, COMMAND_RUNS, DYING)
+
+
+def finds_left(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Whether a scan finds the other process: by token, by session, or below a process that it finds."""
+    left = state[a + LEFT]
+    if left in (NOBODY, LOST):
+        return False
+    if left in (IN_SESSION, OWN_SESSION):
+        below = rules.by_descent and command_lives(state, a) and finds_command(state, a, rules)
+        return below or (left == IN_SESSION and rules.by_session and rules.command_recorded)
+    return True
+
+
+def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Whether a scan finds a process of the attempt, runners aside."""
+    return finds_command(state, a, rules) or finds_left(state, a, rules)
+
+
+def finds_stranger(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Whether a scan takes a process of somebody else for one of the attempt."""
+    return bool(state[a + REUSED] & SESSION_NUMBER) and rules.by_session and not rules.session_checked
+
+
+def canonical(state: bytearray, rules: Rules) -> bytes:
+    """One state for all that differ in nothing that matters: what nobody reads any more is forgotten, and a
+    step that has no effect on anything else is taken at once."""
+    for a in ATTEMPTS:
+        if not state[a + RECORD] and not state[a + RUNNER1]:
+            continue
+        _settle_runners(state, a, rules)
+        _forget(state, a)
+    loop = state[LOOP]
+    if loop not in (READ, SETTLE):
+        state[SAW] = 0
+    if loop != WRITE_STOP:
+        state[WILL_STOP] = 0
+    if state[CLI] >= CLI_DONE:
+        state[CLI], state[CLI_SAW] = CLI_DONE, 0
+    return bytes(state)
+
+
+def _settle_runners(state: bytearray, a: int, rules: Rules) -> None:
+    claim = state[a + CLAIM]
+    if claim and rules.claims and rules.record_first:
+        for number, runner in enumerate(RUNNERS, 1):
+            if state[a + runner] in (LOOK_CLAIM, LINK_CLAIM) and claim != number:
+                state[a + runner] = GONE_RUNNER  # a late one can only leave
+        if state[LOOP] not in LAUNCHING:
+            state[a + LAUNCHES] = 2
+    if state[a + RESULT]:
+        state[a + STOP] = state[a + TOLD] = state[a + SIGNALS] = 0
+        if not state[REBOOT]:  # that it syncs the folder matters to a reboot alone
+            for runner in RUNNERS:
+                if state[a + runner] == EXIT:
+                    state[a + runner] = GONE_RUNNER
+    if state[a + LINK] and not has_runner(state, a):
+        state[a + LINK] = INTACT
+    if not has_runner(state, a):
+        state[a + SIGNALS] = state[a + TOLD] = 0
+        if state[a + COMMAND] == ZOMBIE:
+            state[a + COMMAND] = GONE
+        if state[a + LEFT] == OWN_SESSION and not command_lives(state, a):
+            state[a + LEFT] = LOST
+        elif state[a + LEFT] == FORK_CHAIN and state[a + RESULT] == NONE:
+            state[a + LEFT] = LOOSE_CHAIN
+
+
+def _forget(state: bytearray, a: int) -> None:
+    if state[a + COMMAND] not in (COMMAND_RUNS, DYING):
+        state[a + HIDDEN] = 0
+    over = state[a + RECORD] > OPEN and state[a + RELEASED] and not has_runner(state, a)
+    if over and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + LEFT]:
+        state[a + 1 : a + FIELDS] = bytes(FIELDS - 1)
+        state[a + RELEASED] = 1

@@ -1,0 +1,63 @@
+"""The steps out of one state, as they are collected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.protocol import state as st
+from tests.protocol.rules import Rules
+
+#: Kinds of steps. STEP: by the scheduler and the kernel, it comes in the end; OWN: by the job's command, it
+#: need not come; STARTED: somebody starts the scheduler; FAULT: by a fault or a user.
+STEP, OWN, STARTED, FAULT = range(4)
+
+#: kind, label, the state after it, and what it breaks.
+Step = tuple[int, str, bytes, "str | None"]
+_NO_CHANGE: Mapping[int, int] = {}
+
+
+class Steps:
+    """Collects the steps that are possible in `state`."""
+
+    def __init__(self, state: bytes, rules: Rules) -> None:
+        self.state = state
+        self.rules = rules
+        self.found: list[Step] = []
+
+    def add(
+        self, kind: int, label: str, changes: Mapping[int, int] = _NO_CHANGE, broken: str | None = None
+    ) -> None:
+        """A step that changes these fields."""
+        after = bytearray(self.state)
+        for field, value in changes.items():
+            after[field] = value
+        self.found.append((kind, label, st.canonical(after, self.rules), broken))
+
+    def put(self, kind: int, label: str, after: bytearray, broken: str | None = None) -> None:
+        """A step to this state."""
+        self.found.append((kind, label, st.canonical(after, self.rules), broken))
+
+
+def end_of_command(state: bytes | bytearray, a: int) -> int:
+    """What becomes of a command that ends: its runner has to collect it, if there is one."""
+    return st.ZOMBIE if st.owner(state, a) else st.GONE
+
+
+def terminate(
+    steps: Steps, kind: int, label: str, a: int, changes: Mapping[int, int], machine: bool = False
+) -> None:
+    """SIGTERM reaches the command: it dies, ends well by its own handler, or ignores it."""
+    command, end = steps.state[a + st.COMMAND], end_of_command(steps.state, a)
+    by_machine = {a + st.MACHINE_ENDED: 1} if machine else {}
+    if command in (st.FORKED, st.SCRIPT):
+        died = {a + st.COMMAND: end, a + st.TRUTH: st.NOT_BEGUN}
+        steps.add(kind, f"{label}: command.sh dies", {**changes, **died, **by_machine})
+    elif command == st.COMMAND_RUNS:
+        died = {a + st.COMMAND: end, a + st.TRUTH: st.BY_TERM}
+        steps.add(kind, f"{label}: the command dies", {**changes, **died, **by_machine})
+        steps.add(
+            kind, f"{label}: the command exits 0", {**changes, a + st.COMMAND: end, a + st.TRUTH: st.EXIT_0}
+        )
+        steps.add(kind, f"{label}: the command ignores it", changes)
+    else:
+        steps.add(kind, label, changes)

@@ -1,0 +1,74 @@
+"""A sweep: every process of an attempt that a scan finds is signalled, by the loop or by `cancel`."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from tests.protocol import state as st
+from tests.protocol.steps import STEP, Steps, end_of_command
+
+#: What each can come to, by the signal: (label, fields of the attempt).
+_Ends = tuple[tuple[str, dict[int, int]], ...]
+
+
+def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool) -> None:
+    """One pass: SIGTERM, or SIGKILL. A chain of forks is hit by it or not."""
+    state, rules = steps.state, steps.rules
+    broken = None
+    if st.finds_stranger(state, a, rules):
+        broken = "I8 a process that belongs to nobody's attempt is signalled"
+    elif state[a + st.RECORD] == st.OPEN and st.owner(state, a) and state[a + st.LINK] != st.REMOVED:
+        broken = "I9 processes are ended while their runner lives"
+    elif _orphans_the_unseen(steps, a):
+        broken = "I5 a sweep ends the parents of a process that it does not see"
+    ends = [_command_ends(steps, a, kill), _left_ends(steps, a, kill)]
+    name = "SIGKILL" if kill else "SIGTERM"
+    for choice in product(*ends):
+        label = "; ".join(text for text, _ in choice if text) or "nothing is left"
+        after = {**changes, a + st.SWEPT: 2 if kill else 1}
+        for _, fields in choice:
+            after.update(fields)
+        after.update(_runners_end(steps, a, kill))
+        steps.add(STEP, f"{who} sweeps with {name}: {label}", after, broken)
+
+
+def _orphans_the_unseen(steps: Steps, a: int) -> bool:
+    """Whether the command is seen, and a child of it that nothing will lead to once it is gone is not."""
+    state, rules = steps.state, steps.rules
+    if state[a + st.LEFT] != st.OWN_SESSION or st.finds_left(state, a, rules):
+        return False
+    return st.command_lives(state, a) and st.finds_command(state, a, rules)
+
+
+def _command_ends(steps: Steps, a: int, kill: bool) -> _Ends:
+    state = steps.state
+    if not st.command_lives(state, a) or not st.finds_command(state, a, steps.rules):
+        return (("", {}),)
+    gone = {a + st.COMMAND: end_of_command(state, a), a + st.TRUTH: st.BY_KILL}
+    if kill:
+        dying = {a + st.COMMAND: st.DYING, a + st.TRUTH: st.BY_KILL}
+        return (("the command is gone", gone), ("the command dies, it is not gone yet", dying))
+    return (("the command dies", gone), ("the command ignores it", {}))
+
+
+def _left_ends(steps: Steps, a: int, kill: bool) -> _Ends:
+    state, left = steps.state, steps.state[a + st.LEFT]
+    if left == st.STUCK or not st.finds_left(state, a, steps.rules):
+        return (("", {}),)
+    dies = ("what is left dies", {a + st.LEFT: st.NOBODY})
+    if left in (st.FORK_CHAIN, st.LOOSE_CHAIN):
+        return (dies, ("a chain of forks is not hit", {}))
+    return (dies,) if kill else (dies, ("what is left ignores it", {}))
+
+
+def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:
+    """Runners carry the token as well."""
+    state = steps.state
+    ends = {}
+    for runner in st.RUNNERS:
+        if st.is_alive(state[a + runner]):
+            if kill or state[a + runner] == st.LOOK_CLAIM:
+                ends[a + runner] = st.GONE_RUNNER
+            else:
+                ends[a + st.SIGNALS] = state[a + st.SIGNALS] | st.TERM
+    return ends

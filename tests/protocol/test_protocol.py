@@ -1,0 +1,43 @@
+"""A small run of the model. The whole of it: make model."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tests.protocol.rules import ALL, Rules
+from tests.protocol.scenarios import CONTROLS, LIMITS, Control
+from tests.protocol.search import explore
+
+
+@pytest.mark.parametrize(
+    "faults", [{"hide": 1, "kill": 1}, {"unlock": 1}, {"unclaim": 1}, {"copy": 1}], ids=str
+)
+def test_the_invariants_hold_in_every_state(faults: dict[str, int]) -> None:
+    found = explore(faults, ALL)
+    assert found.broken is None, "\n".join([found.broken or "", *found.trace])
+    assert found.states > 2000
+
+
+#: Those that are broken within a few thousand states.
+_QUICK = (
+    "record_first", "void", "claim_first", "runner_counts", "removed_claim_waits", "runner_token",
+    "command_recorded", "by_session", "by_descent", "session_checked", "no_children", "copy_refused",
+    "excuse_lost", "excuse_early",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "control",
+    [one for one in (*CONTROLS, *LIMITS) if one.off[0] in _QUICK],
+    ids=lambda one: "-".join(one.off),
+)
+def test_an_invariant_is_broken_without_the_rule(control: Control) -> None:
+    found = explore(control.faults, control.rules, control.breaks)
+    assert found.broken is not None
+    assert len(found.trace) > 2
+
+
+def test_every_rule_has_a_control() -> None:
+    assert {name for one in (*CONTROLS, *LIMITS) for name in one.off} == {one.name for one in fields(Rules)}
