@@ -256,8 +256,8 @@ def _outcome_of(cause: str) -> Outcome:
 
 
 def _was_killed(attempt: Attempt, now: Now) -> bool:
-    """Whether a sweep sent SIGKILL, and some time ago: the grace may be longer than the time to settle, and the
-    scheduler may have been down meanwhile."""
+    """Whether a sweep sent SIGKILL some time ago. The grace may be longer than the time to settle, and the
+    scheduler may have been down since."""
     swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
     killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
     return killed and _may_signal(attempt, now)

@@ -6,9 +6,9 @@ command, `cancel` without a scheduler, and the faults of a scenario.
     python -m tests.protocol limits chain         some of them, with their traces
 
 `state` has the fields; `loop`, `runner`, `people` and `faults` have the steps; `invariants` says what must
-hold; `rules` has a switch for each rule; `scenarios` lists what is searched. The scheduler's own `core.settle`
-decides what is done about an attempt (`decisions`). The model adds the world around it: files, locks,
-processes, signals and scans.
+hold; `rules` has a switch for each rule; `scenarios` lists what is searched. The scheduler's own code,
+`core.settle`, decides what is done about an attempt (`decisions`). The model adds the world around it: files,
+locks, processes, signals and scans.
 
 To change the protocol, change the model first: the steps; the rule, with a switch; a control that fails
 without the rule; a new fault, with a scenario. Run it whole. Then change the code. Remove what is not needed

@@ -30,7 +30,7 @@ _JOBS = (
 )  # fmt: skip
 _CLAIMS: dict[int, ClaimState] = {
     st.CLAIM_NONE: "none", st.CLAIM_VOID: "void", st.CLAIM_LIVE: "live", st.CLAIM_UNLOCKED: "unlocked",
-    st.CLAIM_UNCLAIMED: "unlocked", st.CLAIM_DEAD: "dead",
+    st.CLAIM_UNCLAIMED: "unclaimed", st.CLAIM_DEAD: "dead",
 }  # fmt: skip
 _STOPS = {
     0: None,
@@ -59,8 +59,10 @@ _WORDS: dict[type[act.Action], str] = {
 
 
 class View(NamedTuple):
-    """What a round knows of an attempt. found: whether a scan finds a process of it; swept: 0, 1 (SIGTERM),
-    2 (SIGKILL)."""
+    """What a round knows of an attempt.
+
+    there: it has a folder; found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
+    """
 
     number: int
     job: int
@@ -69,6 +71,7 @@ class View(NamedTuple):
     stop: int = 0
     cancel: bool = False
     old_boot: bool = False
+    there: bool = True
     made: bool = True
     launches: int = 1
     found: bool = False
@@ -81,7 +84,7 @@ def settled(view: View) -> tuple[tuple[act.Action, ...], ...]:
     answers: dict[tuple[act.Action, ...], None] = {}
     for over, late in product((False, True), repeat=2):
         fact = _attempt(view, over, late)
-        if needs_scan(fact):
+        if needs_scan(fact, _NOW):
             fact = replace(fact, survivors=(77,) if view.found else ())
         answers[tuple(settle(fact, _NOW, _SETTINGS))] = None
     return tuple(answers)
@@ -100,6 +103,7 @@ def _attempt(view: View, over: bool, late: bool) -> Attempt:
             claim=_CLAIMS[view.claim],
             stop=_STOPS[view.stop],
             result=_RESULTS[view.result],
+            is_there=view.there,
         ),
         cancel=Cancel("cancelled", 10.0) if view.cancel else None,
         made=view.made,

@@ -158,7 +158,7 @@ def _view_of_copy(steps: Steps) -> tuple[View, bool]:
     if state[st.COPY_CLAIM] in (1, 2):
         lives = st.is_alive(state[a + st.RUNNERS[state[st.COPY_CLAIM] - 1]])
         claim = st.CLAIM_UNLOCKED if lives and rules.runner_counts else st.CLAIM_DEAD
-    found = st.finds(state, a, rules) or st.has_runner(state, a)
+    found = st.finds(state, a, rules) or st.scan_finds_runner(state, a)
     return View(state[st.COPIED], state[st.COPY_JOB], claim, found=found), found
 
 

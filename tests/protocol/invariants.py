@@ -71,9 +71,7 @@ def _may_be_cancelled(state: bytes) -> bool:
     """Whether a cancel can reach the command: the folder of its runner is the one that we see."""
     if not state[st.WISHED]:
         return False
-    return not any(
-        state[a + st.LINK] or (st.owner(state, a) and not state[a + st.CLAIM]) for a in st.ATTEMPTS
-    )
+    return not any(state[a + st.LINK] for a in st.ATTEMPTS)
 
 
 PROGRESS = (

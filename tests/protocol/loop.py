@@ -156,6 +156,7 @@ def _view(steps: Steps, a: int, result: int = st.NONE) -> View:
         stop=state[a + st.STOP],
         cancel=state[st.WISH] == 1,
         old_boot=state[a + st.BOOTED] != state[st.BOOT],
+        there=bool(state[a + st.FOLDER]),
         made=state[a + st.FOLDER] == st.MADE,
         launches=state[a + st.LAUNCHES],
         found=_finds(state, a, rules),
@@ -168,7 +169,7 @@ def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
     left = st.finds_left(state, a, rules) and (
         chains or state[a + st.LEFT] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
     )
-    mine = left or st.finds_command(state, a, rules) or st.has_runner(state, a)
+    mine = left or st.finds_command(state, a, rules) or st.scan_finds_runner(state, a)
     return mine or st.finds_stranger(state, a, rules)
 
 
@@ -253,7 +254,7 @@ def _release(steps: Steps, number: int) -> None:
 
 def _perform(steps: Steps, a: int) -> None:
     state, rules, loop = steps.state, steps.rules, steps.state[st.LOOP]
-    holder = state[a + st.CLAIM] if st.claim_seen(state, a, rules) == st.CLAIM_LIVE else 0
+    holder = st.runner_heard(state, a, rules)
     idle = {st.LOOP: st.IDLE}
     if loop == st.TAKE:
         if state[a + st.CLAIM]:

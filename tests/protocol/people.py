@@ -38,7 +38,7 @@ def _cancel(steps: Steps) -> None:
             steps.add(STEP, "CLI: the scheduler is up, it will do it", {st.CLI: st.CLI_DONE})
     elif cli == st.CLI_LOOKS:
         if state[st.JOB] in st.ACTIVE and state[a + st.CLAIM] != st.VOID:
-            saw = state[st.NEWEST] * 4 + _runner_of(steps, a)
+            saw = state[st.NEWEST] * 4 + st.runner_heard(state, a, rules)
             steps.add(STEP, "CLI looks at the open attempt", {st.CLI: st.CLI_STOPS, st.CLI_SAW: saw})
         else:
             steps.add(STEP, "CLI: no attempt is open", {st.CLI: st.CLI_DONE})
@@ -47,7 +47,7 @@ def _cancel(steps: Steps) -> None:
         then = st.CLI_LOOKS_AGAIN if rules.cli_looks_again else st.CLI_SIGNALS
         steps.add(STEP, "CLI writes stop", {st.CLI: then, **written})
     elif cli == st.CLI_LOOKS_AGAIN:
-        saw = seen * 4 + _runner_of(steps, a)
+        saw = seen * 4 + st.runner_heard(state, a, rules)
         steps.add(STEP, "CLI reads the claim", {st.CLI: st.CLI_SIGNALS, st.CLI_SAW: saw})
     elif cli == st.CLI_SIGNALS:
         lives = runner and st.is_alive(state[a + st.RUNNERS[runner - 1]])
@@ -56,12 +56,6 @@ def _cancel(steps: Steps) -> None:
         steps.add(STEP, label, {st.CLI: st.CLI_WAITS, st.CLI_SAW: seen * 4, **told})
     elif cli == st.CLI_WAITS:
         _wait(steps, a)
-
-
-def _runner_of(steps: Steps, a: int) -> int:
-    """The runner that holds the lock of the claim; 0 = nobody does."""
-    live = st.claim_seen(steps.state, a, steps.rules) == st.CLAIM_LIVE
-    return steps.state[a + st.CLAIM] if live else 0
 
 
 def _wait(steps: Steps, a: int) -> None:

@@ -97,17 +97,21 @@ class _Runner:
         elif one_signal and self._stop:
             self._look("hears SIGTERM", {a + st.SIGNALS: signals})
         else:
-            self._tell("hears SIGTERM of the machine", st.INTERRUPTED, {a + st.SIGNALS: signals})
+            causes = [_STOP_CAUSES[self._stop]] if self._stop else []
+            self._tell("hears SIGTERM", [*causes, st.INTERRUPTED], {a + st.SIGNALS: signals})
 
     def _look(self, label: str, changes: dict[int, int]) -> None:
         if self._stop:
             cause = _STOP_CAUSES[self._stop]
-            self._tell(f"{label}: {OUTCOMES[cause]}", cause, changes)
+            self._tell(f"{label}: {OUTCOMES[cause]}", [cause], changes)
         else:
             self._add(f"{label}: none", changes)
 
-    def _tell(self, label: str, cause: int, changes: dict[int, int]) -> None:
-        told, first = decisions.tell(self._steps.state[self._a + st.TOLD], cause)
+    def _tell(self, label: str, causes: list[int], changes: dict[int, int]) -> None:
+        told, first = self._steps.state[self._a + st.TOLD], False
+        for cause in causes:
+            told, is_first = decisions.tell(told, cause)
+            first = first or is_first
         changes = {**changes, self._a + st.TOLD: told}
         if first:
             terminate(self._steps, STEP, f"{self._name} {label}, SIGTERM", self._a, changes)

@@ -128,6 +128,12 @@ def has_runner(state: bytes | bytearray, a: int) -> bool:
     return 0 < state[a + RUNNER1] < GONE_RUNNER or 0 < state[a + RUNNER2] < GONE_RUNNER
 
 
+def scan_finds_runner(state: bytes | bytearray, a: int) -> bool:
+    """Whether a scan finds a runner of the attempt: one that has been spawned just now does not carry the
+    token yet."""
+    return any(LOOK_CLAIM < state[a + runner] < GONE_RUNNER for runner in RUNNERS)
+
+
 def command_lives(state: bytes | bytearray, a: int) -> bool:
     """Whether the command is there and was not killed yet."""
     return FORKED <= state[a + COMMAND] <= COMMAND_RUNS
@@ -148,6 +154,12 @@ def claim_seen(state: bytes, a: int, rules: Rules) -> int:
     if state[a + LINK] == INTACT:
         return CLAIM_LIVE
     return CLAIM_UNLOCKED if rules.runner_counts else CLAIM_DEAD
+
+
+def runner_heard(state: bytes, a: int, rules: Rules) -> int:
+    """The runner that a signal to the attempt's runner reaches, 1 or 2; 0 = none is known to live."""
+    seen = claim_seen(state, a, rules)
+    return owner(state, a) if seen in (CLAIM_LIVE, CLAIM_UNCLAIMED) else 0
 
 
 def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:

@@ -66,8 +66,8 @@ def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:
     state = steps.state
     ends = {}
     for runner in st.RUNNERS:
-        if st.is_alive(state[a + runner]):
-            if kill or state[a + runner] == st.LOOK_CLAIM:
+        if st.LOOK_CLAIM < state[a + runner] < st.GONE_RUNNER:
+            if kill:
                 ends[a + runner] = st.GONE_RUNNER
             else:
                 ends[a + st.SIGNALS] = state[a + st.SIGNALS] | st.TERM
