@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from gpu_scheduler.shortages import described, shortage_of
 from gpu_scheduler.storage import FAILURES, LOG_FOLDER
 from gpu_scheduler.storagewatch import StorageWatch
 from gpu_scheduler.store import statefile
+from gpu_scheduler.store.database import damaged, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.started import note
 from gpu_scheduler.store.store import Store
@@ -165,6 +167,13 @@ class Daemon:
                 failing = problem
                 self._woken |= self._wakeups.wait(RETRY_S)
                 code = self._farewell() if self._signal is not None or self._loop.ending else None
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                told = str(damaged(self._store.home.database, error))
+                self._tenure.end(told)
+                log.error("%s\nnothing more is started", told)
+                return 1
         return code
 
     def _begin(self) -> None:

@@ -3,6 +3,8 @@
     SchedulerError            1  the request failed
     ├── NoRecordError         1  no scheduler has been started with this state file
     ├── NotOwnerError         1  this scheduler is not the one of its record any more
+    ├── SchemaError           1  the record is that of another version of the program
+    ├── DamagedRecordError    1  the database of the record is damaged
     ├── UsageError            2  bad invocation: a value, a file or an option is wrong
     └── GpuStateError         4  the state of the GPUs cannot be read
 
@@ -25,6 +27,14 @@ class NoRecordError(SchedulerError):
 
 class NotOwnerError(SchedulerError):
     """This scheduler is not the one of its record any more."""
+
+
+class SchemaError(SchedulerError):
+    """The record is that of another version of the program."""
+
+
+class DamagedRecordError(SchedulerError):
+    """The database of the record is damaged."""
 
 
 class UsageError(SchedulerError):

@@ -118,6 +118,8 @@ def _restored(home: Home, found: Condition, options: StartOptions, settings: Set
         log.warning("there is no good backup; the record is made from the folders in %s", home.runs)
     store = Store(home, create=True)
     try:
+        with store.db.upgraded():
+            pass  # a backup may be that of an earlier version
         strange = attemptfolders.unknown(found.folders, store.db.connection)
         with store.db.transaction() as db:
             _Import(store, settings, strange).run(options.jobs_file)

@@ -26,6 +26,7 @@ from gpu_scheduler.restore import open_record
 from gpu_scheduler.storage import refusal
 from gpu_scheduler.store import identity
 from gpu_scheduler.store.condition import examine
+from gpu_scheduler.store.database import damaged, is_damage, newest_schema
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -74,8 +75,8 @@ def run(
                 store = at_end.enter_context(closing(open_record(home, options, settings)))
                 tenure = Tenure(home, lock)
                 executor = _executor(options.screen)
-                # A start that fails forgets nothing.
-                with settled(store, options, settings):
+                # A start that fails forgets nothing, and leaves the record to the version that wrote it.
+                with store.db.upgraded(), settled(store, options, settings):
                     daemon = Daemon(options, store, tenure, umask, console, reached, settings, executor)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
@@ -91,6 +92,10 @@ def run(
             return daemon.serve(is_up)
     except sqlite3.OperationalError as error:
         raise SchedulerError(refusal(home, error)) from None
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise damaged(home.database, error) from None
     finally:
         console.close()
         lock.release()
@@ -111,6 +116,9 @@ def to_forget(home: Home, *, take_over: bool = False) -> int:
             refuse_unrecorded(found.unknown)
             return len({one.job_id for one in found.unknown})
         with closing(Store(home, create=True)) as store:
+            if store.db.schema != newest_schema():
+                # Whether they may be forgotten is looked at once it is up to date.
+                return int(store.db.rows("SELECT count(*) AS n FROM job")[0]["n"])
             if identity.verdict(store) != "copied":
                 refuse_active(store)
             return sum(store.counts().values())

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.database import damaged, is_damage
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -30,7 +31,8 @@ def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
 
     Raises NoRecordError where there is none, SchedulerError where it cannot be used now.
 
-    foreign: also one of another host, as it was a moment ago, whose attempts must not be judged from here.
+    foreign: to read only, also the record of another host, as it was a moment ago, whose attempts must not be
+    judged from here.
     """
     home = home_of(options)
     try:
@@ -38,6 +40,8 @@ def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
         try:
             if store.foreign is not None and not foreign:
                 raise SchedulerError(home.refusal(store.foreign))
+            if foreign:
+                store.db.read_only()
             yield store
         finally:
             store.close()
@@ -45,6 +49,10 @@ def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
         from gpu_scheduler.storage import refusal
 
         raise SchedulerError(refusal(home, error)) from None
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise damaged(home.database, error) from None
 
 
 def nothing_yet(home: Home) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from gpu_scheduler.cli import offline
 from gpu_scheduler.cli.record import LOOK_EVERY_S, home_of, opened, pid_of
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.database import peek
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.instance import scheduler_pid
@@ -44,8 +45,12 @@ def stop(options: Namespace) -> int:
 def _wait_for_record(home: Home) -> None:
     """The first scheduler of a record holds its lock for a moment before there is a database to ask it in."""
     end = time.monotonic() + END_S
-    while not home.database.exists() and scheduler_pid(home.lock) is not None and time.monotonic() < end:
+    while not _is_made(home) and scheduler_pid(home.lock) is not None and time.monotonic() < end:
         time.sleep(LOOK_EVERY_S)
+
+
+def _is_made(home: Home) -> bool:
+    return peek(home.database, "SELECT 1 FROM meta LIMIT 1") is not None
 
 
 def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:

@@ -30,6 +30,7 @@ from gpu_scheduler.store.private import check_inside
 #: Free space below this is told, in bytes.
 _LITTLE = 256 * 1024 * 1024
 #: Seconds that a check of the record may take.
+_RESTORE = "end its scheduler, then `start --restore` goes on from the newest backup"
 _CHECK_S = 20.0
 
 
@@ -87,8 +88,7 @@ def record(home: Home) -> Iterator[Finding]:
         remedy = "look at its permissions and at those of its folder"
         yield warn("database", f"{home.database} cannot be read: {error}", remedy)
     except sqlite3.DatabaseError as error:
-        remedy = f"stop the scheduler and move {home.database} aside to begin with an empty record"
-        yield bad("database", f"{home.database}: {error}", remedy)
+        yield bad("database", f"{home.database}: {error}", _RESTORE)
 
 
 def _checked(path: Path) -> Finding:
@@ -106,8 +106,7 @@ def _checked(path: Path) -> Finding:
     finally:
         db.close()
     if said != "ok":
-        remedy = f"stop the scheduler and move {path} aside; what it held is lost"
-        return bad("database", f"{path} is damaged: {said}", remedy)
+        return bad("database", f"{path} is damaged: {said}", _RESTORE)
     size = path.stat().st_size / 1024**2
     return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, whole")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
-from gpu_scheduler.errors import NoRecordError, SchedulerError
+from gpu_scheduler.errors import DamagedRecordError, NoRecordError, SchedulerError, SchemaError
 from gpu_scheduler.store import private
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
@@ -43,11 +43,27 @@ def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
         return None  # whoever opens it next tells what is wrong with it
 
 
+def is_damage(error: BaseException) -> bool:
+    """Whether an error tells that the database file is damaged. What cannot be opened, read or written now,
+    and what breaks a rule of a table, has a class of its own."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def damaged(path: Path, error: BaseException) -> DamagedRecordError:
+    """The error that tells of a damaged database, with the remedy."""
+    return DamagedRecordError(
+        f"{path} is damaged ({error}); running jobs go on\n"
+        "`start --restore` goes on from its newest backup, once no scheduler runs on it"
+    )
+
+
 class Database:
     """One connection. Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), but
     for what may be lost with the machine's power.
 
-    refusal: why nothing may be written; None: it may.
+    create: make it where there is none; it may have an earlier schema, which `upgraded` brings up to date.
+    Else raises SchemaError where it has another schema than this version's. refusal: why nothing may be
+    written, since this is a copy of our own; None: it may.
     """
 
     def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
@@ -58,16 +74,14 @@ class Database:
         try:
             self.connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
             try:
-                self._begin(path)
+                self._begin(path, create=create)
             except BaseException:
                 self.connection.close()
                 raise
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written now, which says nothing of what is in it
         except sqlite3.DatabaseError as error:
-            raise SchedulerError(
-                f"{path} is damaged: {error}\n`start --restore` goes on from the newest backup"
-            ) from None
+            raise damaged(path, error) from None
         finally:
             os.umask(old)
 
@@ -129,32 +143,82 @@ class Database:
         with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _begin(self, path: Path) -> None:
+    def read_only(self) -> None:
+        """Refuse every write from now on."""
+        self.connection.execute("PRAGMA query_only = 1")
+
+    @property
+    def schema(self) -> int:
+        """The number of its schema; 0: it has none."""
+        number: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        return number
+
+    @contextmanager
+    def upgraded(self) -> Iterator[None]:
+        """Inside, the schema is that of this version; it stays so if the block ends well. For the one
+        scheduler."""
+        if self.schema == newest_schema():
+            yield
+            return
+        with self.transaction():
+            self._apply_steps()
+            yield
+
+    def _begin(self, path: Path, *, create: bool) -> None:
         self.connection.row_factory = sqlite3.Row
+        version = self.schema
+        if version > newest_schema():
+            raise SchemaError(f"{_schemas(path, version)}: use the newer version that wrote it")
+        if not create and version == 0:
+            raise no_record(path)  # a scheduler is about to make it
+        if not create and version < newest_schema() and self._refusal is None:
+            raise SchemaError(f"{_schemas(path, version)}: {_remedy(path)}")
         # temp_store: a query needs no further file, which there may be no room for.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             self.connection.execute(f"PRAGMA {pragma}")
-        self._migrate(path)
+        if version == 0 or self._refusal is not None:
+            self._migrate(path)
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {_log_pages(path.parent)}")
 
     def _migrate(self, path: Path) -> None:
-        steps = {int(re.match(r"\d+", p.name)[0]): p for p in sorted(_MIGRATIONS.glob("*.sql"))}  # type: ignore[index]
-        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > max(steps):
-            raise SchedulerError(
-                f"{path} was written by a newer version (schema {version}, known {max(steps)}); upgrade"
-            )
-        for number in sorted(n for n in steps if n > version):
-            self._upgrade(number, steps[number].read_text("utf-8"))
-
-    def _upgrade(self, number: int, script: str) -> None:
-        """One step of the schema, unless another process has made it meanwhile."""
         self.connection.execute("BEGIN IMMEDIATE")
-        if self.connection.execute("PRAGMA user_version").fetchone()[0] < number:
-            for statement in _statements(script):
-                self.connection.execute(statement)
-            self.connection.execute(f"PRAGMA user_version = {number}")
+        self._apply_steps()
         self.connection.execute("COMMIT")
+
+    def _apply_steps(self) -> None:
+        """The missing steps of the schema, in the transaction of the caller."""
+        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        for number, path in sorted(_steps().items()):
+            if number > version:
+                for statement in _statements(path.read_text("utf-8")):
+                    self.connection.execute(statement)
+                self.connection.execute(f"PRAGMA user_version = {number}")
+
+
+def newest_schema() -> int:
+    """The number of the schema of this version."""
+    return max(_steps())
+
+
+@cache
+def _steps() -> dict[int, Path]:
+    return {int(path.name.partition("_")[0]): path for path in _MIGRATIONS.glob("*.sql")}
+
+
+def _schemas(path: Path, version: int) -> str:
+    return f"the record in {path.parent} has schema {version}; this version reads schema {newest_schema()}"
+
+
+def _remedy(path: Path) -> str:
+    from gpu_scheduler.store.instance import scheduler_pid
+
+    pid = scheduler_pid(path.with_name("lock"))
+    if pid is None:
+        return "`start` with this version brings it up to date"
+    return (
+        f"its scheduler (pid {pid}) is an older version: use that version, or end it with `kill {pid}` and"
+        " `start` this version; running jobs go on meanwhile"
+    )
 
 
 def _statements(script: str) -> Iterator[str]:

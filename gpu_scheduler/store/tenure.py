@@ -32,6 +32,10 @@ class Tenure:
                 pass  # nothing follows from a look that failed; the state file, beside it, tells why
         return self._lost
 
+    def end(self, why: str) -> None:
+        """Lose it for this reason."""
+        self._lost = self._lost or why
+
     def check(self, *, host: bool = False) -> None:
         """Raises NotOwnerError if it is lost."""
         lost = self.lost(host=host)

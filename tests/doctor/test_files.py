@@ -69,7 +69,7 @@ def test_a_damaged_record_is_bad(home: Home) -> None:
     home.database.write_bytes(content)
     found = by_check(list(files.record(home)))["database"]
     assert found.grade == "bad"
-    assert "aside" in found.remedy
+    assert "start --restore" in found.remedy
     home.database.write_bytes(b"no database" * 1000)
     assert by_check(list(files.record(home)))["database"].grade == "bad"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.errors import NoRecordError, SchemaError
 from gpu_scheduler.store import database
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
@@ -19,6 +20,14 @@ MIGRATIONS = Path(database.__file__).with_name("migrations")
 def columns(store: Store) -> dict[str, list[str]]:
     tables = [row["name"] for row in store.db.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
     return {table: [row["name"] for row in store.db.rows(f"PRAGMA table_info({table})")] for table in tables}
+
+
+def upgraded(home: Home) -> Store:
+    """The store of a record, as `start` opens it."""
+    store = Store(home, create=True)
+    with store.db.upgraded():
+        pass
+    return store
 
 
 def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> None:
@@ -42,7 +51,7 @@ def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> No
         )
     old.commit()
     old.close()
-    store = Store(home)
+    store = upgraded(home)
     assert [json.loads(row["budgets"]) for row in store.attempts(3)] == [
         {"U0": 9000, "gone": 9000},
         {"U0": 6144, "gone": None},
@@ -54,30 +63,49 @@ def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> No
     store.close()
 
 
-def test_two_processes_open_a_record_of_an_earlier_version_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "scheduler.db"
-    first = min(MIGRATIONS.glob("*.sql"))
+def make_old(path: Path, version: int) -> None:
+    """A database with that schema, and no rows."""
+    steps = sorted(MIGRATIONS.glob("*.sql"))[:version]
     with closing(sqlite3.connect(path)) as old:
-        old.executescript(f"{first.read_text()}\nPRAGMA user_version = 1;")
-    upgrade = database.Database._upgrade
+        old.executescript("".join(step.read_text() for step in steps))
+        old.execute(f"PRAGMA user_version = {version}")
 
-    def after_another(self: database.Database, number: int, script: str) -> None:
-        """The other process comes between the look at the version and the first step."""
-        monkeypatch.undo()
-        database.Database(path).close()
-        upgrade(self, number, script)
 
-    monkeypatch.setattr(database.Database, "_upgrade", after_another)
-    late = database.Database(path)
-    newest = database.Database(tmp_path / "fresh.db", create=True)
-    for db in (late, newest):
-        assert db.row("PRAGMA user_version")[0] == len(list(MIGRATIONS.glob("*.sql")))  # type: ignore[index]
-    schema = "SELECT sql FROM sqlite_master WHERE name = 'attempt'"
-    assert list(late.rows(schema)[0]) == list(newest.rows(schema)[0])
-    late.close()
-    newest.close()
+def test_an_upgrade_is_whole_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.db"
+    make_old(path, 3)
+    with closing(database.Database(path, create=True)) as db:
+        with pytest.raises(ZeroDivisionError), db.upgraded():
+            print(1 // (db.schema - database.newest_schema()))
+        assert db.schema == 3
+        with db.upgraded():
+            pass
+        with closing(database.Database(path)) as reader:
+            assert reader.schema == len(list(MIGRATIONS.glob("*.sql")))
+
+
+@pytest.mark.parametrize("version", [1, 9])
+def test_a_reader_changes_no_schema_and_names_the_remedy(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "scheduler.db"
+    make_old(path, version)
+    before = path.read_bytes()
+    with pytest.raises(SchemaError) as told:
+        database.Database(path)
+    newest = database.newest_schema()
+    assert str(told.value) == (
+        f"the record in {tmp_path} has schema {version}; this version reads schema {newest}:"
+        " `start` with this version brings it up to date"
+    )
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_empty_database_is_no_record_yet_for_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.db"
+    path.touch()
+    with pytest.raises(NoRecordError):
+        database.Database(path)
+    assert path.stat().st_size == 0
 
 
 def test_the_first_version_opens_and_becomes_the_newest(tmp_path: Path) -> None:
@@ -97,7 +125,7 @@ def test_the_first_version_opens_and_becomes_the_newest(tmp_path: Path) -> None:
     )
     old.commit()
     old.close()
-    store = Store(home)
+    store = upgraded(home)
     assert columns(store) == columns(fresh)
     [attempt], [gpu] = store.attempts(3), store.gpus()
     assert (attempt["strays"], gpu["processes"], gpu["loads"]) == ("[]", None, "[]")

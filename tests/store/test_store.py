@@ -53,7 +53,7 @@ def test_a_command_that_needs_a_record_says_where_it_looked(tmp_path: Path) -> N
 def test_a_record_of_a_newer_version_and_a_damaged_one_are_left_as_they_are(store: Store) -> None:
     store.db.connection.execute("PRAGMA user_version = 99")
     store.close()
-    with pytest.raises(SchedulerError, match="newer version"):
+    with pytest.raises(SchedulerError, match="use the newer version"):
         Store(store.home)
     store.home.database.write_bytes(b"this is not a database at all" * 100)
     before = store.home.database.read_bytes()
