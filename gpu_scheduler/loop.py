@@ -49,8 +49,8 @@ class Storage(Protocol):
     def note_shortage(self, number: int) -> None:
         """Something could not be started: errno of the shortage."""
 
-    def try_processes(self) -> None:
-        """Note a shortage if processes cannot be started now."""
+    def try_processes(self) -> str | None:
+        """The shortage for which no processes can be started now, which is noted; None: they can be."""
 
 
 class Loop:
@@ -128,9 +128,9 @@ class Loop:
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
         gives_up = any(isinstance(action, act.TakeClaim) and action.gives_up for action in actions)
         if (launches or gives_up) and self.storage is not None:
-            if gives_up:
-                self.storage.try_processes()
-            trouble = self.storage.trouble(at_once=True)
+            # What the trial found holds for this round, however long the look takes.
+            shortage = self.storage.try_processes() if gives_up else None
+            trouble = shortage or self.storage.trouble(at_once=True)
             if trouble != facts.trouble:
                 facts = replace(facts, trouble=trouble)
                 actions = plan(facts)

@@ -75,11 +75,13 @@ class StorageWatch:
         if self.trouble() is None:
             self._note(described(number))
 
-    def try_processes(self) -> None:
-        """Note a shortage if as many processes as a job needs cannot be started now."""
+    def try_processes(self) -> str | None:
+        """The shortage for which the processes of a job cannot be started now; None: they can be."""
         number = start_error(NEEDED)
-        if number is not None:
-            self.note_shortage(number)
+        if number is None:
+            return None
+        self.note_shortage(number)
+        return described(number)
 
     def _note(self, text: str) -> None:
         if self._blame.is_new(text, self._clock.now().boot):

@@ -96,7 +96,8 @@ def test_a_launch_that_fails_for_a_shortage_counts_as_none(
 def test_an_attempt_that_nobody_claims_is_not_given_up_while_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storagewatch, "BLAME_S", 0.01)
+    # Over before the next look at the storage.
+    monkeypatch.setattr(storagewatch, "BLAME_S", 0.0)
     executor = Refusing(0)
     settings = Settings(launch_deadline_s=0.01, assign_retry_wait_s=0.01, grace_s=1.0)
     rig = rig_with(tmp_path, executor, settings)
@@ -109,7 +110,7 @@ def test_an_attempt_that_nobody_claims_is_not_given_up_while_no_process_can_be_s
     monkeypatch.setattr(storagewatch, "start_error", start_error)
     job = rig.add("exit 7")
     # Where processes can be started, it is given up: then the executor itself does not work.
-    rig.until(lambda: rig.job(job)["launch_failures"] == 1, "a failed launch")
+    rig.until(lambda: rig.job(job)["launch_failures"], "a failed launch")
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 
 
