@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.runner.protocol import recorded_command
 from tests.runner.attempt import Attempt, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,19 @@ def inside(home: Path) -> None:
     attempt = Attempt(home, SCRIPT.format(home=home)).launch()
     result = attempt.result()
     print(json.dumps([result.exit_code, result.cause, attempt.log.stat().st_size]))
+
+
+def filled_before_the_begin(home: Path) -> None:
+    """Run an attempt whose checks fill the disk, and say whether its command could record itself."""
+    attempt = Attempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
+    attempt.command_sh = f"dd if=/dev/zero of={home}/filler bs=1k 2>/dev/null\n{attempt.command_sh}"
+    attempt.launch()
+    command = wait_for(lambda: recorded_command(attempt.folder, attempt.token), "the record")
+    leads = os.getsid(command.pid) == command.pid
+    os.truncate(home / "filler", 0)
+    (home / "go").touch()
+    attempt.result()
+    print(json.dumps([leads]))
 
 
 def on_small_disk(what: str) -> list[object]:
@@ -77,5 +91,11 @@ def test_a_runner_that_finds_no_room_for_its_claim_waits_for_it() -> None:
     assert on_small_disk("filled_before_the_claim") == [9, None, 1]
 
 
+@can_mount
+def test_command_records_itself_on_a_full_disk() -> None:
+    assert on_small_disk("filled_before_the_begin") == [True]
+
+
 if __name__ == "__main__":
-    {"inside": inside, "filled_before_the_claim": filled_before_the_claim}[sys.argv[2]](Path(sys.argv[1]))
+    tries = (inside, filled_before_the_claim, filled_before_the_begin)
+    {one.__name__: one for one in tries}[sys.argv[2]](Path(sys.argv[1]))
