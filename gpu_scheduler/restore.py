@@ -85,7 +85,14 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     """The jobs of these attempts that have living processes, with the pid of the runner where it is known."""
     tokens = {token: one for one in folders if (token := token_of(one)) is not None}
     living: dict[int, int | None] = {}
-    for token in processes_of({token: one.path for token, one in tokens.items()}) if tokens else {}:
+    boot_id = Clock().boot_id
+    origins = {token: attemptfolders.read(one) for token, one in tokens.items()}
+    here = {
+        token: tokens[token].path
+        for token, origin in origins.items()
+        if origin is None or origin.boot_id == boot_id
+    }
+    for token in processes_of(here) if here else {}:
         living[tokens[token].job_id] = None
     for token, one in tokens.items():
         seen = observe(one.path, token)
@@ -200,8 +207,13 @@ class _Import:
         for job_id, (folder, origin) in new.items():
             at = min(_made_at(one, origin) for one, origin in self._jobs[job_id])
             imports.insert_job(db, folder, origin, at, learn=self._store.learning)
-        attempts = [one for found in self._jobs.values() for one in found]
-        self._alive = processes_of({origin.token: folder.path for folder, origin in attempts})
+        here = {
+            origin.token: folder.path
+            for found in self._jobs.values()
+            for folder, origin in found
+            if origin.boot_id == self._now.boot_id
+        }
+        self._alive = processes_of(here, here) if here else {}
         for turn in range(max(map(len, self._jobs.values()), default=0)):
             self._take_in(turn)
         imports.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])

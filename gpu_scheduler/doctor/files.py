@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from gpu_scheduler import safefile
@@ -20,17 +21,23 @@ from gpu_scheduler.llmconfig import LlmConfigFile
 from gpu_scheduler.safefile import FileProblem, Kind
 from gpu_scheduler.storage import troubles
 from gpu_scheduler.store import statefile
+from gpu_scheduler.store.attemptfolders import in_runs, unknown
+from gpu_scheduler.store.backups import backups
+from gpu_scheduler.store.condition import is_empty, is_lost
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.gpukind import recorded
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.private import check_inside
+from gpu_scheduler.views.titles import ranges
 
 #: Free space below this is told, in bytes.
 _LITTLE = 256 * 1024 * 1024
-#: Seconds that a check of the record may take.
+#: Seconds after which a backup should have been followed by another one.
+_OLD_S = 2 * 86_400
 _RESTORE = "end its scheduler, then `start --restore` goes on from the newest backup"
+#: Seconds that a check of the record may take.
 _CHECK_S = 20.0
 
 
@@ -74,13 +81,13 @@ def record(home: Home) -> Iterator[Finding]:
         says, _, remedy = str(error).partition("\n")
         yield bad("database", says, remedy or "name a state file of yours with --state-file")
         return
-    if not home.database.exists():
-        yield ok("database", "there is none yet; the first `start` makes it")
-        return
     owner = home.foreign()
     if owner is not None:  # even a reader's locks would not be seen there
         says = f"{home.database} is that of host {owner.name}, and is not looked into from here"
         yield warn("database", says, f"`doctor` on {owner.name}")
+        return
+    if is_empty(home.database):
+        yield _no_database(home)
         return
     try:
         yield _checked(home.database)
@@ -88,7 +95,39 @@ def record(home: Home) -> Iterator[Finding]:
         remedy = "look at its permissions and at those of its folder"
         yield warn("database", f"{home.database} cannot be read: {error}", remedy)
     except sqlite3.DatabaseError as error:
-        yield bad("database", f"{home.database}: {error}", _RESTORE)
+        yield bad("database", f"{home.database} is damaged: {error}", _RESTORE)
+    yield from _kept(home)
+
+
+def _no_database(home: Home) -> Finding:
+    if not is_lost(home):
+        return ok("database", "there is none yet; the first `start` makes it")
+    return bad("database", f"{home.database} is missing or empty, and what it knew is lost", _RESTORE)
+
+
+def _kept(home: Home) -> Iterator[Finding]:
+    """The backups, and attempts that only their folders tell of."""
+    there = backups(home)
+    if there:
+        age_s = time.time() - there[0].made_at
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(there[0].made_at))
+        says = f"{len(there)} in {home.backups}, the newest of {when}"
+        if age_s > _OLD_S and scheduler_pid(home.lock) is not None:
+            yield warn("backups", f"{says}, though a scheduler runs", f"{home.log} says why none is made")
+        else:
+            yield ok("backups", says)
+    else:
+        yield ok("backups", "none yet: a scheduler makes one soon after its start, then one a day")
+    try:
+        folders = in_runs(home)  # before the record, which knows an attempt before its folder is made
+        with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            strange = unknown(folders, db)
+    except (OSError, sqlite3.Error):
+        return  # which is told above
+    if strange:
+        jobs = ranges(sorted({one.job_id for one in strange}))
+        says = f"{len(strange)} in {home.runs} not on the record, of job {jobs}: that is older than they are"
+        yield bad("attempts", says, _RESTORE)
 
 
 def _checked(path: Path) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.doctor import files
 from gpu_scheduler.doctor.findings import Finding
 from gpu_scheduler.joblogs import LogFolder
+from gpu_scheduler.store import backups
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 
@@ -168,3 +170,44 @@ def test_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "llm_config.json").write_text("{}")
     (tmp_path / "llm_config.json").chmod(0o644)
     assert files.llm_config(None).grade == "ok"
+
+
+def test_says_when_the_last_backup_was_made(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(home, create=True)
+    assert "none yet" in by_check(list(files.record(home)))["backups"].says
+    made = backups.make(store.db.connection, home)
+    at = time.mktime((2026, 11, 20, 10, 15, 0, 0, 0, -1))
+    os.utime(made.path, (at, at))
+    says = f"1 in {home.backups}, the newest of 2026-11-20 10:15"
+    for days, is_up, grade, told in (
+        (1, True, "ok", says),
+        (3, False, "ok", says),
+        (3, True, "warn", f"{says}, though a scheduler runs"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda days=days: at + days * 86_400)
+            patch.setattr(files, "scheduler_pid", lambda path, is_up=is_up: 1 if is_up else None)
+            found = by_check(list(files.record(home)))["backups"]
+        assert (found.grade, found.says) == (grade, told)
+
+
+def test_names_attempts_that_the_record_does_not_know_and_a_lost_record(home: Home) -> None:
+    store = Store(home, create=True)
+    assert "attempts" not in by_check(list(files.record(home)))
+    for name in ("3/1-0123abcd", "4/1-0123abcd", "4/2-89abcdef", "4/other"):
+        (home.runs / name).mkdir(parents=True)
+    found = by_check(list(files.record(home)))["attempts"]
+    assert (found.grade, found.says.split(":")[0]) == (
+        "bad",
+        f"3 in {home.runs} not on the record, of job 3, 4",
+    )
+    assert "`start --restore`" in found.remedy
+    store.close()
+    for path in home.folder.glob("scheduler.db*"):
+        path.unlink()
+    for content in (None, b""):
+        if content is not None:
+            home.database.write_bytes(content)
+        [found] = [one for one in files.record(home) if one.check != "file system"]
+        assert (found.check, found.grade, "is missing or empty" in found.says) == ("database", "bad", True)
+        assert "`start --restore`" in found.remedy
