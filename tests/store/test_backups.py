@@ -23,7 +23,6 @@ from gpu_scheduler.store.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    os.umask(0o077)
     return Store(Home.of(str(tmp_path / "s.json")), create=True)
 
 
