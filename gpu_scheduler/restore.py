@@ -38,7 +38,7 @@ def open_record(home: Home, options: StartOptions, settings: Settings) -> Store:
     Raises SchedulerError, with the ways on, if it was lost and `options` do not say what to do about it.
     """
     try:
-        found = examine(home)
+        found = examine(home, thorough=options.restore or options.fresh)
         if options.restore:
             return _restored(home, found, options, settings)
         if options.fresh:

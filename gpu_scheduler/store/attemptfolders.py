@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,13 @@ class Origin:
     job: Mapping[str, Any] | None = None
 
 
-def in_runs(home: Home) -> list[AttemptFolder]:
-    """All attempt folders, by job and number. Raises OSError where `runs` cannot be read."""
+def in_runs(home: Home, skip: Container[int] = ()) -> list[AttemptFolder]:
+    """The attempt folders, by job and number, but for those of the jobs to skip: to list the folder of every job
+    takes seconds where there are many and the disk has to be asked. Raises OSError where `runs` cannot be read.
+    """
     found = []
     try:
-        jobs = [name for name in os.listdir(home.runs) if _JOB.fullmatch(name)]
+        jobs = [name for name in os.listdir(home.runs) if _JOB.fullmatch(name) and int(name) not in skip]
     except FileNotFoundError:
         return []
     for job in jobs:

@@ -36,21 +36,33 @@ class Condition:
         return self.state == "damaged" or bool(self.unknown) or not self.extent.covers(self.backed_up)
 
 
-def examine(home: Home) -> Condition:
+def examine(home: Home, *, thorough: bool = True) -> Condition:
     """Look at all of it; nothing is changed. Raises OSError, and sqlite3.OperationalError where the database
-    cannot be opened now."""
-    folders, there = tuple(in_runs(home)), tuple(backups(home))
+    cannot be opened now.
+
+    thorough: also at the folders of jobs that are finished on the record. These may hide a newer attempt only
+    if such a job was retried and nothing else was done since the database was put back.
+    """
+    there = tuple(backups(home))
     backed_up = next((extent for one in there if (extent := known_extent(one)) != Extent()), Extent())
     if is_empty(home.database):
         state: State = "empty" if os.path.lexists(home.database) else "missing"
+        folders = tuple(in_runs(home))
         return Condition(state, "", Extent(), folders, folders, there, backed_up)
     try:
         extent = extent_of(home.database)
         with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            skip = frozenset[int]() if thorough else _finished(db)
+            folders = tuple(in_runs(home, skip))
             strange = tuple(unknown(folders, db))
     except DamagedError as error:
+        folders = tuple(in_runs(home))
         return Condition("damaged", str(error), Extent(), folders, folders, there, backed_up)
     return Condition("whole", "", extent, folders, strange, there, backed_up)
+
+
+def _finished(db: sqlite3.Connection) -> frozenset[int]:
+    return frozenset(row[0] for row in db.execute("SELECT id FROM job WHERE state = 'finished'"))
 
 
 def is_empty(database: Path) -> bool:

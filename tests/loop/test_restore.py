@@ -474,3 +474,13 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
     desk.rig = Rig(desk.folder, executor=Quick())
     desk.rig.tick()
     assert desk.rig.job(job)["state"] == "running"
+
+
+def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: Desk) -> None:
+    finished = desk.ended("true")
+    held = desk.rig.add("true", hold=True)
+    desk.close()
+    for job in (finished, held):
+        (desk.home.runs / str(job) / "9-0123abcd").mkdir(parents=True)
+    assert [one.job_id for one in examine(desk.home, thorough=False).unknown] == [held]
+    assert [one.job_id for one in examine(desk.home).unknown] == [finished, held]
