@@ -18,6 +18,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.restoring import supersede, take_in
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.fresh import refuse_unrecorded
 from gpu_scheduler.runner.protocol import observe, processes_of, take_claim
 from gpu_scheduler.sight import look_at
 from gpu_scheduler.store import attemptfolders, identity, imports
@@ -104,6 +105,7 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
 def _emptied(home: Home, found: Condition) -> Store:
     """For `--fresh`, which forgets what there is: a database in which no number is used again."""
     if found.state == "damaged":
+        refuse_unrecorded(found.unknown)
         _set_aside(home)
     store = Store(home, create=True)
     with store.db.transaction() as db:

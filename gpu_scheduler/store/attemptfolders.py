@@ -62,8 +62,8 @@ class Origin:
 
 
 def in_runs(home: Home, skip: Container[int] = ()) -> list[AttemptFolder]:
-    """The attempt folders, by job and number, but for those of the jobs to skip: to list the folder of every job
-    takes seconds where there are many and the disk has to be asked. Raises OSError where `runs` cannot be read.
+    """The attempt folders, by job and number, but for those of the jobs to skip. Listing the folders of very
+    many jobs takes seconds where the disk has to be asked. Raises OSError where `runs` cannot be read.
     """
     found = []
     try:
