@@ -49,10 +49,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Hands over. No process is started for it; /proc/PID/stat has a name first that may hold anything.
 BEGIN = """\
 record() {
-    local IFS=' ' stat group=
-    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
-    read -r group _ </proc/$$/autogroup
-    printf '%s %s %s\\n' $$ "${stat[19]}" "$group" >&4
+    local IFS=' ' stat group
+    mapfile -t stat </proc/$$/stat
+    mapfile -t group </proc/$$/autogroup
+    stat=(${stat[0]##*) })
+    printf '%s %s %s\\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
 }
 { record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 """

@@ -7,10 +7,11 @@ export CUDA_VISIBLE_DEVICES=0,2
 if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 record() {
-    local IFS=' ' stat group=
-    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
-    read -r group _ </proc/$$/autogroup
-    printf '%s %s %s\n' $$ "${stat[19]}" "$group" >&4
+    local IFS=' ' stat group
+    mapfile -t stat </proc/$$/stat
+    mapfile -t group </proc/$$/autogroup
+    stat=(${stat[0]##*) })
+    printf '%s %s %s\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
 }
 { record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

@@ -37,10 +37,11 @@ unset -f exit
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
 record() {
-    local IFS=' ' stat group=
-    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
-    read -r group _ </proc/$$/autogroup
-    printf '%s %s %s\n' $$ "${stat[19]}" "$group" >&4
+    local IFS=' ' stat group
+    mapfile -t stat </proc/$$/stat
+    mapfile -t group </proc/$$/autogroup
+    stat=(${stat[0]##*) })
+    printf '%s %s %s\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
 }
 { record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec bash -c 'cd '"'"'a b'"'"' && python t.py --cuda 0,2 | tee $HOME/log'

@@ -45,10 +45,11 @@ if [ -x "$CONDA_PREFIX"/bin/torchrun ]; then torchrun=(torchrun); else
         fail 'conda environment ml has neither torchrun nor torch'
 fi
 record() {
-    local IFS=' ' stat group=
-    read -r stat </proc/$$/stat && stat=(${stat##*) }) || return
-    read -r group _ </proc/$$/autogroup
-    printf '%s %s %s\n' $$ "${stat[19]}" "$group" >&4
+    local IFS=' ' stat group
+    mapfile -t stat </proc/$$/stat
+    mapfile -t group </proc/$$/autogroup
+    stat=(${stat[0]##*) })
+    printf '%s %s %s\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
 }
 { record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec "${torchrun[@]}" --standalone --nnodes=1 --nproc_per_node=1 /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2
