@@ -49,6 +49,7 @@ _RESULTS = {
 }
 _WORDS: dict[type[act.Action], str] = {
     act.Relaunch: "will launch again",
+    act.ForgetLaunches: "forgets its launches, for a shortage",
     act.TakeClaim: "will take the claim",
     act.Nudge: "will signal the runner",
     act.KillRunner: "will kill the runner",
@@ -80,13 +81,13 @@ class View(NamedTuple):
 
 @cache
 def settled(view: View) -> tuple[tuple[act.Action, ...], ...]:
-    """Every answer of `settle` about an open attempt, by what has run out."""
+    """Every answer of `settle` about an open attempt, by what has run out and whether jobs can be started."""
     answers: dict[tuple[act.Action, ...], None] = {}
-    for over, late in product((False, True), repeat=2):
+    for over, late, held in product((False, True), repeat=3):
         fact = _attempt(view, over, late)
         if needs_scan(fact, _NOW):
             fact = replace(fact, survivors=(77,) if view.found else ())
-        answers[tuple(settle(fact, _NOW, _SETTINGS))] = None
+        answers[tuple(settle(fact, _NOW, _SETTINGS, held=held))] = None
     return tuple(answers)
 
 

@@ -115,7 +115,7 @@ def _hands_on_the_folder(steps: Steps) -> None:
     if state[st.UNCLAIM]:
         steps.add(FAULT, "SOMEBODY removes the file claim", {st.UNCLAIM: 0, a + st.CLAIM: 0})
     if state[st.REMOVE]:
-        gone = {a + st.FOLDER: 0, a + st.CLAIM: 0, a + st.STOP: 0, a + st.LINK: st.REMOVED}
+        gone = {a + st.FOLDER: 0, a + st.CLAIM: 0, a + st.STOP: 0, a + st.NOTED: 0, a + st.LINK: st.REMOVED}
         steps.add(FAULT, "SOMEBODY removes the folder", {st.REMOVE: 0, st.FAULTED: 1, **gone})
 
 

@@ -29,6 +29,8 @@ def broken(state: bytes, rules: Rules) -> str | None:
         commands += st.FORKED <= command <= st.DYING
         if state[a + st.SPAWNS] > 1:
             return "I1 the command of one attempt is started twice"
+        if _is_excused(state, a, rules):
+            continue
         if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
             return f"I2 the attempt is recorded as {st.OUTCOMES[record]}, its command lives"
         if state[a + st.RELEASED] and (
@@ -36,6 +38,17 @@ def broken(state: bytes, rules: Rules) -> str | None:
         ):
             return "I5 the GPUs are given back while a process of the attempt lives"
     return "I1 two attempts of one job at the same time" if commands > 1 else None
+
+
+def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
+    return rules.excuse_unrecorded and rules.command_recorded and _is_unrecorded(state, a)
+
+
+def _is_unrecorded(state: bytes, a: int) -> bool:
+    """Whether a process is hidden that only what the command wrote down could tell, and that is gone."""
+    if state[a + st.NOTED] or st.owner(state, a):
+        return False
+    return bool(state[a + st.HIDDEN]) or state[a + st.LEFT] == st.IN_SESSION
 
 
 def _is_left(left: int, rules: Rules) -> bool:
@@ -68,10 +81,11 @@ def _is_quiet(state: bytes) -> bool:
 
 
 def _may_be_cancelled(state: bytes) -> bool:
-    """Whether a cancel can reach the command: the folder of its runner is the one that we see."""
+    """Whether a cancel can reach the command: the folder of its runner is the one that we see,
+    and so is the command."""
     if not state[st.WISHED]:
         return False
-    return not any(state[a + st.LINK] for a in st.ATTEMPTS)
+    return not any(state[a + st.LINK] or _is_unrecorded(state, a) for a in st.ATTEMPTS)
 
 
 PROGRESS = (

@@ -208,6 +208,8 @@ def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
                 after[st.WISH] = 2
         elif isinstance(action, act.Relaunch):
             after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
+        elif isinstance(action, act.ForgetLaunches):
+            after[a + st.LAUNCHES] = 0
     steps.put(STEP, f"LOOP {described(actions)}", after, broken[0] if broken else None)
 
 

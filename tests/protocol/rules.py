@@ -48,6 +48,9 @@ class Rules:
     # Limits: what the rules cannot prevent. Off: not excused, so that the model shows how it happens.
     excuse_lost: bool = True  #: a process that hid its environment, left the session and lost its parents
     excuse_chain: bool = True  #: a chain of forks, each gone sooner than a scan sees it, without its runner
+    excuse_unrecorded: bool = (
+        True  #: what it wrote down is gone with the folder, it is hidden, its runner is dead
+    )
     excuse_early: bool = True  #: a claim or folder is removed before the loop has seen the claim
 
 

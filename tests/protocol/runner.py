@@ -199,7 +199,9 @@ def _command(steps: Steps, a: int, name: str) -> None:
     if command == st.FORKED:
         steps.add(STEP, f"{name}: command.sh runs", {a + st.COMMAND: st.SCRIPT})
     elif command == st.SCRIPT:
-        steps.add(STEP, f"{name} writes itself down and begins", {a + st.COMMAND: st.COMMAND_RUNS})
+        noted = steps.rules.command_recorded and state[a + st.LINK] not in (st.REPLACED, st.REMOVED)
+        begun = {a + st.COMMAND: st.COMMAND_RUNS, a + st.NOTED: int(noted)}
+        steps.add(STEP, f"{name} writes itself down and begins", begun)
         failed = {a + st.COMMAND: end, a + st.TRUTH: st.NOT_BEGUN}
         steps.add(OWN, f"{name}: the check of its environment fails", failed)
     elif command == st.DYING:
@@ -208,7 +210,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
         ended = {a + st.COMMAND: end, a + st.TRUTH: st.EXIT_0}
         steps.add(OWN, f"{name} exits 0", ended)
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.TRUTH: st.EXIT_7})
-        if not state[a + st.LEFT]:
+        if not state[a + st.LEFT] and state[a + st.RECORD] <= st.OPEN:  # else it is one that nobody sees
             steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.LEFT: st.PLAIN})
             steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.LEFT: st.ORPHAN})
             _behave_badly(steps, a, name)

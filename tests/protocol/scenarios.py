@@ -46,6 +46,8 @@ SCENARIOS = (
     Scenario("claim removed, kill, cancel", {"unclaim": 1, "kill": 1, "cancel": 1}),
     Scenario("claim removed, kill, crash, retry", {"unclaim": 1, "kill": 1, "crash": 1, "retry": 1}),
     Scenario("folder removed, kill, cancel", {"remove": 1, "kill": 1, "cancel": 1}),
+    Scenario("folder removed, hidden process, kill", {"remove": 1, "hide": 1, "kill": 1}),
+    Scenario("folder replaced, hidden process, kill", {"replace": 1, "hide": 1, "kill": 1}),
     Scenario("numbers reused, kill, cancel", {"reuse": 1, "kill": 1, "cancel": 1}),
     Scenario("copied, kill, crash, retry", {"copy": 1, "kill": 1, "crash": 1, "retry": 1}),
     Scenario("copied, kill, cancel", {"copy": 1, "kill": 1, "cancel": 1}),
@@ -92,5 +94,6 @@ CONTROLS = (
 LIMITS = (
     Control(("excuse_lost",), {"kill": 1, "hide": 1}, "I5"),
     Control(("excuse_chain",), {"kill": 1, "chain": 1}, "I5"),
+    Control(("excuse_unrecorded",), {"remove": 1, "kill": 1, "hide": 1}, "I2"),
     Control(("excuse_early",), {"unclaim": 1}, "I1"),
 )

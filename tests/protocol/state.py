@@ -31,8 +31,8 @@ FIRST = len(FAULTS) + 17
 #: The fields of an attempt.
 (
     RECORD, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TOLD, COMMAND,
-    HIDDEN, TRUTH, LEFT, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, FIELDS,
-) = range(23)  # fmt: skip
+    HIDDEN, NOTED, TRUTH, LEFT, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, FIELDS,
+) = range(24)  # fmt: skip
 RUNNERS = (RUNNER1, RUNNER2)
 
 # LOOP
@@ -77,6 +77,7 @@ STOP_CANCEL, STOP_PREEMPT = 1, 2
 USR1, TERM = 1, 2
 # COMMAND; DYING: killed, and not gone yet
 NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
+# HIDDEN: the command shows no environment. NOTED: the folder that we see has what it wrote down of itself.
 # TRUTH: how the command ended
 NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
 # LEFT: another process of the attempt. A plain one carries the token; an orphan is no child of the runner; a
@@ -162,13 +163,18 @@ def runner_heard(state: bytes, a: int, rules: Rules) -> int:
     return owner(state, a) if seen in (CLAIM_LIVE, CLAIM_UNCLAIMED) else 0
 
 
+def is_below_runner(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Whether a scan finds what descends from the runner, which carries the token and adopts orphans."""
+    return rules.by_descent and owner(state, a) > 0
+
+
 def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     """Whether a scan finds the command: by its token, else by what it wrote down of itself."""
     command = state[a + COMMAND]
     if command == FORKED:
         return rules.runner_token
     if command in (COMMAND_RUNS, DYING) and state[a + HIDDEN]:
-        return rules.command_recorded
+        return bool(state[a + NOTED]) or is_below_runner(state, a, rules)
     return command in (SCRIPT, COMMAND_RUNS, DYING)
 
 
@@ -178,8 +184,10 @@ def finds_left(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     if left in (NOBODY, LOST):
         return False
     if left in (IN_SESSION, OWN_SESSION):
+        if left == IN_SESSION and rules.by_session and state[a + NOTED]:
+            return True
         below = rules.by_descent and command_lives(state, a) and finds_command(state, a, rules)
-        return below or (left == IN_SESSION and rules.by_session and rules.command_recorded)
+        return below or is_below_runner(state, a, rules)
     return True
 
 
@@ -240,6 +248,8 @@ def _settle_runners(state: bytearray, a: int, rules: Rules) -> None:
 def _forget(state: bytearray, a: int) -> None:
     if state[a + COMMAND] not in (COMMAND_RUNS, DYING):
         state[a + HIDDEN] = 0
+        if state[a + LEFT] != IN_SESSION:
+            state[a + NOTED] = 0
     over = state[a + RECORD] > OPEN and state[a + RELEASED] and not has_runner(state, a)
     if over and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + LEFT]:
         state[a + 1 : a + FIELDS] = bytes(FIELDS - 1)
