@@ -25,6 +25,8 @@ def broken(state: bytes, rules: Rules) -> str | None:
     """The invariant that does not hold in this state."""
     commands = 0
     for a in st.ATTEMPTS:
+        if not state[a + st.RUNNER1]:
+            continue  # nothing was launched, or it is history
         record, command = state[a + st.RECORD], state[a + st.COMMAND]
         commands += st.FORKED <= command <= st.DYING
         if state[a + st.SPAWNS] > 1:

@@ -14,6 +14,8 @@ def steps_of_runners(steps: Steps) -> None:
     """What every runner does next, and every command."""
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
+        if not state[a + st.RUNNER1]:
+            continue  # nothing was launched, or it is history
         for which, runner in enumerate(st.RUNNERS, 1):
             if st.is_alive(state[a + runner]):
                 _Runner(steps, a, which, f"RUNNER {number}.{which}").next()
