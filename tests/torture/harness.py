@@ -56,13 +56,15 @@ class Stage:
         self.home = Home.of(str(folder / "gpu_scheduler_state.json"))
         self.env = dict(env or environment())
         self._command = list(command or scheduler(folder, gpus=gpus))
+        #: A command that becomes the scheduler, such as `setpriv`.
+        self.prefix: list[str] = []
 
     def start(self, *options: str, ready: bool = True) -> subprocess.Popen[bytes]:
         """A scheduler; ready: once it says that it is up."""
         with self.out.open("ab") as out:
             at = out.tell()
             process = subprocess.Popen(
-                [*self._command, *options],
+                [*self.prefix, *self._command, *options],
                 cwd=self.folder, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         if ready:
@@ -93,7 +95,7 @@ class Stage:
         """Run a scheduler until nothing is left that could run; its exit code."""
         with self.out.open("ab") as out:
             return subprocess.run(
-                [*self._command, "--drain", *options],
+                [*self.prefix, *self._command, "--drain", *options],
                 cwd=self.folder, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
                 timeout=timeout_s, check=False,
             ).returncode  # fmt: skip
