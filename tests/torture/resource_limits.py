@@ -1,7 +1,8 @@
 """P8: limits of processes, open files and memory are lowered under a running scheduler, and raised again.
 
-No job may fail for that, all run once to their own end, and the scheduler stays up. As root the scheduler runs
-under another user's number, since the limit of processes does not bind root. The jobs need no further process.
+No job may fail for that, all run once to their own end, and the scheduler stays up. As root the scheduler
+runs under another user's number, since the limit of processes does not bind root. The jobs need no further
+process.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _uid(dice: random.Random, *mode: str) -> int:
 
 
 def _stage(order: Order, uid: int, *mode: str) -> Stage:
-    """A folder of this user, and a scheduler of his; it may read all that root may, where the program lies."""
+    """A folder of this user, and a scheduler of his, which may read the program as root may."""
     folder = order.folder / "limited"
     stage = stage_in(folder, order, *mode)
     (folder / "job.sh").write_text(_JOB)

@@ -99,7 +99,8 @@ class SimpleScheduler:
         folder = RECORD / "runs" / str(job["n"]) / "1"
         folder.mkdir(parents=True, exist_ok=True)
         token = os.urandom(16).hex()
-        fd = os.open(folder / "claim", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        (folder / "claim").unlink(missing_ok=True)
+        fd = os.open(folder / "claim", os.O_RDWR | os.O_CREAT)
         fcntl.flock(fd, fcntl.LOCK_EX)
         result = folder / "result"
         runner = f"bash -c '{line}' {fd}>&-; echo $? > {result}.new; mv {result}.new {result}"
