@@ -105,6 +105,8 @@ def _lose_record(
         found.fault("wrong end", f"a scheduler whose {path.name} was {kind} ended with {code}")
     if jobs.started() != _RUNNING:
         found.fault("started without a record", jobs.trace.read_text())
+    if kind == "moved away" and path == home.database:
+        _refused(stage, jobs, found)
     if kind == "replaced":
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     aside.rename(path)
@@ -112,6 +114,17 @@ def _lose_record(
         jobs.until_started(_RUNNING + 2)
         wait_for(lambda: sum(rival.poll() is None for rival in rivals) <= 1, "one scheduler is left", 60)
         _count_up(rivals, found)
+
+
+def _refused(stage: Stage, jobs: GatedJobs, found: Found) -> None:
+    """Without its database the record, whose attempts are there, is no new one."""
+    with _rivals(stage) as rivals:
+        codes = [rival.wait(60) for rival in rivals]
+    if codes != [1] * _RIVALS or jobs.started() != _RUNNING:
+        found.fault("taken for a new record", f"{codes}: {stage.out.read_text()[-1000:]}")
+    if stage.home.database.exists():
+        found.fault("taken for a new record", "there is a new database")
+        stage.home.database.unlink()
 
 
 def _count_up(processes: list[subprocess.Popen[bytes]], found: Found) -> None:
