@@ -29,13 +29,26 @@ ROOT = Path(__file__).parents[2]
 ENV = {name: value for name, value in os.environ.items() if name != "STY"} | {"PYTHONPATH": str(ROOT)}
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _what_was_started_is_ended() -> Iterator[None]:
+    yield
+    while _started:
+        with _started.pop() as process:
+            process.kill()
+
+
 def start(*argv: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", *map(str, argv)],
         env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    _started.append(process)
+    return process
 
 
 def read_until(stream: IO[bytes] | None, wanted: bytes) -> bytes:

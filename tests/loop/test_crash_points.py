@@ -94,7 +94,9 @@ def test_a_crash_loses_nothing_and_runs_nothing_twice(place: Place, step: str, n
     for code in (0, 7, 0):
         place.add(code)
     assert place.run(step, nth) == -signal.SIGKILL
-    assert place.run() == 7
+    # A drain tells of jobs without a line that end under it; this one may have ended under the killed one.
+    is_told_already = place.recorded()[1] == 7
+    assert place.run() == (0 if is_told_already else 7)
     verdict = judge(place.folder / "trace", place.codes, place.recorded(), killed=False)
     assert verdict.clean, f"{verdict}; {verdict.wrong}; {(place.folder / 'out').read_text()[-3000:]}"
 
