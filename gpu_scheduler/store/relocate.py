@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from gpu_scheduler.core.jobline import Parsed, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.states import WAITING
 from gpu_scheduler.store.store import Store
 
 
@@ -24,11 +26,17 @@ class Relocation:
             self._known[path] = self._looked_up(path)
         return self._known[path]
 
-    def spec(self, spec: JobSpec) -> JobSpec:
-        """A job that runs the same in the new place."""
-        script = None if spec.script is None else self.path(spec.script)
-        venv = None if spec.venv is None else self.path(spec.venv)
-        return replace(spec, cwd=self.path(spec.cwd), script=script, venv=venv)
+    def spec(self, spec: JobSpec, line: JobSpec | None = None) -> JobSpec:
+        """A job that runs the same in the new place. line: what its line means in the new working folder.
+
+        A copy keeps an absolute path that the line names: its jobs run what their lines say.
+        """
+        script = None if spec.script is None else self._said(spec.script, line and line.script)
+        venv = None if spec.venv is None else self._said(spec.venv, line and line.venv)
+        return replace(spec, cwd=self._said(spec.cwd, line and line.cwd), script=script, venv=venv)
+
+    def _said(self, path: str, by_line: str | None) -> str:
+        return path if self._copied and path == by_line else self.path(path)
 
     def _looked_up(self, path: str) -> str:
         if path != self._old and not path.startswith(f"{self._old}/"):
@@ -41,20 +49,20 @@ class Relocation:
 def relocate(store: Store, to: Relocation) -> None:
     """Change the paths of jobs, jobs files and logs, in the caller's transaction if there is one."""
     with store.db.transaction() as db:
-        identities = {}
-        for row in store.db.rows("SELECT id, spec, identity, source FROM job"):
+        lines = _read_again(store, to)
+        for row in store.db.rows("SELECT id, spec, identity, source, state FROM job"):
             before = JobSpec.from_json(row["spec"])
-            spec = to.spec(before)
+            line = lines.get(row["id"])
+            spec = to.spec(before, line)
             source = row["source"]
             if source.startswith("file:"):
                 source = f"file:{to.path(source[len('file:') :])}"
-            if spec == before and source == row["source"]:
-                continue
-            identities[row["identity"]] = spec.identity
-            sql = "UPDATE job SET spec = ?, identity = ?, source = ? WHERE id = ?"
-            db.execute(sql, (spec.to_json(), spec.identity, source, row["id"]))
-        lines = [(new, old) for old, new in identities.items() if new != old]
-        db.executemany("UPDATE line SET identity = ? WHERE identity = ?", lines)
+            # A waiting job goes with its line. Any other is found under the path that it has now, so that
+            # it does not run again once that is written into the line.
+            identity = (line if line is not None and row["state"] in WAITING else spec).identity
+            if (spec, identity, source) != (before, row["identity"], row["source"]):
+                sql = "UPDATE job SET spec = ?, identity = ?, source = ? WHERE id = ?"
+                db.execute(sql, (spec.to_json(), identity, source, row["id"]))
         for row in store.db.rows("SELECT path, cwd, problem FROM jobs_file"):
             path, cwd = to.path(row["path"]), to.path(row["cwd"])
             db.execute("INSERT OR REPLACE INTO jobs_file VALUES (?, ?, ?)", (path, cwd, row["problem"]))
@@ -65,3 +73,24 @@ def relocate(store: Store, to: Relocation) -> None:
             log = to.path(row["log"])
             if log != row["log"]:
                 db.execute("UPDATE attempt SET log = ? WHERE id = ?", (log, row["id"]))
+
+
+def _read_again(store: Store, to: Relocation) -> dict[int, JobSpec]:
+    """Read the recorded lines in the new working folder of their file, so that one whose text is unchanged
+    does not count as changed: an absolute path in it still names the old place. Returns job -> its line."""
+    found = {}
+    home = os.path.expanduser("~")
+    for file in store.db.rows("SELECT path, cwd FROM jobs_file"):
+        cwd = to.path(file["cwd"])
+        sql = "SELECT position, raw, job_id FROM line WHERE path = ? AND identity IS NOT NULL"
+        changed = []
+        for row in store.db.rows(sql, file["path"]):
+            parsed = parse_line(row["raw"], cwd, home)
+            if isinstance(parsed, Parsed):
+                changed.append((parsed.spec.identity, file["path"], row["position"]))
+                if row["job_id"] is not None:
+                    found[row["job_id"]] = parsed.spec
+        store.db.connection.executemany(
+            "UPDATE line SET identity = ? WHERE path = ? AND position = ?", changed
+        )
+    return found

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.jobline import Parsed, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lines import Line
+from gpu_scheduler.core.lines import Line, parsed_line
 from gpu_scheduler.store import identity, readings
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.relocate import Relocation
@@ -81,3 +82,54 @@ def test_only_what_came_along_has_another_place(tmp_path: Path) -> None:
         assert to.path(f"{tmp_path}/a/stayed") == f"{tmp_path}/a/stayed"
         assert to.path(f"{tmp_path}/a/nowhere") == f"{tmp_path}/a/nowhere"
         assert to.path(f"{tmp_path}/ab") == f"{tmp_path}/ab"
+
+
+ABSOLUTE = ("0,{0}/t.py,,,\n", "[cwd={0}/sub] true\n", "[venv={0}/env cwd=sub] 0,t.py,,two,\n")
+
+
+@pytest.mark.parametrize("way", ["moved", "copied"])
+@pytest.mark.parametrize("state", ["queued", "running", "finished"])
+def test_a_line_that_names_an_absolute_path_stays_the_line_that_was_read(
+    tmp_path: Path, way: str, state: str
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "sub").mkdir(parents=True)
+    (old / "env").mkdir()
+    for name in ("jobs.txt", "t.py", "sub/t.py"):
+        (old / name).touch()
+    store = Store(Home.of(str(old / "s.json")), create=True)
+    identity.settle_in(store)
+    path, read = str(old / "jobs.txt"), [raw.format(old) for raw in ABSOLUTE]
+    readings.working_folder(store, path, str(old))
+    readings.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
+    store.db.connection.execute("UPDATE job SET state = ?", (state,))
+    store.close()
+    shutil.copytree(old, new)
+    if way == "moved":
+        shutil.rmtree(old)
+    store = Store(Home.of(str(new / "s.json")))
+    identity.settle_in(store, new=way == "copied")
+
+    # The text of the file has not changed: nothing is to be done.
+    reading = readings.load(store, f"{new}/jobs.txt")
+    assert [kept.identity for kept in reading] == [line(read, n, str(new)).identity for n in range(len(read))]
+    assert [kept.job_id for kept in reading] == [1, 2, 3]
+    specs = [JobSpec.from_json(row["spec"]) for row in store.db.rows("SELECT spec FROM job ORDER BY id")]
+    there = old if way == "copied" else new  # a copy runs what its lines name; what was moved is found
+    assert (specs[0].script, specs[0].cwd) == (f"{there}/t.py", str(new))
+    assert specs[1].cwd == f"{there}/sub"
+    assert (specs[2].script, specs[2].venv, specs[2].cwd) == (f"{new}/sub/t.py", f"{there}/env", f"{new}/sub")
+
+    # Its user writes the new folder into the lines: what has run, or runs, is known; what waits is replaced.
+    written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
+    known = readings.newest_facts(store, frozenset(filter(None, written)))
+    assert set(known) == (set() if way == "copied" or state == "queued" else set(written))
+    store.close()
+
+
+def line(raws: list[str], index: int, cwd: str, store: Store | None = None) -> Line:
+    """A line of a jobs file as it is read in that folder; with a job of its own where there is a store."""
+    parsed = parse_line(raws[index], cwd, "/home/me")
+    assert isinstance(parsed, Parsed)
+    job = None if store is None else store.insert_job(parsed.spec, f"file:{cwd}/jobs.txt")
+    return parsed_line(index + 1, raws[index], parsed).bound(job)
