@@ -93,6 +93,8 @@ def _check_jobs_file(options: StartOptions) -> None:
         raise UsageError(f"--jobs-file {path}: {seen.problem}; {remedy}")
 
 
+#: The main log has no option of its own.
+_OTHER_LOG = "name a --state-file in a folder of yours, which has its own log, or `start --trust-files`"
 #: Why a start goes on no further, where a file is not used.
 _REFUSED = (Kind.FOREIGN, Kind.FOREIGN_LINK, Kind.WORLD_WRITABLE, Kind.LINK)
 
@@ -107,7 +109,8 @@ def check_files(options: StartOptions, home: Home) -> list[str]:
         found = look(path, most, trust=options.trust_files, follow=most is not None)
         if isinstance(found, FileProblem):
             if found.kind in _REFUSED:
-                raise UsageError(f"{path}: {found}")
+                remedy = _OTHER_LOG if (path, found.kind) == (home.log, Kind.FOREIGN) else found.remedy
+                raise UsageError(f"{path}: {found.says}; {remedy}")
         elif writable_by_others(found):
             shared.append(str(path))
     return [*_of_group(shared, trust=options.trust_files), *_of_folder(home.folder.parent)]

@@ -25,6 +25,8 @@ def settled(store: Store, options: StartOptions, settings: Settings) -> Iterator
     copied = identity.verdict(store) == "copied"
     if copied and not (options.fresh or options.as_copy):
         identity.refuse_copy(store)
+    if copied:
+        identity.refuse_links(store)
     if options.fresh:
         with forgotten(store, copied=copied):
             identity.settle_in(store, new=copied)

@@ -131,12 +131,14 @@ def owners(path: str | Path) -> frozenset[int]:
     """The users whose file is used at this path: ourselves and root.
 
     For root, who may be root of a container alone, also the owner of the folder, if nobody else may write it.
+    A group with the number of the owner is his alone, as Linux systems make one for each user.
     """
     me = os.geteuid()
     if me != 0:
         return frozenset((me, 0))
     folder = os.stat(os.path.dirname(path) or ".")
-    return frozenset((0, *(() if writable_by_others(folder) else (folder.st_uid,))))
+    others = stat.S_IWOTH if folder.st_gid == folder.st_uid else stat.S_IWOTH | stat.S_IWGRP
+    return frozenset((0, *(() if folder.st_mode & others else (folder.st_uid,))))
 
 
 def judge(

@@ -28,9 +28,10 @@ from gpu_scheduler.store import identity
 from gpu_scheduler.store.condition import examine
 from gpu_scheduler.store.database import damaged, is_damage, newest_schema
 from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
+from gpu_scheduler.store.instance import InstanceLock, locking_programs, scheduler_pid
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.tenure import Tenure
+from gpu_scheduler.views.words import pid_words
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +127,19 @@ def to_forget(home: Home, *, take_over: bool = False) -> int:
         raise SchedulerError(refusal(home, error)) from None
 
 
-def _is_running(home: Home, pid: int | None) -> str:
+def _is_running(home: Home, pid: int) -> str:
     return (
-        f"a scheduler is running on {home.state_file} already (pid {pid}); "
+        f"a scheduler is running on {home.state_file} already ({pid_words(pid)}); "
         "`stop` ends it, or name another --state-file"
+    )
+
+
+def _is_locked(home: Home) -> str:
+    pids = locking_programs(home.folder)
+    who = f" (pid {', '.join(map(str, pids))})" if pids else ""
+    return (
+        f"{home.folder} is locked by another program{who}, which is no scheduler; start again when it has"
+        " ended, or have it lock something else"
     )
 
 
@@ -143,7 +153,9 @@ def _locked(home: Home, take_over: bool) -> InstanceLock:
     except OSError as error:
         raise SchedulerError(refusal(home, error)) from None
     if not taken:
-        raise SchedulerError(_is_running(home, lock.holder()))
+        holder = lock.holder()
+        lock.release()
+        raise SchedulerError(_is_locked(home) if holder is None else _is_running(home, holder))
     return lock
 
 

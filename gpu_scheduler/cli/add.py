@@ -26,6 +26,7 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filetext import FileText, TextParser
 from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.store.started import started_with
+from gpu_scheduler.views.words import pid_words
 
 
 def add(options: Namespace) -> int:
@@ -181,7 +182,7 @@ def _notes(options: Namespace, spec: JobSpec) -> list[str]:
     path = os.path.abspath(options.output_file)
     if options.output_file != "-" and pid is not None and watched not in (None, path):
         other = watched or "no jobs file"
-        notes.append(f"the scheduler (pid {pid}) does not read {path}; it watches {other}")
+        notes.append(f"the scheduler ({pid_words(pid)}) does not read {path}; it watches {other}")
     return notes
 
 

@@ -14,6 +14,7 @@ from gpu_scheduler.store.database import damaged, is_damage
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.words import pid_words
 
 #: Seconds that a command waits for the scheduler's answer, and between two looks.
 ANSWER_S = 2.0
@@ -92,7 +93,7 @@ def unanswered(store: Store) -> str:
     pid = pid_of(store)
     if pid is None:
         return "recorded; takes effect when the scheduler starts"
-    return f"recorded; the scheduler (pid {pid}) has not answered yet"
+    return f"recorded; the scheduler ({pid_words(pid)}) has not answered yet"
 
 
 def wished_verbs(store: Store) -> dict[int, list[str]]:

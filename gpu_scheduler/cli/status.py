@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from gpu_scheduler.intake.pauses import wished_pauses
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.storage import LOG_FOLDER, refused, troubles
 from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.identity import original
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import gpus, jobs
@@ -158,7 +159,14 @@ def troubles_of(store: Store) -> tuple[Trouble, ...]:
     trust = started.trust_files
     found = troubles(store.home, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
     config = refused("llm_config", Path(started.llm_config), trust=trust) if started.llm_config else None
-    return found if config is None else (*found, config)
+    return (*_of_copy(store), *found, *(() if config is None else (config,)))
+
+
+def _of_copy(store: Store) -> Iterator[Trouble]:
+    of = original(store)
+    if of is not None:
+        problem, remedy = f"is a copy of {of}, which is still there", "`start` names the ways on"
+        yield Trouble("record", str(store.home.folder), problem, remedy, stops=True)
 
 
 def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.Context:

@@ -12,10 +12,10 @@ from gpu_scheduler.cli.record import LOOK_EVERY_S, home_of, opened, pid_of
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import peek
 from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.identity import refuse_copy
+from gpu_scheduler.store.identity import original, refuse_copy
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.words import outcome_words
+from gpu_scheduler.views.words import outcome_words, pid_words
 
 #: Seconds that the scheduler has to end.
 END_S = 15.0
@@ -35,7 +35,7 @@ def stop(options: Namespace) -> int:
         if options.jobs:
             code = _end_jobs(store, running, options.grace)
         else:
-            _tell_running(running)
+            _tell_running(running, original(store) if running else None)
         shares = offline.refresh_state_file(store)
         if shares is not None:
             print(f"{store.home.state_file.name} is brought up to date: gpu_status {shares}")
@@ -57,13 +57,16 @@ def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:
     # One wish for both: no round sees the GPUs free and starts what is queued.
     args: dict[str, Any] = {"jobs": True, "grace_s": options.grace} if options.jobs else {}
     _wait_for_end(store, pid, args, END_S + (options.grace + offline.LATE_S if options.jobs else 0.0))
-    print(f"the scheduler (pid {pid}) has ended")
+    print(f"the scheduler ({pid_words(pid)}) has ended")
 
 
-def _tell_running(running: list[int]) -> None:
+def _tell_running(running: list[int], original: str | None) -> None:
     if running:
         which = "job " + str(running[0]) if len(running) == 1 else f"jobs {', '.join(map(str, running))}"
-        print(f"running jobs go on: {which}; `cancel JOB` ends one, a new start goes on with them")
+        how = "`cancel JOB` ends one, a new start goes on with them"
+        if original is not None:
+            how = f"this record is a copy of {original}, to which they belong"
+        print(f"running jobs go on: {which}; {how}")
 
 
 def _running(store: Store) -> list[int]:
@@ -77,9 +80,10 @@ def _wait_for_end(store: Store, pid: int, args: Mapping[str, Any], limit_s: floa
     try:
         while pid_of(store) == pid:
             if time.monotonic() >= end:
+                how = f"`kill {pid}` ends it as well" if pid else "end it in its container"
                 raise SchedulerError(
-                    f"the scheduler (pid {pid}) has not ended within {limit_s:g} s\n"
-                    f"`kill {pid}` ends it as well; running jobs go on"
+                    f"the scheduler ({pid_words(pid)}) has not ended within {limit_s:g} s\n"
+                    f"{how}; running jobs go on"
                 )
             # A scheduler that comes up takes the wishes that it finds for some to an earlier one, and with
             # --fresh it forgets them: it is asked again as long as it runs.

@@ -31,6 +31,7 @@ from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.private import check_inside
 from gpu_scheduler.views.titles import ranges
+from gpu_scheduler.views.words import pid_words
 
 #: Free space below this is told, in bytes.
 _LITTLE = 256 * 1024 * 1024
@@ -209,7 +210,7 @@ def scheduler(home: Home) -> Finding:
         remedy = f"do it on {owner.name}; if that is gone, or was this host's name: `start --take-over`"
         return bad("scheduler", f"{says}: nothing can be started here", remedy)
     pid = scheduler_pid(home.lock)
-    return ok("scheduler", "not running" if pid is None else f"running, pid {pid}")
+    return ok("scheduler", "not running" if pid is None else f"running, {pid_words(pid)}")
 
 
 def _guarded(check: str, path: Path, says: str, *, trust: bool) -> Finding:

@@ -14,7 +14,7 @@ from gpu_scheduler.core.placement import GpuView, Limits, Reason, obstacle, plac
 from gpu_scheduler.core.remedies import gpu_remedy
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
-from gpu_scheduler.views.words import plural, size
+from gpu_scheduler.views.words import pid_words, plural, size
 
 _SHOWN = 5
 
@@ -29,7 +29,7 @@ def scheduler(pid: int | None, host: str | None, *, waits: bool) -> Finding:
         return ok("scheduler", "not running")
     if pid is None:
         return bad("scheduler", "not running: nothing is started", "`start` runs it")
-    return ok("scheduler", f"running, pid {pid}")
+    return ok("scheduler", f"running, {pid_words(pid)}")
 
 
 def held(job_id: int, by: str | None, reason: str | None) -> Finding:

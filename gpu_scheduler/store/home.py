@@ -125,9 +125,17 @@ class Home:
                 f"{self.folder} may not be entered: chmod u+rwx {shlex.quote(str(self.folder))}"
             )
         if problem.kind is not Kind.FOREIGN:
+            remedy = "remove it, or name that folder with --data-dir"
+            target = Path(os.path.realpath(self.folder))
+            if problem.kind is Kind.LINK and status.st_uid == os.geteuid() and private.is_ours(target):
+                # Once it is removed alone, every line of the jobs file counts as new.
+                there, here = shlex.quote(str(target)), shlex.quote(str(self.folder))
+                remedy = (
+                    f"go on with the record that it leads to: --data-dir {there} for every command, or once"
+                    f" `rm {here} && mv {there} {here}`"
+                )
             raise SchedulerError(
-                f"{self.folder} {problem.says}, where the folder of the record should be; remove it, or name"
-                " that folder with --data-dir"
+                f"{self.folder} {problem.says}, where the folder of the record should be; {remedy}"
             )
         owner = status.st_uid
         if owner != 0:

@@ -37,10 +37,29 @@ def verdict(store: Store) -> Verdict:
     return judge(known, here, here if here.path == known.path else _old_place(known.path))
 
 
+def original(store: Store) -> str | None:
+    """The folder of the record of which this one is a copy, and which is still there; None: it is no copy."""
+    known = recorded(store)
+    return known.path if known is not None and verdict(store) == "copied" else None
+
+
 def refuse_copy(store: Store) -> None:
     """Raises SchedulerError, with the ways on, if the record is a copy of one that is still there."""
-    if verdict(store) == "copied":
-        raise SchedulerError(_refusal(store))
+    of = original(store)
+    if of is not None:
+        raise SchedulerError(_refusal(store, of))
+
+
+def refuse_links(store: Store) -> None:
+    """Raises SchedulerError if the database of a copy is that of its original, by a hard link."""
+    known = recorded(store)
+    original = os.path.join(known.path, store.home.database.name) if known is not None else ""
+    if _is_same_file(store.home.database, original):
+        raise SchedulerError(
+            f"{store.home.database} and {original} are one file with two names (a hard link): what is written"
+            " here would be written there\n"
+            "remove this copy and make one without links, by `cp -r`"
+        )
 
 
 def settle_in(store: Store, *, new: bool = False) -> None:
@@ -77,7 +96,7 @@ def _take_along(store: Store, *, copied: bool) -> None:
     if (
         known is None
         or home.folder.parent != home.state_file.parent
-        or _is_same_folder(home.folder, known.path)
+        or _is_same_file(home.folder, known.path)
     ):
         return
     old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(home.folder))
@@ -88,18 +107,16 @@ def _take_along(store: Store, *, copied: bool) -> None:
         relocate(store, Relocation(old, new, copied=copied))
 
 
-def _is_same_folder(one: Path, other: str) -> bool:
+def _is_same_file(one: Path, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
     except OSError:
         return False
 
 
-def _refusal(store: Store) -> str:
-    known = recorded(store)
-    assert known is not None
+def _refusal(store: Store, original: str) -> str:
     return (
-        f"{store.home.folder} is a copy of {known.path}, which is still there: jobs of that one are not to be"
+        f"{store.home.folder} is a copy of {original}, which is still there: jobs of that one are not to be"
         " ended or run again from here\n"
         "`start --as-copy` goes on here: what had started and not ended is held, no process is signalled;"
         " `start --fresh` forgets all jobs of this copy"

@@ -2,7 +2,8 @@
 
 The lock that counts is one on the folder of the record, which cannot be removed without the folder. The file
 `lock` in it is locked beside that, for readers, who ask who holds it and take nothing. Where the file is not
-there, /proc/locks tells who holds the folder.
+there, /proc/locks tells who holds the folder. Other programs may lock the folder, too, as a backup does: a
+scheduler is one that has the file `lock` of it open, even if that was removed.
 """
 
 from __future__ import annotations
@@ -89,8 +90,10 @@ class InstanceLock:
         return True
 
     def holder(self) -> int | None:
-        """The pid of the process that holds them instead of us."""
-        return _asked(self._file) or _folder_holder(self._path.parent)
+        """The pid of the scheduler that holds them instead of us; 0: it is in another pid namespace. None:
+        no scheduler does."""
+        pid = _asked(self._file)
+        return pid if pid is not None else _folder_holder(self._path.parent)
 
     def release(self) -> None:
         """Give them back."""
@@ -103,8 +106,8 @@ class InstanceLock:
 
 
 def scheduler_pid(path: Path) -> int | None:
-    """The pid of the scheduler that holds the lock at this path, or its folder; None when none is up. Takes
-    nothing.
+    """The pid of the scheduler that holds the lock at this path, or its folder; 0: it is in another pid
+    namespace, as that of a container; None when none is up. Takes nothing.
 
     Not for the scheduler's own process, whose lock the closing here would drop.
     """
@@ -134,24 +137,41 @@ def _asked(fd: int) -> int | None:
     return pid if kind != fcntl.F_UNLCK else None
 
 
-def _folder_holder(folder: Path) -> int | None:
-    """The pid that holds a folder, by /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF"."""
+def locking_programs(folder: Path) -> list[int]:
+    """The pids of the processes that are seen to hold a lock on a folder, shared ones included.
+
+    From /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
+    """
     try:
         status = os.stat(folder)
         with open("/proc/locks", "rb") as file:
             held = [line.split() for line in file]
     except OSError:
-        return None
-    writers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK" and f[3] == b"WRITE"]
+        return []
+    lockers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK"]
     # The kernel names who took the lock, also after its death.
-    writers = [(pid, locked) for pid, locked in writers if _lives(pid)]
+    lockers = [(pid, locked) for pid, locked in lockers if _lives(pid)]
     device = status.st_dev
     name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
-    for pid, locked in writers:
-        if locked == name:
-            return pid
+    found = [pid for pid, locked in lockers if locked == name]
     # Some file systems (overlay, btrfs) have numbers of their own there: their open files tell.
-    return next((pid for pid, _ in writers if _has_locked(pid, status)), None)
+    return found or [pid for pid, _ in lockers if _has_locked(pid, status)]
+
+
+def _folder_holder(folder: Path) -> int | None:
+    """The pid of the scheduler that holds a folder."""
+    return next((pid for pid in locking_programs(folder) if _has_lock_file(pid)), None)
+
+
+def _has_lock_file(pid: int) -> bool:
+    """Whether a process that holds a folder has the file `lock` open, too."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    except PermissionError:
+        return True  # it is another user's, and cannot be told
+    except OSError:
+        return False
+    return any(link.removesuffix(" (deleted)").endswith("/lock") for link in links)
 
 
 def _has_locked(pid: int, status: os.stat_result) -> bool:

@@ -13,7 +13,7 @@ from gpu_scheduler.views.jobrows import COLUMNS, NUMBERS, ROWS, below, grouped, 
 from gpu_scheduler.views.lines import Cell, Entry, Line, Listed, Screen, allot, printed, table
 from gpu_scheduler.views.report import JobShown, Report
 from gpu_scheduler.views.widths import columns_of, wrapped
-from gpu_scheduler.views.words import ago, shortened, visible
+from gpu_scheduler.views.words import ago, pid_words, shortened, visible
 
 #: Malformed lines, and warnings, that are shown: where rows have no end, and on a screen.
 SHOWN, FEW = 20, 3
@@ -112,7 +112,7 @@ def _numbers(report: Report) -> dict[JobState | Outcome, int]:
 
 def _head(report: Report, screen: Screen, *, everything: bool, verbose: bool, clock: str) -> list[Line]:
     first = [*_summary(report)]
-    up = "" if report.pid is None else f"scheduler pid {report.pid}"
+    up = "" if report.pid is None else f"scheduler {pid_words(report.pid)}"
     told = sum(columns_of(cell.text) for cell in first)
     fits = screen.width is None or told + 2 + len(up) + len(clock) + 2 <= screen.width
     if up and fits:

@@ -134,3 +134,8 @@ def explanation(reason: str | None, exit_code: int | None, signal: int | None) -
 def plural(count: int, noun: str) -> str:
     """ "1 job", "20,000 jobs"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def pid_words(pid: int) -> str:
+    """The pid of a scheduler; 0: of one in another pid namespace."""
+    return f"pid {pid}" if pid else "in another container"

@@ -52,6 +52,18 @@ def test_a_scheduler_that_does_not_end_is_named_and_the_wish_taken_back(
     assert desk.wishes() == []
 
 
+def test_a_scheduler_of_another_container_is_not_named_by_a_pid(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert desk.store
+    monkeypatch.setattr(stopping, "END_S", 0.1)
+    monkeypatch.setattr(stopping, "pid_of", lambda store: 0)
+    code, out, err = desk.run("stop")
+    assert (code, out) == (1, "")
+    assert "the scheduler (in another container) has not ended" in err
+    assert "kill" not in err
+
+
 def test_a_scheduler_that_was_coming_up_ends_as_well(desk: Desk) -> None:
     with desk.scheduler("rising") as pid:
         assert desk.run("stop") == (0, f"the scheduler (pid {pid}) has ended\n", "")

@@ -73,6 +73,11 @@ def test_a_copy_signals_nothing_of_the_original(
         said = copy.cli(*words)
         assert said.returncode == 1, said.stdout
         assert "is a copy of" in said.stderr
+    assert (
+        f"Trouble: record {tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}"
+        in copy.cli("status").stdout
+    )
+    assert f"job 1; this record is a copy of {tmp_path}/a/{RECORD}, to which" in copy.cli("stop").stdout
 
     copy.append("[share=1] echo $PWD > ../here")
     copy.start("--as-copy")

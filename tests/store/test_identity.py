@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.copies import settled
+from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.recordfolder import Place, Recorded, Unknown, Verdict, judge
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import identity
@@ -159,3 +162,21 @@ def test_an_old_place_that_may_not_be_entered_may_be_the_original(tmp_path: Path
             assert verdict_in(tmp_path / "b") == "copied"
         finally:
             closed.chmod(0o700)
+
+
+def test_a_copy_by_hard_links_never_writes_into_its_original(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=os.link)
+    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
+    for options in (StartOptions(as_copy=True), StartOptions(fresh=True)):
+        with (
+            pytest.raises(SchedulerError, match=r"hard link.*\n.*`cp -r`"),
+            settled(store, options, Settings()),
+        ):
+            pass
+    store.close()
+    shutil.rmtree(tmp_path / "b")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
+    identity.refuse_links(store)
+    store.close()

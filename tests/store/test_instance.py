@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.instance import InstanceLock, scheduler_pid
+from gpu_scheduler import service
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import instance
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.instance import InstanceLock, locking_programs, scheduler_pid
 
 _HOLDER = (
     "import sys, pathlib\nfrom gpu_scheduler.store.instance import InstanceLock\n"
@@ -85,12 +89,39 @@ def test_a_lock_that_a_dead_scheduler_left_to_a_child_is_waited_for(tmp_path: Pa
 
 def test_readers_of_the_folder_take_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
+    with held(path) as child:
+        path.unlink()
+        assert scheduler_pid(path) == child.pid, "by /proc/locks, without the file"
+        assert not path.exists()
+    assert scheduler_pid(path) is None
+
+
+@pytest.mark.parametrize("how", [fcntl.LOCK_EX, fcntl.LOCK_SH])
+def test_a_program_that_locks_the_folder_is_no_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int
+) -> None:
+    monkeypatch.setattr(instance, "_LEFT_BEHIND_S", 0.0)
+    path = tmp_path / "lock"
     fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, how | fcntl.LOCK_NB)
     assert scheduler_pid(path) is None
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert scheduler_pid(path) == os.getpid(), "by /proc/locks, without the file"
+    assert locking_programs(tmp_path) == [os.getpid()]
+    lock = InstanceLock(path)
+    assert not lock.acquire()
     os.close(fd)
-    assert scheduler_pid(path) is None
+    assert locking_programs(tmp_path) == []
+    assert lock.acquire()
+    lock.release()
+
+
+def test_a_scheduler_in_another_pid_namespace_is_told_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "_asked", lambda fd: 0)  # F_GETLK where the pid cannot be named
+    lock = InstanceLock(tmp_path / "lock")
+    assert lock.holder() == 0
+    lock.release()
+    assert scheduler_pid(tmp_path / "lock") == 0
 
 
 def test_the_holder_puts_the_lock_file_back(tmp_path: Path) -> None:
@@ -157,3 +188,18 @@ def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     assert second.acquire()
     second.release()
     assert os.path.exists(path)
+
+
+def test_a_start_names_the_program_that_locks_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "_LEFT_BEHIND_S", 0.0)
+    home = Home.of(str(tmp_path / "s.json"))
+    home.create()
+    fd = os.open(home.folder, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    said = f"{home.folder} is locked by another program \\(pid {os.getpid()}\\), which is no scheduler"
+    with pytest.raises(SchedulerError, match=said):
+        service._locked(home, take_over=False)
+    os.close(fd)
+    service._locked(home, take_over=False).release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,15 @@ def test_a_folder_that_took_the_place_of_the_locked_one_is_not_it(home: Home, tm
         assert list(home.folder.iterdir()) == []
     finally:
         lock.release()
+
+
+def test_a_link_of_ours_to_a_record_names_how_to_go_on_with_that(home: Home, tmp_path: Path) -> None:
+    home.create()
+    home.database.touch()
+    home.folder.rename(tmp_path / "a real one")
+    home.folder.symlink_to("a real one")
+    said = refusal(home)
+    assert f"--data-dir '{tmp_path}/a real one' for every command" in said
+    subprocess.run(said.split("`")[1], shell=True, check=True)  # as it is printed
+    home.check_access()
+    assert home.database.exists()

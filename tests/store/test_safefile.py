@@ -149,8 +149,8 @@ def test_a_small_file_is_read_with_little_memory(tmp_path: Path) -> None:
 ME, ROOT, ANN, EVE = 1000, 0, 1001, 1002
 
 
-def status_of(mode: int, uid: int, size: int = 0) -> os.stat_result:
-    return os.stat_result((mode, 1, 1, 1, uid, uid, size, 0, 0, 0))
+def status_of(mode: int, uid: int, size: int = 0, gid: int = 100) -> os.stat_result:
+    return os.stat_result((mode, 1, 1, 1, uid, gid, size, 0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -250,4 +250,16 @@ def test_root_takes_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stran
     planted.symlink_to(path)  # a folder of ours leads to a file of theirs
     assert read(planted) == FileProblem(Kind.FOREIGN, str(stranger))
     tmp_path.chmod(0o775)
+    assert isinstance(read(path), Content), "the group is theirs alone"
+    os.chown(tmp_path, stranger, stranger + 1)
     assert read(path) == FileProblem(Kind.FOREIGN, str(stranger))
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o40775, {ROOT, ANN}), (0o40777, {ROOT})])
+def test_a_group_with_the_number_of_the_folders_owner_is_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, mode: int, expected: set[int]
+) -> None:
+    # As a folder is made with the umask 002, which goes with a group for each user.
+    monkeypatch.setattr(os, "geteuid", lambda: ROOT)
+    monkeypatch.setattr(os, "stat", lambda path: status_of(mode, ANN, gid=ANN))
+    assert safefile.owners("folder/file") == expected
