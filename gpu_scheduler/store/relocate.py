@@ -31,12 +31,13 @@ class Relocation:
 
         A copy keeps an absolute path that the line names: its jobs run what their lines say.
         """
-        script = None if spec.script is None else self._said(spec.script, line and line.script)
-        venv = None if spec.venv is None else self._said(spec.venv, line and line.venv)
-        return replace(spec, cwd=self._said(spec.cwd, line and line.cwd), script=script, venv=venv)
+        script = None if spec.script is None else self._unless(spec.script, line.script if line else None)
+        venv = None if spec.venv is None else self._unless(spec.venv, line.venv if line else None)
+        cwd = self._unless(spec.cwd, line.cwd if line else None)
+        return replace(spec, cwd=cwd, script=script, venv=venv)
 
-    def _said(self, path: str, by_line: str | None) -> str:
-        return path if self._copied and path == by_line else self.path(path)
+    def _unless(self, path: str, named: str | None) -> str:
+        return path if self._copied and path == named else self.path(path)
 
     def _looked_up(self, path: str) -> str:
         if path != self._old and not path.startswith(f"{self._old}/"):
