@@ -93,11 +93,7 @@ def assume(store: Store, path: str) -> None:
 def _take_along(store: Store, *, copied: bool) -> None:
     """Where the folder of the state file is another one than before, what lay in that is there too now."""
     home, known = store.home, recorded(store)
-    if (
-        known is None
-        or home.folder.parent != home.state_file.parent
-        or _is_same_file(home.folder, known.path)
-    ):
+    if known is None or home.folder.parent != home.state_file.parent:
         return
     old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(home.folder))
     if old != new:

@@ -44,12 +44,22 @@ class Relocation:
             return path
         moved = self._new + path[len(self._old) :]
         here, there = os.path.lexists(moved), os.path.lexists(path)
-        return moved if here and (self._copied or not there) else path
+        return moved if here and (self._copied or not there or _same(moved, path)) else path
+
+    def bring_along(self) -> None:
+        """The folder itself is in its new place, whatever has been left at, or mounted from, the old one."""
+        self._known[self._old] = self._new
+
+    def has_moved(self, file: str) -> bool:
+        """Whether a file that was in the folder itself is in the new place."""
+        return os.path.dirname(file) == self._old and self.path(file) != file
 
 
 def relocate(store: Store, to: Relocation) -> None:
     """Change the paths of jobs, jobs files and logs, in the caller's transaction if there is one."""
     with store.db.transaction() as db:
+        if any(to.has_moved(row["path"]) for row in store.db.rows("SELECT path FROM jobs_file")):
+            to.bring_along()  # lines run beside their file
         lines = _read_again(store, to)
         for row in store.db.rows("SELECT id, spec, identity, source, state FROM job"):
             before = JobSpec.from_json(row["spec"])
@@ -68,6 +78,8 @@ def relocate(store: Store, to: Relocation) -> None:
             path, cwd = to.path(row["path"]), to.path(row["cwd"])
             db.execute("INSERT OR REPLACE INTO jobs_file VALUES (?, ?, ?)", (path, cwd, row["problem"]))
             if path != row["path"]:
+                # An older reading of the same file, from a time when it was at this path before.
+                db.execute("DELETE FROM line WHERE path = ?", (path,))
                 db.execute("UPDATE line SET path = ? WHERE path = ?", (path, row["path"]))
                 db.execute("DELETE FROM jobs_file WHERE path = ?", (row["path"],))
         for row in store.db.rows("SELECT id, log FROM attempt WHERE log IS NOT NULL"):
@@ -95,3 +107,10 @@ def _read_again(store: Store, to: Relocation) -> dict[int, JobSpec]:
             "UPDATE line SET identity = ? WHERE path = ? AND position = ?", changed
         )
     return found
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

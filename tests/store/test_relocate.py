@@ -62,6 +62,41 @@ def test_a_line_keeps_its_job_and_a_job_finds_its_folder(tmp_path: Path, old: Pa
     store.close()
 
 
+@pytest.mark.parametrize("left", ["a link", "a mount point", "hidden files"])
+def test_a_line_runs_beside_its_file_whatever_is_at_the_old_place(
+    tmp_path: Path, old: Path, left: str
+) -> None:
+    new = tmp_path / "new"
+    old.rename(new)
+    if left == "a link":
+        old.symlink_to(new)
+    else:
+        old.mkdir()
+    if left == "hidden files":
+        (old / ".git").touch()
+    store = Store(Home.of(str(new / "s.json")))
+    identity.settle_in(store)
+    assert [tuple(row) for row in store.jobs_files()] == [(f"{new}/jobs.txt", str(new), None)]
+    [row] = readings.load(store, f"{new}/jobs.txt")
+    assert row.job_id == 1
+    spec = JobSpec.from_json(store.db.rows("SELECT spec FROM job WHERE id = 1")[0]["spec"])
+    assert (spec.cwd, spec.script) == (str(new), f"{new}/t.py")
+    store.close()
+
+
+def test_a_reading_replaces_one_that_was_at_its_path_before(tmp_path: Path, old: Path) -> None:
+    new = tmp_path / "new"
+    old.rename(new)
+    store = Store(Home.of(str(new / "s.json")))
+    path, raws = f"{new}/jobs.txt", ["echo another\n"]
+    readings.working_folder(store, path, str(new))
+    readings.save(store, path, (), (line(raws, 0, str(new), store),))
+    identity.settle_in(store)
+    assert [tuple(row) for row in store.jobs_files()] == [(path, str(new), None)]
+    assert [row.job_id for row in readings.load(store, path)] == [1]
+    store.close()
+
+
 def test_the_record_alone_is_moved(tmp_path: Path, old: Path) -> None:
     new = tmp_path / "new"
     new.mkdir()
