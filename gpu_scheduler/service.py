@@ -136,10 +136,14 @@ def _is_running(home: Home, pid: int) -> str:
 
 def _is_locked(home: Home) -> str:
     pids = locking_programs(home.folder)
-    who = f" (pid {', '.join(map(str, pids))})" if pids else ""
+    if not pids:
+        return (
+            f"{home.folder} is locked by a program that cannot be seen from here, such as a scheduler in a"
+            " container; start again when it has ended"
+        )
     return (
-        f"{home.folder} is locked by another program{who}, which is no scheduler; start again when it has"
-        " ended, or have it lock something else"
+        f"{home.folder} is locked by another program (pid {', '.join(map(str, pids))}), which is no scheduler;"
+        " start again when it has ended, or have it lock something else"
     )
 
 

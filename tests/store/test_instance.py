@@ -201,5 +201,9 @@ def test_a_start_names_the_program_that_locks_the_folder(
     said = f"{home.folder} is locked by another program \\(pid {os.getpid()}\\), which is no scheduler"
     with pytest.raises(SchedulerError, match=said):
         service._locked(home, take_over=False)
+    with monkeypatch.context() as hidden:  # as /proc/locks may be
+        hidden.setattr(instance, "_lives", lambda pid: False)
+        with pytest.raises(SchedulerError, match="a program that cannot be seen from here"):
+            service._locked(home, take_over=False)
     os.close(fd)
     service._locked(home, take_over=False).release()
