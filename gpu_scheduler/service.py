@@ -141,9 +141,9 @@ def _is_locked(home: Home) -> str:
             f"{home.folder} is locked by a program that cannot be seen from here, such as a scheduler in a"
             " container; start again when it has ended"
         )
+    locker = f"another program (pid {', '.join(map(str, pids))}), which is no scheduler"
     return (
-        f"{home.folder} is locked by another program (pid {', '.join(map(str, pids))}), which is no scheduler;"
-        " start again when it has ended, or have it lock something else"
+        f"{home.folder} is locked by {locker}; start again when it has ended, or have it lock something else"
     )
 
 
