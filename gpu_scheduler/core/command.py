@@ -2,7 +2,7 @@
 
 Pure text. User text appears in it as single-quoted words only. The text speaks to descriptor 3: "." as its
 last act before the job's own command, or "!" and the reason why it will not come to that. Just before, it
-records the pid and the start of its process, which becomes the job's own command, on descriptor 4.
+records what /proc says of its process, which becomes the job's own command, on descriptor 4.
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ fi
 
 #: Other names reach the job through its environment alone.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Hands over. No process is started for it; /proc/PID/stat has a name first that may hold anything.
+#: Hands over. No process is started for it, and what an activation has set (`set -e`) does not end it.
 BEGIN = """\
 record() {
-    local IFS=' ' stat group
-    mapfile -t stat </proc/$$/stat
-    mapfile -t group </proc/$$/autogroup
-    stat=(${stat[0]##*) })
-    printf '%s %s %s\\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
+    local own
+    mapfile -t own </proc/self/stat
+    mapfile -t -O 1 own </proc/self/autogroup
+    printf '%s\\n' "${own[@]}" >&4
 }
-{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
+{ record || :; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 """
 
 

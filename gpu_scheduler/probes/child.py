@@ -11,6 +11,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
+from gpu_scheduler.runner.folder import TOKEN
+
 #: Loads our package from where it lies and from nowhere else, and keeps that folder, and the folder that the
 #: user happens to be in, off the path: a `queue.py` there must not become the standard library's.
 _START = """
@@ -42,6 +44,8 @@ class Child:
                 stderr=self._last_words,
                 bufsize=0,
                 cwd="/",
+                # Of a scheduler that a job restarted: the sweep of that job must not end its own probe.
+                env={name: value for name, value in os.environ.items() if name != TOKEN},
                 start_new_session=True,
             )
         except OSError:

@@ -34,8 +34,9 @@ def has_group(command: Command) -> bool:
 
 def send_group(command: Command, token: str, signal: int) -> bool:
     """Signal the process group of a command that may have ended, for members that fork and end too quickly
-    to be signalled one by one. False: no member was met, or one carries the token of another attempt."""
-    if os.getpgid(0) == command.pid:
+    to be signalled one by one. False: no member was met, the number is another group's now, or a member
+    carries the token of another attempt."""
+    if os.getpgid(0) == command.pid or not has_group(command):
         return False
     if any(
         token_in(environment(pid)) not in (b"", token.encode("ascii"))

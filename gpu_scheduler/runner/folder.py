@@ -37,7 +37,7 @@ SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 #: The file in which the command of an attempt records itself, and its size.
 COMMAND = "command.pid"
-COMMAND_SIZE = 256
+COMMAND_SIZE = 1024
 
 #: Bytes written before the command starts, so that a disk that fills up meanwhile cannot lose the result.
 _RESERVED = 512

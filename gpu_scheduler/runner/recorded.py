@@ -1,6 +1,7 @@
 """What the command of an attempt has recorded of itself, as its runner and others read it.
 
-It counts for this boot and, in a container, as long as that has not been started anew.
+The first line is of the runner, the others are /proc/PID/stat and /proc/PID/autogroup. It counts for this
+boot and, in a container, as long as that has not been started anew.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def command_of(folder: int, token: str) -> Command | None:
         if error.errno in SHORTAGE:
             raise
         return None
-    whose, recorded, *rest = [*text.split("\n"), "", ""]
-    fields = recorded.split()
-    if whose.split() != [token, boot_id(), init_ticks()] or not rest[:-2] or len(fields) not in (2, 3):
+    whose, stat, *rest = [*text.split("\n"), ""]
+    if whose.split() != [token, boot_id(), init_ticks()] or not rest[:-1]:
         return None
-    pid, ticks, *autogroup = fields
+    # The name in /proc/PID/stat may hold anything.
+    pid, ticks = stat.partition(" ")[0], [*stat.rpartition(")")[2].split(), *[""] * 20][19]
     if not (pid.isdecimal() and ticks.isdecimal()):
         return None
+    autogroup = rest[0].split()[:1] if rest[1:-1] else []
     return Command(int(pid), int(ticks), autogroup[0] if autogroup else None)

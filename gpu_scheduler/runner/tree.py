@@ -25,7 +25,6 @@ else:
 
 #: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
 #: Set before a process that ends lets go of its files, and so of its locks.
 _EXITING = 0x00000004
@@ -35,6 +34,8 @@ _EXEC_AGAIN_S = 0.0005
 #: Processes (pid, start) that showed none for so long: they were given none, and are not waited for again.
 _bare: set[tuple[int, int]] = set()
 _BARE_AT_MOST = 4096
+#: The zombies (pid, start) that the last scan saw. Some are never collected.
+_ended: set[tuple[int, int]] = set()
 
 
 def _file(pid: int, name: str) -> bytes:
@@ -64,12 +65,6 @@ def fields_of(pid: int) -> list[bytes] | None:
 def has_ended(fields: list[bytes]) -> bool:
     # The first thread of a process that lives on in others shows as a zombie too.
     return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
-
-
-def _has_just_ended(fields: list[bytes]) -> bool:
-    """Whether this is a zombie that has not lived for a second. Some of them are never collected."""
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS_PER_S
-    return has_ended(fields) and age_s < 1.0
 
 
 def _pids() -> Iterator[int]:
@@ -104,7 +99,7 @@ class Scan:
 
     found: token -> the living processes of the attempt, with their start ticks. Where there was one that has
     gone meanwhile, and no other, it stands for those that it may have left, with 0.
-    missed: a process ended just before it could be looked at; it may have left another one.
+    missed: a process ended since the last scan, or before it was looked at; it may have left another one.
     """
 
     __slots__ = ("found", "missed")
@@ -125,6 +120,7 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
     in_session: dict[int, int] = {}
     undecided: dict[int, int] = {}
     missed = False
+    ended: set[tuple[int, int]] = set()
     pids = newest_first()
     for pid in pids:
         try:
@@ -140,10 +136,15 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
         own_environment = environment(pid)
         _note(tokens, pid, own_environment)
         fields = None if own_environment else fields_of(pid)
-        missed = missed or (not own_environment and (fields is None or _has_just_ended(fields)))
+        if fields is not None and has_ended(fields):
+            ended.add((pid, int(fields[19])))
+        missed = missed or (not own_environment and fields is None)
         ticks = None if fields is None else _user_ticks(fields)
         if ticks is not None and (pid, ticks) not in _bare:
             undecided[pid] = ticks
+    missed = missed or not ended <= _ended
+    _ended.clear()
+    _ended.update(ended)
     _ask_again(undecided, tokens)
     if not in_session and not any(token in attempts for token in tokens.values()):
         return Scan({}, missed)

@@ -86,6 +86,13 @@ def test_golden(name: str, command: Command) -> None:
     assert command.command_sh == path.read_text(), "WRITE_GOLDEN=1 writes it anew"
 
 
+@pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])
+def test_command_begins_unrecorded_whatever_options_its_activation_left(options: str) -> None:
+    command = built(JobSpec("command", "x", "/", command="echo begun"))
+    left = replace(command, command_sh=f"{options}\n{command.command_sh}")
+    assert run(left) == (0, "begun\n", "", ".")
+
+
 # Arguments
 
 ANYTHING = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=30)

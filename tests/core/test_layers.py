@@ -32,7 +32,7 @@ MAY = {
     "safefile": (),
     "shortages": ("safefile", "runner.folder"),
     "store": ("core", "errors", "safefile"),
-    "probes": ("core", "errors"),
+    "probes": ("core", "errors", "runner.folder"),
     "runner": (),
     # The folder protocol has two halves: what the runner itself needs, and what prepares it.
     "executors": ("core", "runner.folder", "runner.prepare"),

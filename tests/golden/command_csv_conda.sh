@@ -42,11 +42,10 @@ export SEED=1
 if [ -x "$CONDA_PREFIX"/bin/python ]; then python=python; else python=python3; fi
 [ -x "$CONDA_PREFIX"/bin/"$python" ] || fail 'conda environment ml-3.11 has no python (neither bin/python nor bin/python3)'
 record() {
-    local IFS=' ' stat group
-    mapfile -t stat </proc/$$/stat
-    mapfile -t group </proc/$$/autogroup
-    stat=(${stat[0]##*) })
-    printf '%s %s %s\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
+    local own
+    mapfile -t own </proc/self/stat
+    mapfile -t -O 1 own </proc/self/autogroup
+    printf '%s\n' "${own[@]}" >&4
 }
-{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
+{ record || :; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

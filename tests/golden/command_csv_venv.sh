@@ -37,11 +37,10 @@ export CUDA_VISIBLE_DEVICES=0,2
 if [ -x "$VIRTUAL_ENV"/bin/python ]; then python=python; else python=python3; fi
 [ -x "$VIRTUAL_ENV"/bin/"$python" ] || fail 'virtual environment /my env has no python (neither bin/python nor bin/python3)'
 record() {
-    local IFS=' ' stat group
-    mapfile -t stat </proc/$$/stat
-    mapfile -t group </proc/$$/autogroup
-    stat=(${stat[0]##*) })
-    printf '%s %s %s\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
+    local own
+    mapfile -t own </proc/self/stat
+    mapfile -t -O 1 own </proc/self/autogroup
+    printf '%s\n' "${own[@]}" >&4
 }
-{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
+{ record || :; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec "$python" -u /data/t.py --lr 0.1 --name 'it'"'"'s; x' --cuda 0,2

@@ -12,11 +12,10 @@ if type -P torchrun >/dev/null; then torchrun=(torchrun); else
         fail 'torchrun is not on the PATH of the job, and its python has no torch'
 fi
 record() {
-    local IFS=' ' stat group
-    mapfile -t stat </proc/$$/stat
-    mapfile -t group </proc/$$/autogroup
-    stat=(${stat[0]##*) })
-    printf '%s %s %s\n' $$ "${stat[19]}" "${group[0]%% *}" >&4
+    local own
+    mapfile -t own </proc/self/stat
+    mapfile -t -O 1 own </proc/self/autogroup
+    printf '%s\n' "${own[@]}" >&4
 }
-{ record; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
+{ record || :; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
 exec "${torchrun[@]}" --standalone --nnodes=1 --nproc_per_node=2 /data/t.py --lr 0.1 --name 'it'"'"'s; x'

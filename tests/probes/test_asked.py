@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from gpu_scheduler.probes import usage
 from gpu_scheduler.probes.asked import AskedProbe, UnreadableError
 from gpu_scheduler.probes.child import Child
 from gpu_scheduler.probes.wire import ProbeFailure, decode, encode
+from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.runner.sweep import processes_of
 from tests.fakes.machine import Card, Machine
 from tests.probes.waiting import until
 
@@ -35,6 +38,19 @@ def answer(probe: AskedProbe, timeout_s: float = 10.0) -> Snapshot | ProbeFailur
         if said is not None:
             return said
         assert time.monotonic() < end, "no answer"
+
+
+def test_probe_of_a_scheduler_that_a_job_restarted_is_no_process_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token = secrets.token_hex(16)
+    monkeypatch.setenv(TOKEN, token)
+    child = Child(sys.executable, ("--kind", "auto", "--simulate", "1"))
+    try:
+        assert child.pid not in processes_of({token: Path("/nowhere")}).get(token, ())
+    finally:
+        child.kill()
+        until(child.gone)
 
 
 @pytest.fixture

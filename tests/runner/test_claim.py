@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -202,7 +203,8 @@ def test_tokens_and_sweep(make: Make) -> None:
     one, two = make("exec sleep 300").launch(), make("exec sleep 300").launch()
     for attempt in (one, two):
         wait_for(lambda a=attempt: len(a.pids()) == 2, "runner and command")  # type: ignore[misc]
-    alive = processes_of({one.token: one.folder, two.token: two.folder, "f" * 32: one.folder})
+    nobodys = secrets.token_hex(16)
+    alive = processes_of({one.token: one.folder, two.token: two.folder, nobodys: one.folder})
     assert set(alive) == {one.token, two.token}
     found = sweep_once(one.folder, one.token, signal.SIGKILL)
     assert set(found) == set(alive[one.token])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ while time.monotonic() < end:
     if os.fork():
         os._exit(0)
 """
+#: /proc/PID/stat of process 12, which began at 34.
+STAT = "12 (a) b) S " + "7 " * 18 + "34 0 0"
 HIDDEN = {
     "env -i": "trap '' HUP; exec env -i sh -c 'echo up $$; sleep 300; :'",
     "title": f"exec {sys.executable} -I -S title.py",
@@ -104,7 +107,7 @@ def test_session_of_a_command_that_has_ended_with_its_runner(make: Make) -> None
 
 def test_process_of_another_attempt_in_the_session_is_spared(make: Make) -> None:
     """As the jobs of a scheduler that a job started."""
-    other = "f" * 32
+    other = secrets.token_hex(16)
     attempt = make(
         f"GPU_SCHEDULER_TOKEN={other} sh -c 'env -i sleep 300 & echo up $$; wait' & exec sleep 300"
     ).launch()
@@ -132,15 +135,17 @@ def test_command_records_itself_before_it_begins(make: Make) -> None:
 @pytest.mark.parametrize(
     ("text", "recorded"),
     [
-        ("{token} {boot} {init}\n12 34 /autogroup-5\n   ", (12, 34, "/autogroup-5")),
-        ("{token} {boot} {init}\n12 34 \n   ", (12, 34, None)),
-        ("{token} {boot} {init}\n12 34 /autogroup-5", None),
-        ("{token} {boot} {init}\n12\n", None),
-        ("{token} {boot} {init}\n12 -4\n", None),
+        (f"{{token}} {{boot}} {{init}}\n{STAT}\n/autogroup-5 nice 0\n   ", (12, 34, "/autogroup-5")),
+        (f"{{token}} {{boot}} {{init}}\n{STAT}\n   ", (12, 34, None)),
+        (f"{{token}} {{boot}} {{init}}\n{STAT}\n/autogr", (12, 34, None)),
+        (f"{{token}} {{boot}} {{init}}\n{STAT}\n\n   ", (12, 34, None)),
+        (f"{{token}} {{boot}} {{init}}\n{STAT}", None),
+        ("{token} {boot} {init}\n12 (bash) S 1\n", None),
+        (f"{{token}} {{boot}} {{init}}\n{STAT.replace('34', '-4')}\n", None),
         ("{token} {boot} {init}\n            ", None),
-        ("other {boot} {init}\n12 34\n", None),
-        ("{token} another-boot {init}\n12 34\n", None),
-        ("{token} {boot} 9{init}\n12 34\n", None),
+        (f"other {{boot}} {{init}}\n{STAT}\n", None),
+        (f"{{token}} another-boot {{init}}\n{STAT}\n", None),
+        (f"{{token}} {{boot}} 9{{init}}\n{STAT}\n", None),
         ("\0\xff", None),
         ("", None),
     ],

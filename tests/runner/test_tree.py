@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner import tree
+from gpu_scheduler.runner import chains, tree
 from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.runner.membership import Command
 from tests.runner.attempt import wait_for
 
 
@@ -86,6 +87,45 @@ def test_another_start_is_another_process() -> None:
         assert tree.send(process.pid, ticks, signal.SIGKILL) is True
         assert process.wait() == -signal.SIGKILL
         assert tree.send(process.pid, ticks, signal.SIGKILL) is False
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_scan_that_met_a_new_zombie_has_missed_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose first process collects nobody: the one that ended may have forked before."""
+    process = subprocess.Popen(["sleep", "60"], env={})
+
+    def ends_then() -> list[int]:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return [process.pid]
+
+    # However long ago it started.
+    monkeypatch.setattr("time.clock_gettime", lambda clock: 1e9)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(tree, "newest_first", lambda: [process.pid])
+            assert not tree.scan({"x": None}).missed
+            patch.setattr(tree, "newest_first", ends_then)
+            assert tree.scan({"x": None}).missed
+            patch.setattr(tree, "newest_first", lambda: [process.pid])
+            assert not tree.scan({"x": None}).missed, "it knows it now"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_group_whose_number_is_another_sessions_now_is_not_signalled() -> None:
+    process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
+    try:
+        ticks = tree.ticks_of(process.pid)
+        assert ticks is not None
+        earlier = Command(process.pid, ticks - 1, tree.autogroup(process.pid))
+        assert not chains.send_group(earlier, "x", signal.SIGTERM)
+        same = Command(process.pid, ticks, tree.autogroup(process.pid))
+        wait_for(lambda: chains.send_group(same, "x", signal.SIGTERM), "its signal")
+        assert process.wait(30) == -signal.SIGTERM
     finally:
         process.kill()
         process.wait()
