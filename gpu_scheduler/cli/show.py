@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sqlite3
 import sys
@@ -27,6 +28,9 @@ from gpu_scheduler.views import jobs
 from gpu_scheduler.views.events import about
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text, verdict_words
+
+#: The end of `core.command.BEGIN`, and what hands over; the job's own command follows.
+_HAND_OVER = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 
 def show(options: Namespace) -> int:
@@ -142,9 +146,10 @@ def command_of(folder: Path) -> str | None:
         text = (folder / "command.sh").read_text("utf-8", "surrogateescape")
     except OSError:
         return None
-    _, found, last = text.rpartition("exec 3>&-\nexec ")
-    if not found:
+    found = _HAND_OVER.search(text)
+    if found is None:
         return None
+    last = text[found.end() :]
     try:
         words = shlex.split(last)
     except ValueError:
