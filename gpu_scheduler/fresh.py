@@ -13,7 +13,9 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import Runner, observe, processes_of, take_claim
 from gpu_scheduler.sight import runner_of
+from gpu_scheduler.store import imports
 from gpu_scheduler.store.attemptfolders import AttemptFolder, in_runs, read, token_of, unknown
+from gpu_scheduler.store.condition import told_numbers
 from gpu_scheduler.store.forget import forgetting
 from gpu_scheduler.store.store import Store
 
@@ -35,6 +37,8 @@ def forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
     if not copied:
         refuse_active(store, take=True)
     with forgetting(store) as jobs:
+        # No number that a folder or a backup tells of is used again, also where the record was lost.
+        imports.raise_numbers(store.db.connection, told_numbers(store.home))
         yield
     log.info("forgot %d job%s", jobs, "s" * (jobs != 1))
 

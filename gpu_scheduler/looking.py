@@ -88,7 +88,19 @@ def _attempts(
     # A runner that published a result had seen the end of all its processes; a killed one had not.
     unwatched = [token for token, attempt in wanted.items() if attempt.outcome is None]
     alive = processes_of({token: folders[token] for token in wanted}, unwatched)
-    return tuple(replace(a, survivors=alive.get(a.token, ())) if a.token in wanted else a for a in attempts)
+    return tuple(
+        _scanned(store, row, attempt, alive.get(attempt.token, ())) if attempt.token in wanted else attempt
+        for row, attempt in zip(rows, attempts, strict=True)
+    )
+
+
+def _scanned(store: Store, row: sqlite3.Row, attempt: Attempt, survivors: tuple[int, ...]) -> Attempt:
+    """An attempt with its processes. The folder of one that has none left and was not seen dead is looked at
+    again: its runner may have written the result between the look and the scan."""
+    if not survivors and attempt.outcome is None and attempt.sighting.claim != "dead":
+        made = attempt.made
+        attempt = replace(look_at(store, row), made=made)
+    return replace(attempt, survivors=survivors)
 
 
 def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:

@@ -19,10 +19,10 @@ from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.restoring import supersede, take_in
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.fresh import refuse_unrecorded
-from gpu_scheduler.runner.protocol import observe, processes_of, take_claim
+from gpu_scheduler.runner.protocol import observe, processes_of, recorded_command, take_claim
 from gpu_scheduler.sight import look_at
 from gpu_scheduler.store import attemptfolders, identity, imports
-from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin, token_of
+from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin, has_begun, token_of
 from gpu_scheduler.store.backups import Backup, DamagedError, Extent, copy_to, extent_of
 from gpu_scheduler.store.condition import Condition, examine
 from gpu_scheduler.store.home import Home
@@ -59,7 +59,9 @@ def refusal(home: Home, found: Condition) -> str:
         "missing": f"{home.database} is missing",
         "empty": f"{home.database} is empty",
         "damaged": found.damage,
-        "whole": f"{home.database} is older than "
+        "whole": f"{home.database} is the record of {found.owner}"
+        if found.owner
+        else f"{home.database} is older than "
         + ("they are" if found.unknown else str(found.backups[0].path) if found.backups else ""),
     }[found.state]
     head = f"{folders} not on the record: {problem}" if count else f"the record was lost: {problem}"
@@ -103,27 +105,25 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
 
 
 def _emptied(home: Home, found: Condition) -> Store:
-    """For `--fresh`, which forgets what there is: a database in which no number is used again."""
+    """For `--fresh`, which forgets what there is once the start has succeeded: until then, an empty database
+    beside the folders is a lost record still."""
     if found.state == "damaged":
         refuse_unrecorded(found.unknown)
         _set_aside(home)
-    store = Store(home, create=True)
-    with store.db.transaction() as db:
-        imports.raise_numbers(db, _numbers(found))
-    return store
+    return Store(home, create=True)
 
 
 def _restored(home: Home, found: Condition, options: StartOptions, settings: Settings) -> Store:
     if not found.is_lost:
         log.info("--restore: the record is whole and knows every attempt; nothing is restored")
         return Store(home, create=True)
-    backup = _newest_good(found)
-    if backup is not None or found.state != "whole":
+    backup, is_ours = _newest_good(found), _is_ours(found)
+    if backup is not None or not is_ours:
         _set_aside(home)
     if backup is not None:
         copy_to(backup, home.database)
         log.warning("the record is restored from %s, made %s", backup.path, _when(backup))
-    elif found.state != "whole":
+    elif not is_ours:
         log.warning("there is no good backup; the record is made from the folders in %s", home.runs)
     store = Store(home, create=True)
     try:
@@ -147,8 +147,13 @@ def _newest_good(found: Condition) -> Backup | None:
         except DamagedError as error:
             log.warning("%s; it is skipped", error)
             continue
-        return None if found.state == "whole" and found.extent.covers(extent) else backup
+        return None if _is_ours(found) and found.extent.covers(extent) else backup
     return None
+
+
+def _is_ours(found: Condition) -> bool:
+    """Whether the database can be gone on with, as far as it has come."""
+    return found.state == "whole" and found.owner is None
 
 
 def _set_aside(home: Home) -> None:
@@ -186,12 +191,31 @@ class _Import:
         self._settings = settings
         self._now = Clock().now()
         self._recorder = Recorder(store, settings)
-        self._alive: dict[str, tuple[int, ...]] = {}
         self._jobs: dict[int, list[tuple[AttemptFolder, Origin]]] = {}
         for folder in folders:
-            origin = self._begun(folder)
-            if origin is not None:
+            token = token_of(folder)
+            if token is None and has_begun(folder):
+                raise SchedulerError(
+                    f"{folder.path} does not tell which attempt it is of: its spec.json, claim and result are"
+                    " gone or cannot be used\nend what runs of it, remove its line from the jobs file if that"
+                    " has run, move the folder away; then `start --restore` goes on"
+                )
+            if token is not None:
+                origin = attemptfolders.read(folder) or Origin(token, self._now.boot_id, None, None)
                 self._jobs.setdefault(folder.job_id, []).append((folder, origin))
+        here = {
+            origin.token: folder.path
+            for found in self._jobs.values()
+            for folder, origin in found
+            if origin.boot_id == self._now.boot_id
+        }
+        self._alive = processes_of(here, here) if here else {}
+        self._unclaimed = {
+            origin.token
+            for found in self._jobs.values()
+            for folder, origin in found
+            if self._has_lost_claim(folder, origin.token)
+        }
 
     def run(self, jobs_file: str) -> None:
         """Raises SchedulerError where lines would run again that these attempts may have run."""
@@ -209,13 +233,6 @@ class _Import:
         for job_id, (folder, origin) in new.items():
             at = min(_made_at(one, origin) for one, origin in self._jobs[job_id])
             imports.insert_job(db, folder, origin, at, learn=self._store.learning)
-        here = {
-            origin.token: folder.path
-            for found in self._jobs.values()
-            for folder, origin in found
-            if origin.boot_id == self._now.boot_id
-        }
-        self._alive = processes_of(here, here) if here else {}
         for turn in range(max(map(len, self._jobs.values()), default=0)):
             self._take_in(turn)
         imports.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
@@ -227,18 +244,16 @@ class _Import:
                 " is" if count == 1 else "s are", "s" * (len(self._jobs) != 1), ranges(sorted(self._jobs)),
             )  # fmt: skip
 
-    def _begun(self, folder: AttemptFolder) -> Origin | None:
-        """What is known of an attempt. One that nobody has claimed is claimed, so that it never begins."""
-        origin = attemptfolders.read(folder)
-        token = token_of(folder)
-        if token is None:
-            return None
+    def _has_lost_claim(self, folder: AttemptFolder, token: str) -> bool:
+        """Whether an attempt has begun and nobody claims it. One that has not begun is claimed here, so that
+        it never does."""
         seen = observe(folder.path, token)
-        if seen.claim == "none" and seen.result is None:
-            take_claim(folder.path, token)
-        if origin is None:
-            origin = Origin(token, self._now.boot_id, None, None)
-        return origin
+        if seen.claim != "none" or seen.result is not None:
+            return False
+        if token in self._alive or recorded_command(folder.path, token) is not None:
+            return True
+        take_claim(folder.path, token)
+        return False
 
     def _settle_known(self) -> None:
         """The open attempts that the record knows of these jobs, which a later one has followed."""
@@ -258,8 +273,9 @@ class _Import:
             if turn < len(found):
                 folder, origin = found[turn]
                 imports.insert_attempt(
-                    db, folder, origin, _made_at(folder, origin), _time_of(folder.path / "claim")
-                )
+                    db, folder, origin, _made_at(folder, origin), _time_of(folder.path / "claim"),
+                    running=origin.token in self._unclaimed,
+                )  # fmt: skip
                 tokens[origin.token] = turn == len(found) - 1
         for row in self._store.unsettled():
             if row["token"] in tokens:

@@ -22,6 +22,8 @@ from gpu_scheduler.store.home import Home
 
 #: Where in spec.json it stands. The runner does not read it.
 KEY = "origin"
+#: Files of an attempt that may be launched, or was.
+_SIGNS = ("spec.json", "claim", "command.pid", "result")
 _JOB = re.compile(r"[1-9][0-9]{0,17}")
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
 #: Columns of an attempt, and of its job, that are written as they are on the record.
@@ -96,7 +98,12 @@ def unknown(folders: Collection[AttemptFolder], record: sqlite3.Connection) -> l
     sequence = record.execute("SELECT seq FROM sqlite_sequence WHERE name = 'job'").fetchone()
     newest = sequence[0] if sequence else 0
     jobs = {row[0] for row in record.execute("SELECT id FROM job").fetchall()}
-    return [one for one in strange if one.job_id > newest or one.job_id in jobs]
+    return [one for one in strange if one.job_id > newest or (one.job_id in jobs and has_begun(one))]
+
+
+def has_begun(folder: AttemptFolder) -> bool:
+    """Whether the folder has a file of a runner, or for one. Without, the attempt was never launched."""
+    return any(os.path.lexists(folder.path / name) for name in _SIGNS)
 
 
 def origin(row: sqlite3.Row, home: Home, source_cwd: str | None) -> dict[str, Any]:
@@ -122,9 +129,12 @@ def read(folder: AttemptFolder) -> Origin | None:
 
 
 def token_of(folder: AttemptFolder) -> str | None:
-    """The token of an attempt, by its spec.json or its claim; None: it has neither, and never began."""
+    """The token of an attempt, by its spec.json, its claim or its result; None: it has none of them."""
     found = read(folder)
-    return found.token if found is not None else _token(folder, _json(folder.path / "claim"))
+    if found is not None:
+        return found.token
+    said = (_token(folder, _json(folder.path / name)) for name in ("spec.json", "claim", "result"))
+    return next((token for token in said if token is not None), None)
 
 
 def _token(folder: AttemptFolder, said: Any) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from gpu_scheduler.store import identity
 from gpu_scheduler.store.attemptfolders import AttemptFolder, in_runs, unknown
 from gpu_scheduler.store.backups import Backup, DamagedError, Extent, backups, extent_of, known_extent
 from gpu_scheduler.store.home import Home
@@ -19,11 +21,13 @@ State = Literal["missing", "empty", "damaged", "whole"]
 
 @dataclass(frozen=True)
 class Condition:
-    """damage: what is wrong with a damaged database. unknown: folders of attempts that it should know and
+    """damage: what is wrong with a damaged database. owner: the folder whose record a whole one is, by the id
+    that lies here not this one. unknown: folders of attempts that it should know and
     does not. backups: newest first, not examined. extent, backed_up: how far it and its backups came."""
 
     state: State
     damage: str = ""
+    owner: str | None = None
     extent: Extent = field(default_factory=Extent)
     folders: tuple[AttemptFolder, ...] = ()
     unknown: tuple[AttemptFolder, ...] = ()
@@ -44,21 +48,34 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
     if such a job was retried and nothing else was done since the database was put back.
     """
     there = tuple(backups(home))
-    backed_up = next((extent for one in there if (extent := known_extent(one)) != Extent()), Extent())
+    backed_up = _backed_up(there)
     if is_empty(home.database):
         state: State = "empty" if os.path.lexists(home.database) else "missing"
         folders = tuple(in_runs(home))
-        return Condition(state, "", Extent(), folders, folders, there, backed_up)
+        return Condition(state, "", None, Extent(), folders, folders, there, backed_up)
     try:
         extent = extent_of(home.database)
         with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            skip = frozenset[int]() if thorough else _finished(db)
+            owner = identity.owner_elsewhere(db, home)
+            # A database that is not this record's shares no more than numbers with the jobs here.
+            skip = frozenset[int]() if thorough or owner is not None else _finished(db)
             folders = tuple(in_runs(home, skip))
             strange = tuple(unknown(folders, db))
     except DamagedError as error:
         folders = tuple(in_runs(home))
-        return Condition("damaged", str(error), Extent(), folders, folders, there, backed_up)
-    return Condition("whole", "", extent, folders, strange, there, backed_up)
+        return Condition("damaged", str(error), None, Extent(), folders, folders, there, backed_up)
+    return Condition("whole", "", owner, extent, folders, strange, there, backed_up)
+
+
+def told_numbers(home: Home) -> Extent:
+    """The highest numbers that the attempt folders and backups tell of. Raises OSError."""
+    backed_up = _backed_up(backups(home))
+    jobs = max([backed_up.jobs, *(one.job_id for one in in_runs(home))])
+    return Extent(jobs, backed_up.attempts)
+
+
+def _backed_up(there: Iterable[Backup]) -> Extent:
+    return next((extent for one in there if (extent := known_extent(one)) != Extent()), Extent())
 
 
 def _finished(db: sqlite3.Connection) -> frozenset[int]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpu_scheduler.core.recordfolder import Place, Recorded, Unknown, Verdict, judge
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,14 @@ def assume(store: Store, path: str) -> None:
     folders, which tell no more. In the caller's transaction."""
     known = Recorded(_read(store.home.folder / _FILE) or os.urandom(16).hex(), path, 0)
     store.db.set_meta(_KEY, json.dumps(asdict(known)))
+
+
+def owner_elsewhere(db: sqlite3.Connection, home: Home) -> str | None:
+    """The folder that a database knows as its own, if the id that lies here is another one's; else None."""
+    here = _read(home.folder / _FILE)
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (_KEY,)).fetchone()
+    known = None if row is None else Recorded(**json.loads(row[0]))
+    return None if known is None or here in (None, known.id) else known.path
 
 
 def _take_along(store: Store, *, copied: bool) -> None:

@@ -52,10 +52,16 @@ def insert_job(
 
 
 def insert_attempt(
-    db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, at: float, began_at: float | None
+    db: sqlite3.Connection,
+    folder: AttemptFolder,
+    origin: Origin,
+    at: float,
+    began_at: float | None,
+    *,
+    running: bool = False,
 ) -> None:
-    """The attempt, open; its job is starting, whatever it was. at, began_at: wall seconds of its making
-    and of its runner's begin."""
+    """The attempt, open; its job is starting, whatever it was, or running. at, began_at: wall seconds of its
+    making and of its runner's begin."""
     values = dict(origin.attempt or _NOTHING_KNOWN) | {
         "job_id": folder.job_id, "number": folder.number, "token": origin.token, "boot_id": origin.boot_id,
         "log": origin.log, "session": origin.session, "created_at": at, "started_at": began_at,
@@ -65,9 +71,9 @@ def insert_attempt(
     db.execute(f"INSERT INTO attempt ({names}) VALUES ({marks})", tuple(values.values()))
     # Whatever came between, which no folder tells: the table of allowed changes is about what is seen happen.
     db.execute(
-        "UPDATE job SET state = 'starting', outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
+        "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
         " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
-        (folder.job_id,),
+        ("running" if running else "starting", folder.job_id),
     )
     data = json.dumps({"attempt": folder.number})
     db.execute(

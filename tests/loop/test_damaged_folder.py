@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_scheduler import looking
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.runner.protocol import kill_runner, sweep
+from gpu_scheduler.runner.protocol import kill_runner, processes_of, sweep
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
@@ -97,6 +99,29 @@ def test_a_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
     os.kill(pid, signal.SIGKILL)
     row = rig.ends(job)
     assert (row["state"], row["reason"]) == ("held", f"{reason}; `retry {job}` runs it again")
+
+
+@pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_a_result_that_is_written_between_look_and_scan_counts(
+    rig: Rig, spoil: Spoil, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = waiting(rig)
+    folder = rig.attempt_folder(job)
+    spoil(folder, token_of(rig, job))
+    with rig.store.db.transaction() as db:
+        db.execute("UPDATE attempt SET runner_pid = NULL, runner_ticks = NULL, deadline_boot = 0")
+        db.execute("UPDATE job SET state = ?", (state,))
+
+    def scan(*words: Any) -> dict[str, tuple[int, ...]]:
+        (rig.folder / "go").touch()
+        wait_for(lambda: not processes_of(*words), "the end of the job")
+        return {}
+
+    monkeypatch.setattr(looking, "processes_of", scan)
+    row = rig.ends(job)
+    assert (row["state"], row["outcome"], row["exit_code"]) == ("finished", "failed", 3)
+    assert (rig.folder / "starts").read_text().count("start") == 1
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])

@@ -21,7 +21,7 @@ import pytest
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.fresh import refuse_unrecorded
+from gpu_scheduler.fresh import forgotten, refuse_unrecorded
 from gpu_scheduler.intake.jobswatch import JobsWatch
 from gpu_scheduler.restore import open_record
 from gpu_scheduler.runner.protocol import observe, sweep
@@ -438,12 +438,102 @@ def test_no_number_is_used_again_by_a_fresh_start(desk: Desk) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
-    with forgetting(store) as jobs:
-        assert jobs == 0
+    with forgotten(store):
+        pass
     store.close()
     assert list(desk.home.runs.iterdir()) == []
     desk.rig = Rig(desk.folder, executor=Quick())
     assert desk.rig.add("true") == job + 1
+
+
+def test_a_fresh_start_that_fails_leaves_a_lost_record_lost(desk: Desk) -> None:
+    job = desk.ended("true")
+    desk.lose()
+    store = desk.start(fresh=True)
+    with pytest.raises(SchedulerError, match="a later check"), forgotten(store):
+        raise SchedulerError("a later check")
+    store.close()
+    with pytest.raises(SchedulerError, match=r"1 attempt in .* is not on the record"):
+        desk.start()
+    desk.restore()
+    assert desk.rig.job(job)["outcome"] == "completed"
+
+
+def test_a_running_job_whose_claim_was_removed_runs_on_after_a_restore(desk: Desk) -> None:
+    job, killed = desk.running(), desk.running()
+    wait_for(lambda: len(desk.trace()) == 2, "both words")
+    runner, folder = desk.rig.runner(killed), desk.folder_of(killed)
+    token = desk.rig.store.attempts(killed)[0]["token"]
+    for one in (desk.folder_of(job), folder):
+        (one / "claim").unlink()
+    desk.lose()
+    os.kill(runner, signal.SIGKILL)
+    sweep(folder, token, 0.0)
+    desk.restore()
+    assert desk.rig.job(job)["state"] == "running"
+    assert [row["job_id"] for row in desk.rig.store.unsettled()] == [job], "it keeps its GPUs"
+    row = desk.rig.job(killed)
+    assert row["state"] == "held"
+    assert row["reason"] == f"its runner was killed; `retry {killed}` runs it again"
+    desk.rig.tick()
+    assert desk.rig.job(job)["state"] == "running"
+    (desk.folder / "go").touch()
+    assert desk.rig.ends(job)["outcome"] == "completed"
+    assert desk.trace().count("end") == 1
+
+
+def test_an_attempt_folder_without_files_is_no_reason_to_refuse_again(desk: Desk) -> None:
+    held = desk.rig.add("true", hold=True)
+    desk.backup()
+    (desk.home.runs / str(held) / "1-0123abcd").mkdir(parents=True)
+    desk.lose()
+    desk.restore()
+    desk.close()
+    desk.start().close()
+    desk.rig = Rig(desk.folder, executor=Quick())
+    assert desk.rig.job(held)["state"] == "held"
+
+
+def test_a_folder_that_does_not_tell_its_attempt_is_named_by_a_restore(desk: Desk) -> None:
+    desk.ended("true")
+    [folder] = attemptfolders.in_runs(desk.home)
+    desk.lose()
+    kept = {name: (folder.path / name).read_bytes() for name in ("spec.json", "claim", "result")}
+    for name in kept:
+        (folder.path / name).unlink()
+    (folder.path / "command.pid").touch()
+    with pytest.raises(SchedulerError, match=f"{folder.path} does not tell which attempt it is of"):
+        desk.start(restore=True)
+    folder.path.rename(desk.folder / "moved away")
+    desk.restore()
+    assert desk.rig.store.counts() == {}
+
+
+@pytest.mark.parametrize("backed_up", [False, True])
+def test_the_database_of_another_folder_is_replaced(desk: Desk, backed_up: bool) -> None:
+    identity.settle_in(desk.rig.store)
+    ended = desk.ended("true")
+    if backed_up:
+        desk.backup()
+    lives = desk.running()
+    (desk.folder / "other").mkdir()
+    other = Rig(desk.folder / "other", executor=Quick())
+    identity.settle_in(other.store)
+    for _ in range(3):
+        other.ends(other.add("exit 3"))
+    other.store.close()
+    desk.lose()
+    shutil.copyfile(other.store.home.database, desk.home.database)
+    with pytest.raises(SchedulerError) as refused:
+        desk.start()
+    assert f"{desk.home.database} is the record of {other.store.home.folder}" in str(refused.value)
+    assert f"job {lives} still runs" in str(refused.value)
+    desk.restore()
+    assert desk.rig.job(ended)["outcome"] == "completed"
+    assert {row["job_id"] for row in desk.rig.store.unsettled()} == {lives}
+    assert identity.verdict(desk.rig.store) == "same"
+    desk.rig.tick()
+    assert desk.rig.job(lives)["state"] == "running"
 
 
 def test_folders_that_a_fresh_start_left_are_no_reason_to_refuse(desk: Desk) -> None:
@@ -481,6 +571,8 @@ def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: Desk) -> None:
     held = desk.rig.add("true", hold=True)
     desk.close()
     for job in (finished, held):
-        (desk.home.runs / str(job) / "9-0123abcd").mkdir(parents=True)
+        folder = desk.home.runs / str(job) / "9-0123abcd"
+        folder.mkdir(parents=True)
+        (folder / "claim").touch()
     assert [one.job_id for one in examine(desk.home, thorough=False).unknown] == [held]
     assert [one.job_id for one in examine(desk.home).unknown] == [finished, held]
