@@ -98,8 +98,7 @@ def _scanned(store: Store, row: sqlite3.Row, attempt: Attempt, survivors: tuple[
     """An attempt with its processes. The folder of one that has none left and was not seen dead is looked at
     again: its runner may have written the result between the look and the scan."""
     if not survivors and attempt.outcome is None and attempt.sighting.claim != "dead":
-        made = attempt.made
-        attempt = replace(look_at(store, row), made=made)
+        attempt = replace(look_at(store, row), made=attempt.made, begun=attempt.begun)
     return replace(attempt, survivors=survivors)
 
 
@@ -107,6 +106,9 @@ def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:
     attempt = look_at(store, row)
     if attempt.outcome is not None or attempt.sighting.claim != "none":
         return attempt
+    if recorded_command(folder, row["token"]) is not None:
+        # It was claimed before its command began: now there is a claim, or it was removed.
+        return replace(look_at(store, row), made=True, begun=True)
     return replace(attempt, made=is_made(folder))
 
 

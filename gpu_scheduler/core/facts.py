@@ -69,10 +69,11 @@ class Line:
 class Attempt:
     """An attempt whose GPUs are not given back yet, or not cooled: the record, and what its folder says.
 
-    Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. survivors: processes
-    that carry the token; None = not looked for. baseline_mib: memory on each GPU that nobody accounted for
-    when it started. evidence: what a command that failed has left. strays: GPUs that it was not given, on
-    which processes of it were seen and told. window_closed: that its Screen window was closed is told.
+    Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. begun: its command has
+    recorded itself there, and no claim is there. survivors: its processes; None = not looked for.
+    baseline_mib: memory on each GPU that nobody accounted for when it started. evidence: what a command that
+    failed has left. strays: GPUs that it was not given, on which processes of it were seen and told.
+    window_closed: that its Screen window was closed is told.
 
     share (thousandths, 0 = none) and vram (MiB): declared, of each of its GPUs; whole: no other job of ours
     is to be there. budgets: UUID -> MiB that what was declared (or learned) comes to there, None = not known;
@@ -102,6 +103,7 @@ class Attempt:
     sighting: Sighting = field(default_factory=Sighting)
     survivors: tuple[int, ...] | None = None
     made: bool = True
+    begun: bool = False
     launches: int = 1
     launch_deadline: float = 0.0
     launch_error: str | None = None

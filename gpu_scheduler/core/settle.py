@@ -69,7 +69,7 @@ def has_no_runner(attempt: Attempt) -> bool:
 
 
 def _was_claimed(attempt: Attempt) -> bool:
-    return attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
+    return attempt.begun or attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
 
 
 def _is_overdue(attempt: Attempt, now: Now) -> bool:

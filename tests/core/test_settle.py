@@ -465,3 +465,14 @@ def test_nothing_is_launched_again_while_our_storage_cannot_be_written() -> None
     ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
     assert settle(ended, NOW, SETTINGS, held=True) == settle(ended, NOW, SETTINGS)
     assert settle(replace(late, cancel=CANCEL), NOW, SETTINGS, held=True) == [act.TakeClaim(1)]
+
+
+def test_a_command_that_has_begun_without_a_claim_is_not_launched_again() -> None:
+    begun = replace(
+        OPEN, job_state=JobState.STARTING, sighting=seen(claim="none"), begun=True, launch_deadline=0.0
+    )
+    assert needs_scan(begun, NOW)
+    assert settle(replace(begun, survivors=(77,)), NOW, SETTINGS) == []
+    assert closed(replace(begun, survivors=())).outcome is Outcome.INTERRUPTED
+    again = only(settle(replace(begun, begun=False, survivors=()), NOW, SETTINGS))
+    assert isinstance(again, act.Relaunch)

@@ -124,6 +124,24 @@ def test_a_result_that_is_written_between_look_and_scan_counts(
     assert (rig.folder / "starts").read_text().count("start") == 1
 
 
+def test_a_command_that_has_begun_is_not_launched_again_without_its_claim(rig: Rig) -> None:
+    job = waiting(rig)
+    pid, token, folder = rig.runner(job), token_of(rig, job), rig.attempt_folder(job)
+    wait_for(lambda: (rig.folder / "starts").exists(), "the job's word")
+    remove_claim(folder, token)
+    with rig.store.db.transaction() as db:
+        # As if no scheduler had seen the claim.
+        db.execute("UPDATE attempt SET runner_pid = NULL, runner_ticks = NULL, deadline_boot = 0")
+        db.execute("UPDATE job SET state = 'starting'")
+    rig.tick()
+    assert rig.job(job)["state"] == "starting", "its processes live"
+    os.kill(pid, signal.SIGKILL)
+    sweep(folder, token, term_s=0.0)
+    row = rig.ends(job)
+    assert (row["state"], row["reason"]) == ("held", f"its runner was killed; `retry {job}` runs it again")
+    assert (rig.folder / "starts").read_text() == "start\n"
+
+
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
 def test_a_cancel_gets_through_without_a_claim(rig: Rig, spoil: Spoil) -> None:
     job = waiting(rig)
