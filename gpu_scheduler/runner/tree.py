@@ -98,7 +98,7 @@ class Scan:
     """What one look at /proc has found.
 
     found: token -> the living processes of the attempt, with their start ticks. Where there was one that has
-    gone meanwhile, and no other, it stands for those that it may have left, with 0.
+    ended meanwhile, and no other, it stands for those that it may have left, with 0.
     missed: a process ended since the last scan, or before it was looked at; it may have left another one.
     """
 
@@ -121,6 +121,7 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
     undecided: dict[int, int] = {}
     missed = False
     ended: set[tuple[int, int]] = set()
+    living: set[int] = set()
     pids = newest_first()
     for pid in pids:
         try:
@@ -138,6 +139,8 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
         fields = None if own_environment else fields_of(pid)
         if fields is not None and has_ended(fields):
             ended.add((pid, int(fields[19])))
+        else:
+            living.add(pid)
         missed = missed or (not own_environment and fields is None)
         ticks = None if fields is None else _user_ticks(fields)
         if ticks is not None and (pid, ticks) not in _bare:
@@ -151,7 +154,8 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
     table = _table(pids, tokens, sessions)
     rule = Membership(table.get, attempts, me)
     found = rule.members(table.values())
-    for pid in {*in_session, *tokens} - table.keys():
+    gone = {pid for pid in {*in_session, *tokens} if pid not in table or (table[pid].ended and pid in living)}
+    for pid in gone:
         token = tokens.get(pid) or rule.of_session(in_session[pid])
         if token is not None and token in attempts:
             found.setdefault(token, {pid: 0})

@@ -116,6 +116,28 @@ def test_scan_that_met_a_new_zombie_has_missed_what_it_left(monkeypatch: pytest.
         process.wait()
 
 
+def test_process_that_ends_within_a_scan_stands_for_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = secrets.token_hex(16)
+    process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
+    fields_of = tree.fields_of
+
+    def ended(pid: int) -> list[bytes] | None:
+        if pid == process.pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return fields_of(pid)
+
+    try:
+        wait_for(lambda: process.pid in tree.scan({token: None}).found.get(token, {}), "found")
+        with monkeypatch.context() as patch:
+            patch.setattr(tree, "fields_of", ended)
+            assert tree.scan({token: None}).found == {token: {process.pid: 0}}
+        assert tree.scan({token: None}).found == {}
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_group_whose_number_is_another_sessions_now_is_not_signalled() -> None:
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
