@@ -47,7 +47,8 @@ def open_record(home: Home, options: StartOptions, settings: Settings) -> Store:
         if found.is_lost:
             raise SchedulerError(refusal(home, found))
     except OSError as error:
-        raise SchedulerError(f"{error.filename or home.folder}: {error.strerror}") from None
+        remedy = "; look at its permissions" if isinstance(error, PermissionError) else ""
+        raise SchedulerError(f"{error.filename or home.folder}: {error.strerror}{remedy}") from None
     return Store(home, create=True)
 
 

@@ -63,9 +63,10 @@ class Origin:
     job: Mapping[str, Any] | None = None
 
 
-def in_runs(home: Home, skip: Container[int] = ()) -> list[AttemptFolder]:
+def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) -> list[AttemptFolder]:
     """The attempt folders, by job and number, but for those of the jobs to skip. Listing the folders of very
-    many jobs takes seconds where the disk has to be asked. Raises OSError where `runs` cannot be read.
+    many jobs takes seconds where the disk has to be asked. readable: leaves out those that may not be
+    read, for which OSError is raised otherwise, as it is for `runs` itself.
     """
     found = []
     try:
@@ -77,6 +78,10 @@ def in_runs(home: Home, skip: Container[int] = ()) -> list[AttemptFolder]:
         try:
             names = os.listdir(folder)
         except NotADirectoryError:
+            continue
+        except PermissionError:
+            if not readable:
+                raise
             continue
         for name in names:
             match = _ATTEMPT.fullmatch(name)

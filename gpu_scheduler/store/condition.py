@@ -44,10 +44,16 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
     """Look at all of it; nothing is changed. Raises OSError, and sqlite3.OperationalError where the database
     cannot be opened now.
 
-    thorough: also at the folders of jobs that are finished on the record. These may hide a newer attempt only
-    if such a job was retried and nothing else was done since the database was put back.
+    thorough: also at what may not be read, which raises then, and at the folders of jobs that are finished on
+    the record. These may hide a newer attempt only if such a job was retried and nothing else was done since
+    the database was put back.
     """
-    there = tuple(backups(home))
+    try:
+        there = tuple(backups(home))
+    except PermissionError:
+        if thorough or is_empty(home.database):
+            raise
+        there = ()
     backed_up = _backed_up(there)
     if is_empty(home.database):
         state: State = "empty" if os.path.lexists(home.database) else "missing"
@@ -59,7 +65,7 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
             owner = identity.owner_elsewhere(db, home)
             # A database that is not this record's shares no more than numbers with the jobs here.
             skip = frozenset[int]() if thorough or owner is not None else _finished(db)
-            folders = tuple(in_runs(home, skip))
+            folders = tuple(in_runs(home, skip, readable=not thorough))
             strange = tuple(unknown(folders, db))
     except DamagedError as error:
         folders = tuple(in_runs(home))

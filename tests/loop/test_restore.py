@@ -566,6 +566,34 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
     assert desk.rig.job(job)["state"] == "running"
 
 
+def test_what_may_not_be_read_keeps_no_whole_record_from_starting(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = desk.rig.add("true", hold=True)
+    desk.backup()
+    folder = desk.home.runs / str(held)
+    folder.mkdir()
+    desk.close()
+    listdir, scandir = os.listdir, os.scandir
+
+    def refuse(listed: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(path: Any) -> Any:
+            if str(path) in (str(folder), str(desk.home.backups)):
+                raise PermissionError(13, "Permission denied", str(path))
+            return listed(path)
+
+        return call
+
+    monkeypatch.setattr(os, "listdir", refuse(listdir))
+    monkeypatch.setattr(os, "scandir", refuse(scandir))
+    desk.start().close()
+    for options in ({"restore": True}, {"fresh": True}):
+        with pytest.raises(SchedulerError, match="Permission denied; look at its permissions"):
+            desk.start(**options)
+    monkeypatch.undo()
+    desk.rig = Rig(desk.folder, executor=Quick())
+
+
 def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: Desk) -> None:
     finished = desk.ended("true")
     held = desk.rig.add("true", hold=True)
