@@ -12,7 +12,10 @@ import re
 LONGEST = 1 << 20
 #: Moves the cursor up, as a bar inside another bar does.
 CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
-_UP_AT_END = re.compile(rb"(?:\x1b\[\d*[AF])+\Z")
+#: Sets colours and draws nothing.
+_COLOURS = re.compile(rb"\x1b\[[\d:;]*m")
+#: Bytes of a sequence that is looked for at the end of a frame.
+_SEQUENCE = 32
 
 
 class Frames:
@@ -69,7 +72,7 @@ class Frames:
             if self._is_begun:
                 out.append(b"\n")
                 self._is_begun = False
-            self._frame, self._open = self._open or self._frame, b""
+            self._frame, self._open = _drawn_over(self._frame, self._open), b""
             self._is_bar = True
         self._extend(last, out)
 
@@ -81,7 +84,7 @@ class Frames:
             self._is_begun = True
 
     def _end_line(self, out: list[bytes], now: float) -> None:
-        last = self._open or self._frame
+        last = _drawn_over(self._frame, self._open)
         if self._is_begun:
             out.append(b"\n")
         elif self._moves_up:
@@ -103,13 +106,33 @@ class Frames:
     def _update(self, out: list[bytes], now: float, is_quiet: bool) -> None:
         if self._every_s is None or now < self._updated_at + self._every_s:
             return
-        newest = _whole((is_quiet and self._is_bar and self._open) or self._frame) or self._above
+        newest = _whole(_drawn_over(self._frame, self._open if is_quiet and self._is_bar else b""))
+        newest = newest or self._above
         if newest and newest != self._shown:
             out.append(newest + b"\n")
             self._shown, self._updated_at = newest, now
+            if newest is self._above:
+                self._above = b""
 
 
 def _whole(frame: bytes) -> bytes:
     """A frame as a line of its own; nothing where it only clears the line."""
-    text = _UP_AT_END.sub(b"", frame)
+    text = _without_end(frame, CURSOR_UP)
     return text if text.strip() else b""
+
+
+def _drawn_over(frame: bytes, text: bytes) -> bytes:
+    """The line once `text` is written from its beginning. Colours alone leave it as it is, and end it."""
+    if not frame or _without_end(text, _COLOURS):
+        return text
+    return _without_end(frame, _COLOURS) + text if text else frame
+
+
+def _without_end(text: bytes, sequence: re.Pattern[bytes]) -> bytes:
+    """The text without the sequences of this kind at its end; each byte is looked at a few times only."""
+    end = len(text)
+    while (begin := text.rfind(b"\x1b[", max(0, end - _SEQUENCE), end)) >= 0:
+        if sequence.fullmatch(text, begin, end) is None:
+            break
+        end = begin
+    return text[:end]

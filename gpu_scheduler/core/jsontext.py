@@ -6,6 +6,7 @@ Every error is a ValueError in words, also where Python's own parser ends in ano
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 #: Objects and lists inside each other: more end Python's own parser in a RecursionError.
@@ -63,7 +64,11 @@ def _integer(digits: str) -> int:
 
 def _float(digits: str) -> float:
     _check(digits)
-    return float(digits)
+    value = float(digits)
+    if math.isinf(value):
+        # It would be written as Infinity, which is not JSON.
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
 
 
 def _check(digits: str) -> None:

@@ -15,8 +15,10 @@ HIDDEN = "(hidden)"
 _WORDS = "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
 #: Names of variables that hold one of these words and whose values are no secrets.
 _HARMLESS = (
-    r"(?:OLD)?PWD|(?:\w*_)?(?:MAX|MIN|NUM|NEW|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?"
-    r"|TOKENS?_(?:DIM|LEN|LENGTH|COUNT|LIMIT|SIZE|IDS?|PER_\w*)|(?:\w*_)?(?:SORT|GROUP|PRIMARY|CACHE)_KEYS?"
+    r"(?:OLD)?PWD|PASS_(?:AT_)?K"
+    r"|(?:\w*_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
+    r"|(?:TOKENS?|KEYS?)_(?:DIM|LEN|LENGTH|COUNT|LIMIT|BUDGET|SIZE|PER_\w*)|TOKENS?_IDS?"
+    r"|(?:\w*_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
 )
 _VARIABLE = rf"(?!(?:{_HARMLESS})(?:=|\Z))(?:\w*_)?(?:{_WORDS})(?:_\w*)?"
 _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
@@ -33,7 +35,7 @@ _ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
 #: Pieces of a word as a shell, POSIX quoting or a quoted CSV field (doubled quotes) has them. A quote at the
 #: end of a word closes what the word stands in.
 _PIECE = (
-    r"""(?:""[^"\s][^"]*""|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
+    r"""(?:""[^"\s][^"]*""|\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
 )  # fmt: skip
 #: A quote that is not closed reaches to the end of the text.
 _OPEN = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
@@ -43,7 +45,7 @@ _NAMED = re.compile(
     rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
     rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_PIECE}*"""
     rf"""|(?P<name>{_ASSIGNED}"""
-    rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|["']\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
+    rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|(?:""|\\?["'])\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
     rf"(?P<value>{_OPEN}|{_PIECE}+))"
 )
 #: Values that are none: of a flag, a variable that a shell fills in, what stands in our own texts.
@@ -55,7 +57,7 @@ _GPUS = re.compile(r",[-\d,]*\Z")
 
 _IN_URL = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
 #: Searched in small letters: an expression that begins with a string is found as fast as that string.
-_WANDB = re.compile(r"wandb[\w.-]*(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
+_WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
 _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
@@ -151,7 +153,7 @@ def _hidden(found: re.Match[str]) -> str:
         return f"{before}{found['quoted']}{HIDDEN}{before}"
     if _NO_VALUE.fullmatch(value):
         return found[0]
-    behind = value[-1] if value[-1] in ",;" else ""
+    behind = value[len(value.rstrip("`:,;")) :]
     if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _GPUS.search(value)):
         behind = gpus[0]
     elif value.endswith("]") and name.startswith("env:"):

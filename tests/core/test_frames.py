@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -32,6 +33,9 @@ NESTED = (
         (b"\r 0%\r 50%", b" 50%"),
         (b"\r 0%\r 50%\r", b" 50%"),
         (b"\r100%\r    \rthen\n", b"then\n"),
+        (b"\x1b[32m100%\r\x1b[0m\nthen\n", b"\x1b[32m100%\x1b[0m\nthen\n"),
+        (b"\r100%\x1b[0m\r\x1b[0m\r\x1b[1;31m\r\x1b[0m", b"100%\x1b[0m"),
+        (b"100%\r\x1b[2K\x1b[0m\nthen\n", b"\x1b[2K\x1b[0m\nthen\n"),
         (b"\xff\x1b[31mred\x1b[0m\n", b"\xff\x1b[31mred\x1b[0m\n"),
         ("\r\u2588\r\u2588\u2588\u2028x\n".encode(), "\u2588\u2588\u2028x\n".encode()),
         (NESTED, b"epoch:   0%| | 0/2\nepoch: 100%|##| 2/2\ndone\n"),
@@ -111,3 +115,23 @@ def test_lines_without_frames_pass_unchanged_however_they_are_cut() -> None:
         lines = Frames(every_s=0.5)
         cut = [lines.take(text[at : at + size], at / 10) for at in range(0, len(text), size)]
         assert b"".join(cut) + lines.rest() == text
+
+
+def test_a_message_between_bars_is_shown_once_where_it_was_an_update_already() -> None:
+    bars = Frames(every_s=1.0)
+    shown = bars.take(b"\router 0%\n\rinner 0%\x1b[A\r\x1b[AMESSAGE\n", 0.0)
+    shown += bars.take(b"\router 1%\r", 2.0)
+    shown += bars.take(b"", 4.0) + bars.take(b"outer 2%\nend\n", 6.0)
+    assert shown.count(b"MESSAGE") == 1
+
+
+@pytest.mark.parametrize("sequence", [b"\x1b[A", b"\x1b[0m"])
+def test_sequences_without_number_cost_little(sequence: bytes) -> None:
+    many = sequence * 100_000
+    for text in (many, many + b"x", b"x" + many):
+        lines = Frames(every_s=1.0)
+        began = time.process_time()
+        lines.take(b"\r" + text + b"\r" + text + b"\r", 0.0)
+        lines.take(b"", 2.0)
+        lines.rest()
+        assert time.process_time() - began < 1.0

@@ -21,6 +21,7 @@ from gpu_scheduler.core import jsontext
         ("9" * 10_000, "a number of 10,000 digits; at most 1,000 are read"),
         ("-" + "9" * 1_000_000, "a number of 1,000,001 digits"),
         ("1." + "9" * 10_000, "a number of 10,002 digits"),
+        ('{"a": -1e999}', "the number -1e999 is too large"),
         ('{"a": 1, "b": {"x": 1, "x": 2}}', 'the name "x" stands twice in one object'),
         ('{"\\ud800": 1, "\\ud800": 2}', r'the name "\ud800" stands twice'),
     ],
