@@ -39,6 +39,8 @@ _AT_END = 16
 #: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
 _HEADER_LINES = 4
 _NO_COLOUR = "\x1b[0m"
+#: The file that stdout is cannot grow now; a line is lost, and later ones are tried.
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: A line of the main log, and of what a pipe gets.
 _FULL = "%(asctime)s %(levelname)-7s {}%(message)s"
 
@@ -112,7 +114,10 @@ class Console:
                 sys.stdout.write(line + "\n")
                 if self.lines.empty():
                     sys.stdout.flush()
-            except (OSError, ValueError):
+            except OSError as error:
+                if error.errno not in _FULL_DISK:
+                    return
+            except ValueError:
                 return
             self.lines.task_done()
 

@@ -16,6 +16,8 @@ from gpu_scheduler.safefile import Content, read
 
 #: A limit counts as reached when fewer processes than a job in Screen needs still fit under it.
 NEEDED = 4
+#: Open files that a limit is raised to.
+_ENOUGH_FILES = 65536
 _CGROUPS = "/sys/fs/cgroup"
 _ENDING = "end processes, or raise it"
 
@@ -36,14 +38,21 @@ def reraise(error: OSError) -> None:
 def described(number: int) -> str:
     """Names the limit that is reached, and the remedy."""
     if number == errno.EMFILE:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        raising = f"prlimit --pid {os.getpid()} --nofile=65536"
-        return f"limit of open files reached (ulimit -n is {limit}): raise it (`{raising}`)"
+        return _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     if number == errno.ENFILE:
         return "the machine's limit of open files reached (fs.file-max): raise it with `sudo sysctl`"
     if number == errno.ENOMEM:
         return _memory()
     return _processes()
+
+
+def _open_files(limit: int, hard: int) -> str:
+    most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    # Up to the hard limit everybody may raise his own; beyond it root alone.
+    raising = f"prlimit --pid {os.getpid()} --nofile={most}:"
+    if most <= limit:
+        raising = f"sudo prlimit --pid {os.getpid()} --nofile={max(2 * limit, _ENOUGH_FILES)}"
+    return f"limit of open files reached (ulimit -n is {limit}): raise it (`{raising}`)"
 
 
 def _memory() -> str:

@@ -12,8 +12,9 @@ import os
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
-from errno import ENOSYS
+from errno import EMFILE, ENOSYS
 from pathlib import Path
 
 from gpu_scheduler.executors import LaunchError
@@ -35,6 +36,8 @@ from gpu_scheduler.runner.folder import (
 _ANSWER_S = 2.0
 #: Seconds between two starts of a helper.
 _START_EVERY_S = 10.0
+#: Launches that are remembered, for a second one of the same attempt.
+_ASKED = 64
 
 
 class ForkingExecutor:
@@ -46,6 +49,8 @@ class ForkingExecutor:
         self._children = Children()
         self._helper: _Helper | None = None
         self._start_at = 0.0
+        #: Attempts that a helper was asked to launch, of the last ones.
+        self._asked = deque[str](maxlen=_ASKED)
         self._start()
 
     def launch(self, folder: Path) -> None:
@@ -75,23 +80,34 @@ class ForkingExecutor:
     def _fork(self, token: str, folder: Path) -> bool:
         """Whether the helper has forked a runner. Raises OSError for a shortage."""
         helper = self._helper
+        if token in self._asked and helper is not None:
+            # Its runner has claimed nothing: the helper may lack what the scheduler has, as under a limit.
+            self._replace(helper)
+            return False
         if helper is None:
             self._start()
             return False
         if len(token) != len(NO_TOKEN):
             return False
+        self._asked.append(token)
         try:
             refused = helper.fork(token, folder) if helper.ready() else ENOSYS
         except OSError:
             # What it has not answered it shall not do later either.
-            self._children.kill(helper.pid)
-            self.close()
+            self._replace(helper)
             if not helper.was_ready:
                 self._start_at = float("inf")  # forking does not work here
             return False
         if refused in SHORTAGE:
+            if refused == EMFILE:
+                self._replace(helper)  # by one under the limit of the scheduler, which may have been raised
             raise OSError(refused, os.strerror(refused))
         return not refused
+
+    def _replace(self, helper: _Helper) -> None:
+        """End it; a later launch starts another one."""
+        self._children.kill(helper.pid)
+        self.close()
 
     def _start(self) -> None:
         now = time.monotonic()

@@ -22,6 +22,7 @@ LOAD_WINDOW_US = 2_000_000
 REOPEN_S = 30.0
 
 _NOT_ALLOWED = "see `ls -l /dev/nvidia*`: the device files must be open to you"
+_NO_MEMORY = "free memory of the machine, or raise the limit of the scheduler (MemoryMax)"
 
 #: A place on the bus: domain, bus, device.
 Pci = tuple[int, int, int]
@@ -232,6 +233,7 @@ def _fault(nvml: Any, error: Any) -> str:
         nvml.NVML_ERROR_UNINITIALIZED,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        nvml.NVML_ERROR_MEMORY,  # of the machine, which no GPU is to blame for
     )
     if error.value in whole:
         raise error
@@ -239,6 +241,8 @@ def _fault(nvml: Any, error: Any) -> str:
 
 
 def _remedy(nvml: Any, error: Any) -> str:
+    if error.value == nvml.NVML_ERROR_MEMORY:
+        return _NO_MEMORY
     if error.value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return REBOOT_REMEDY
     return _NOT_ALLOWED if error.value == nvml.NVML_ERROR_NO_PERMISSION else DRIVER_REMEDY

@@ -40,7 +40,8 @@ HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
         ('0,t.py,env,"--secret ""S3 S3"" --lr 1,2",0', '0,t.py,env,"--secret (hidden) --lr 1,2",0'),
         ('{"api_key": "S3", "lr": 1}', '{"api_key": (hidden), "lr": 1}'),
         (r't.py "{\"api_key\": \"S3 S3\", \"lr\": 1}"', r't.py "{\"api_key\": (hidden), \"lr\": 1}"'),
-        ('0,t.py,,"--c {""api_key"": ""S3 S3"", ""lr"": 1}",0', '0,t.py,,"--c {""api_key"": (hidden), ""lr"": 1}",0'),
+        ('0,t.py,,"--c {""api_key"": ""S3 S3"", ""lr"": 1}",0',
+         '0,t.py,,"--c {""api_key"": (hidden), ""lr"": 1}",0'),
         # Within our own messages.
         ("`t.py --hf_token S3`: malformed", "`t.py --hf_token (hidden)`: malformed"),
         ("/data/api_key=S3: No such file", "/data/api_key=(hidden): No such file"),
@@ -90,7 +91,8 @@ def test_hides_secrets(text: str, shown: str) -> None:
         "t.py --api-key $OPENAI_API_KEY",
         't.py --api-key="${KEY}"',
         "TOKENIZERS_PARALLELISM=false MAX_TOKENS=5 SORT_KEY=name PAD_TOKEN=x TOKEN_DIM=3 python t.py",
-        "N_TOKENS=512 TRAIN_TOKENS=1B MAX_TOKENS_PER_BATCH=4096 TOKEN_BUDGET=9 NUM_KEYS=4 KEY_DIM=3 PASS_AT_K=5 x",
+        "N_TOKENS=512 TRAIN_TOKENS=1B MAX_TOKENS_PER_BATCH=4096 t.py",
+        "TOKEN_BUDGET=9 NUM_KEYS=4 KEY_DIM=3 PASS_AT_K=5 x",
         "max_tokens=5 model.token_dim=3 key=x python t.py",
         "PWD=/x MONKEY=x KEYBOARD=us python t.py",
         f"git checkout {HEX}",
@@ -135,7 +137,8 @@ def test_hides_any_value_that_is_quoted_for_a_shell(secret: str, form: str) -> N
 @pytest.mark.parametrize(
     "text",
     ["--" + "a" * 10**5, "A_KEY_" * 20_000, "://a:" * 20_000, "'--secret=" * 20_000, "--api-key " * 20_000,
-     'key "' * 20_000, '""a' * 40_000, "wandb login" + " --a" * 30_000, "wandb." * 20_000, "sk-" + "a-" * 50_000],
+     'key "' * 20_000, '""a' * 40_000, "wandb login" + " --a" * 30_000, "wandb." * 20_000,
+     "sk-" + "a-" * 50_000],
 )  # fmt: skip
 def test_a_long_text_takes_time_in_proportion_to_its_length(text: str) -> None:
     began = time.process_time()

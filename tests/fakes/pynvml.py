@@ -31,6 +31,7 @@ NVML_ERROR_FUNCTION_NOT_FOUND = 13
 NVML_ERROR_GPU_IS_LOST = 15
 NVML_ERROR_RESET_REQUIRED = 16
 NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
+NVML_ERROR_MEMORY = 20
 NVML_ERROR_NO_DATA = 21
 NVML_ERROR_UNKNOWN = 999
 
@@ -47,6 +48,7 @@ SAYS = {
     15: "GPU is lost",
     16: "GPU requires restart",
     18: "RM has detected an NVML/RM version mismatch.",
+    20: "Insufficient Memory",
     999: "Unknown Error",
 }
 

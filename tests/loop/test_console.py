@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -100,3 +103,25 @@ def test_of_output_that_comes_too_fast_the_last_is_printed(
         r"\[job 1\] … [23]\d,\d{3},\d{3} bytes are left out here; `logs 1` has them", lines[0]
     )
     assert lines[1] == "[job 1] last"
+
+
+def test_lines_are_printed_again_once_a_full_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    out = Full()
+    monkeypatch.setattr(sys, "stdout", out)
+    console = Console()
+    console.put("lost")
+    console.flush()
+    out.is_full = False
+    console.put("shown")
+    console.close()
+    assert out.getvalue() == "shown\n"

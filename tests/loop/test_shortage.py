@@ -320,8 +320,23 @@ def test_the_limit_that_is_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert described(errno.EAGAIN) == (
         f"process limit reached ({group}/pids.max is 12; TasksMax of a systemd unit): {ending}"
     )
-    assert described(errno.EMFILE) == (
-        "limit of open files reached (ulimit -n is 4000): "
-        f"raise it (`prlimit --pid {os.getpid()} --nofile=65536`)"
-    )
     assert described(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "remedy"),
+    [
+        (1024, 1048576, "prlimit --pid {} --nofile=65536:"),
+        (1024, resource.RLIM_INFINITY, "prlimit --pid {} --nofile=65536:"),
+        (1024, 4096, "prlimit --pid {} --nofile=4096:"),
+        (4096, 4096, "sudo prlimit --pid {} --nofile=65536"),
+        (65536, 1048576, "sudo prlimit --pid {} --nofile=131072"),
+    ],
+)
+def test_the_remedy_for_too_few_open_files_is_one_that_the_user_may_carry_out(
+    soft: int, hard: int, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    assert described(errno.EMFILE) == (
+        f"limit of open files reached (ulimit -n is {soft}): raise it (`{remedy.format(os.getpid())}`)"
+    )

@@ -15,7 +15,7 @@ from tests.fakes.machine import Card, Machine
 from tests.fakes.pynvml import SAYS
 
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, TIMEOUT, NO_LIBRARY = 1, 3, 4, 9, 10, 12
-FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_DATA, UNKNOWN = 13, 15, 16, 18, 21, 999
+FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_MEMORY, NO_DATA, UNKNOWN = 13, 15, 16, 18, 20, 21, 999
 
 #: An error of one call about one GPU, and the fault that comes of it (None = something is unknown, no more).
 ABOUT_ONE = [
@@ -44,6 +44,7 @@ ABOUT_ALL = [
     (NO_PERMISSION, "Insufficient Permissions", "ls -l /dev/nvidia*"),
     (UNINITIALIZED, "Uninitialized", "install the NVIDIA driver"),
     (UNKNOWN, "Unknown Error", "install the NVIDIA driver"),
+    (NO_MEMORY, "Insufficient Memory", "free memory of the machine"),
 ]
 
 
@@ -157,7 +158,7 @@ def test_an_error_of_the_library_is_about_all(
 
 
 @pytest.mark.parametrize("call", ["GetHandleByIndex", "GetUtilizationRates"])
-@pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH])
+@pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH, NO_MEMORY])
 def test_a_library_that_fails_in_the_middle_loses_no_gpu(call: str, code: int, machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, errors={call: code}))
     with pytest.raises(ProbeError, match=r"^NVML: "):

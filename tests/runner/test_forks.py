@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -139,6 +140,19 @@ def test_a_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) 
     attempt.stop()
     attempt.result()
     executor.close()
+
+
+def test_an_attempt_whose_forked_runner_could_not_begin_is_launched_again_without_the_helper(
+    make: Make, executor: ForkingExecutor
+) -> None:
+    helper = wait_for(executor.helper, "the helper")
+    hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(helper, resource.RLIMIT_NOFILE, (3, hard))
+    attempt = make("exit 3").launch(executor)
+    wait_for(lambda: not tree.descendants(helper), "the end of its runner")
+    assert attempt.seen().claim == "none"
+    executor.launch(attempt.folder)
+    assert attempt.result().exit_code == 3
 
 
 def test_a_helper_that_does_not_answer_is_ended_and_its_launch_is_made_without_it(
