@@ -17,6 +17,7 @@ from gpu_scheduler.core.trouble import Trouble
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look
+from gpu_scheduler.store import statefile
 from gpu_scheduler.store.home import Home
 
 #: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
@@ -38,7 +39,7 @@ def troubles(home: Home, logs: LogFolder | None, *, trust: bool = False) -> tupl
     record = _of_folder("record", home.folder, home.runs)
     if record is not None:
         found.append(record)
-    told = record is not None and _same_disk(home.folder, home.state_file.parent)
+    told = record is not None and _same_disk(home.folder, statefile.target(home.state_file).parent)
     found += _of_files(home, told=told, trust=trust)
     return tuple(sorted(found, key=lambda trouble: not trouble.stops))
 
@@ -79,10 +80,10 @@ def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble |
 
 def _of_files(home: Home, *, told: bool, trust: bool) -> Iterator[Trouble]:
     """The state file and the main log, without which all goes on. told: their disk is told of already."""
-    folder = home.state_file.parent
-    error = _cannot_hold(folder)
+    path = statefile.target(home.state_file)
+    error = _cannot_hold(path.parent)
     if error is not None and (not told or error.errno in _FORBIDDEN):
-        yield Trouble("state file", str(home.state_file), *_words(error, folder), stops=False)
+        yield Trouble("state file", str(path), *_words(error, path.parent), stops=False)
     elif error is None:
         yield from _of_file("state file", home.state_file, os.R_OK, trust)
         yield from _of_file("main log", home.log, os.W_OK, trust)

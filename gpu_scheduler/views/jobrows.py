@@ -27,7 +27,7 @@ def running(job: JobShown, now: float) -> Entry:
     took = "" if job.started_at is None else elapsed(now - job.started_at)
     # The end of a progress bar tells as much as its beginning.
     told = ["window closed"] * job.window_closed + [_text(job.last_line)] * bool(job.last_line)
-    last = Cell("; ".join(told), keeps_end=True)
+    last = Cell("; ".join(told), keeps_end=True) if told else Cell(_text(job.reason), YELLOW)
     return _entry(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
 
 

@@ -90,7 +90,15 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         peaks=peaks_of(attempt, context.indices),
     )
     fact = context.open.get(attempt["id"])
-    return values if fact is None else _as_seen(values, fact, context)
+    seen = values if fact is None else _as_seen(values, fact, context)
+    return replace(seen, reason=_not_begun(attempt)) if seen.state == JobState.STARTING.value else seen
+
+
+def _not_begun(attempt: Row) -> str | None:
+    """Why an attempt that holds its GPUs has no runner yet, where that takes longer than it should."""
+    if attempt["launches"] == 0:
+        return "not begun yet, for a shortage of processes, memory, files or disk space; tried again"
+    return f"launched {attempt['launches']} times, not begun yet" if attempt["launches"] > 1 else None
 
 
 def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:

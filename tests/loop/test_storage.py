@@ -122,6 +122,19 @@ def test_permissions(unprivileged: Path) -> None:
     assert (first.what, first.remedy, first.stops) == ("record", f"chmod u+rwx {home.runs}", True)
 
 
+def test_a_linked_state_file_is_written_in_the_folder_of_its_target(unprivileged: Path) -> None:
+    home = Home.of(str(unprivileged / "s.json"))
+    home.create()
+    target = unprivileged / "elsewhere" / "s.json"
+    target.parent.mkdir()
+    target.touch()
+    home.state_file.symlink_to(target)
+    assert said(home) == []
+    target.parent.chmod(0o500)
+    assert said(home) == [f"state file {target} may not be written: chmod u+rwx {target.parent}"]
+    target.parent.chmod(0o700)
+
+
 @pytest.mark.parametrize("what", ["state file", "main log"])
 def test_a_folder_in_the_place_of_a_file(home: Home, what: str) -> None:
     path = home.state_file if what == "state file" else home.log

@@ -12,6 +12,7 @@ from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.sighting import Evidence, ResultNote, Sighting, StopNote
 from gpu_scheduler.core.states import JobState
+from gpu_scheduler.views import jobrows
 from gpu_scheduler.views.jobs import RELEASING, Context, shown
 from gpu_scheduler.views.report import JobShown
 
@@ -119,6 +120,27 @@ def test_why_a_job_waits(
 ) -> None:
     seen = shown(job(**row), None if last is None else attempt(**last), context(**values))
     assert seen.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("launches", "reason"),
+    [
+        (0, "not begun yet, for a shortage of processes, memory, files or disk space; tried again"),
+        (1, None),
+        (2, "launched 2 times, not begun yet"),
+    ],
+)
+def test_a_starting_job_says_why_it_has_not_begun(launches: int, reason: str | None) -> None:
+    last = attempt(launches=launches)
+    fact = Attempt(11, 3, "t", "boot", JobState.STARTING, launch_deadline=NOW.boot + 100)
+    seen = shown(job(state="starting"), last, context(open={11: fact}))
+    assert (seen.state, seen.reason, jobrows.running(seen, NOW.wall).cells[-1].text) == (
+        "starting",
+        reason,
+        reason or "",
+    )
+    fact = replace(fact, sighting=Sighting("live", 12))
+    assert shown(job(state="starting"), last, context(open={11: fact})).reason is None
 
 
 def test_only_a_queued_job_is_infeasible() -> None:
