@@ -86,7 +86,11 @@ def _attempts(
     if not wanted:
         return tuple(attempts)
     # A runner that published a result had seen the end of all its processes; a killed one had not.
-    unwatched = [token for token, attempt in wanted.items() if attempt.outcome is None]
+    unwatched = [
+        token
+        for token, attempt in wanted.items()
+        if attempt.outcome is None and attempt.sighting.result is None
+    ]
     alive = processes_of({token: folders[token] for token in wanted}, unwatched)
     return tuple(
         _scanned(store, row, attempt, alive.get(attempt.token, ())) if attempt.token in wanted else attempt

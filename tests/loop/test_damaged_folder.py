@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from gpu_scheduler import looking
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.runner.protocol import kill_runner, processes_of, sweep
+from gpu_scheduler.runner.tree import ticks_of
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
@@ -122,6 +123,24 @@ def test_a_result_that_is_written_between_look_and_scan_counts(
     row = rig.ends(job)
     assert (row["state"], row["outcome"], row["exit_code"]) == ("finished", "failed", 3)
     assert (rig.folder / "starts").read_text().count("start") == 1
+
+
+def test_a_job_whose_result_is_there_is_scanned_for_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runner saw the end of all its processes; a second scan would only delay the next job."""
+    asked: list[tuple[str, ...]] = []
+
+    def scan(attempts: Mapping[str, Path], sure: Collection[str]) -> dict[str, tuple[int, ...]]:
+        asked.append(tuple(sure))
+        return processes_of(attempts, sure)
+
+    monkeypatch.setattr(looking, "processes_of", scan)
+    job = waiting(rig)
+    runner = rig.runner(job)
+    (rig.folder / "go").touch()
+    wait_for(lambda: ticks_of(runner) is None, "the end of the runner")
+    assert rig.ends(job)["outcome"] == "failed"
+    assert asked
+    assert not any(asked)
 
 
 def test_a_command_that_has_begun_is_not_launched_again_without_its_claim(rig: Rig) -> None:
