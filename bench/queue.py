@@ -4,7 +4,7 @@
 uses the command line and files alone, so `--tree` measures another commit as well (with this interpreter).
 
 Three of four simulated GPUs are busy and every line of the queue wants one of them; what is appended may use
-the fourth. The quiet time of DESIGN §5 that an edit waits for (2 s) is not counted.
+the fourth. The quiet time that an edit waits for (2 s; docs/design.md, Jobs file) is not counted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: Defaults that document 004 promises.
+#: The names that the older scheduler used (docs/migrating.md).
 STATE_FILE = "gpu_scheduler_state.json"
 JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_scheduler.core.session import log_name
 from gpu_scheduler.safefile import judge_folder
 
-#: The folder of document 004.
+#: The folder that the older scheduler used.
 DEFAULT = Path("/tmp/gpu_scheduler_logs")
 
 

@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two samples of the GPUs (DESIGN §4), and after one that failed.
+#: Seconds between two samples of the GPUs, and after one that failed.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
 #: In the first minute of a job samples are taken this often, in seconds.

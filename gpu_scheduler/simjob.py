@@ -1,4 +1,4 @@
-"""A pretend training job: it "uses" memory on simulated GPUs, for a while, and ends as told (DESIGN §10).
+"""A pretend training job: it "uses" memory on simulated GPUs, for a while, and ends as told.
 
     python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5 [--oom] [--exit 3] [--load 90]
 

@@ -23,7 +23,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.jobs import Context, shown
 from gpu_scheduler.views.words import outcome_words
 
-#: What a runner may take over the grace until its job is over, in seconds (DESIGN §7: grace + 10 s).
+#: What a runner may take over the grace until its job is over, in seconds (docs/design.md, Reconciling).
 LATE_S = 10.0
 LEFT = "does not end: some of its processes are left"
 UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; `why` tells more"

@@ -15,7 +15,7 @@ from gpu_scheduler.core.share import WHOLE, format_share, parse_share
 from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds
 from gpu_scheduler.core.words import BLANK, split_words
 
-#: What document 001 calls an attribute.
+#: Other names under which an attribute is accepted.
 SYNONYMS = {"retries": "oom-retries"}
 #: Of each attribute: what its value looks like (None: it takes none), and what it says of a job.
 MEANINGS: dict[str, tuple[str | None, str]] = {

@@ -138,7 +138,7 @@ class JobFact:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a front end asks for (DESIGN §2).
+    """What a front end asks for (docs/design.md, Store and requests).
 
     target: a job id or a GPU's UUID, as text; "" for the scheduler itself. args, by verb: cancel {grace_s,
     reason}, requeue and pause and resume {reason}, set {name, value, line: whether its line says so}, places

@@ -1,4 +1,4 @@
-"""A managed GPU as placement sees it: what is booked, what is foreign, what closes it (DESIGN §6)."""
+"""A managed GPU as placement sees it: what is booked, foreign, or closes it (docs/design.md, Accounting)."""
 
 from __future__ import annotations
 

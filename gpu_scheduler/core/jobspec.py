@@ -66,7 +66,7 @@ class JobSpec:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of what the job runs (DESIGN §5 Identity); equal for the same work from any front end."""
+        """A digest of what the job runs (docs/design.md, Jobs file), whatever front end it came from."""
         runs: list[Any] = [self.kind, self.cwd, self.conda, self.venv, sorted(self.env)]
         runs += [self.script, self.arguments] if self.kind == "csv" else [self.command]
         runs += [] if self.torchrun is None else [f"torchrun-{self.torchrun}gpu"]

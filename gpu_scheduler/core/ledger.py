@@ -1,4 +1,4 @@
-"""What an attempt books on one GPU: the two ledgers of DESIGN §6, in thousandths and in MiB.
+"""What an attempt books on one GPU: the two ledgers, in thousandths and in MiB (docs/design.md, Accounting).
 
 A declared quantity counts as declared; memory that was not declared, or is seen to exceed what was, counts at
 the peak that was seen, with a buffer for what the next sample may show.
@@ -13,7 +13,7 @@ from typing import Any
 
 from gpu_scheduler.core.share import WHOLE
 
-#: What a driver may keep for itself, in use and of no process, MiB: document 001 leaves as much free anyway.
+#: What a driver may keep for itself, in use and of no process, MiB: `--margin` leaves as much free anyway.
 DRIVER_MIB = 512
 
 

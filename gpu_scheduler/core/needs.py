@@ -183,7 +183,7 @@ def _share(key: str, value: Any) -> int:
 
 def resolve(ask: Ask, config: LlmConfig, learned: Mapping[str, int] = _NOTHING) -> Need:
     """What a job with this Ask needs: its attributes, else its model, else what was learned of its family
-    (MiB), else the default (DESIGN §6); of memory at least what it was raised to."""
+    (MiB), else the default (docs/design.md, Needs); of memory at least what it was raised to."""
     need = _said(ask, config, learned)
     if ask.raised is None:
         return need

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_scheduler.core.facts import Line, QueuedJob
 
-#: A job without a priority (NORMAL of document 002); `add` writes 0.
+#: A job without a priority (docs/design.md, Queue order); `add` writes 0.
 NORMAL = 200
 
 

@@ -1,4 +1,7 @@
-"""Where a job goes: its need and what is known of each GPU in; GPUs, or why it waits, out (DESIGN §6)."""
+"""Where a job goes: its need and what is known of each GPU in; GPUs, or why it waits, out.
+
+The reasons are in docs/design.md, Placement.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sample means for a GPU that was lost, is lost now, or comes back (DESIGN §4, RELIABILITY F46).
+"""What a sample means for a GPU that was lost, is lost now, or comes back (docs/design.md, Placement).
 
 A GPU with a fault gets no new jobs until so many samples in a row were good. How many have been is read from
 the record, where the fault of the last sample stands, so that a restart neither forgets nor begins anew. A

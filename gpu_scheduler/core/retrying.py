@@ -1,7 +1,8 @@
 """Whether a job whose command failed runs again: with more memory after CUDA ran out of it, or just again.
 
-An OOM retry needs an OOM: no other failure ever uses one (document 001), so that it hides no fault of the
-code. What it needs then is 1.25 times what was seen or declared, at most what the largest GPUs have.
+An OOM retry needs an OOM: no other failure ever uses one, so that it hides no fault of the code
+(docs/design.md, Reconciling). What it needs then is 1.25 times what was seen or declared, at most what the
+largest GPUs have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gpu_scheduler.core.facts import Attempt, Settings
 from gpu_scheduler.core.ledger import Booking, memory_of
 from gpu_scheduler.core.units import shown_mib
 
-#: How much more memory than was seen or declared is asked for after an OOM (document 001).
+#: How much more memory than was seen or declared is asked for after an OOM.
 RAISE = 1.25
 #: Seconds before the first retry of a failure, doubled each time, and the longest.
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0

@@ -1,7 +1,8 @@
 """When a save counts: which lines of the file as it stands are believed now, and which wait until when.
 
 Editors and programs write files in pieces, so what is added is believed soon and what is missing late. The
-times are those of DESIGN §5. All it goes by is the last reading, the lines now, and since when they stand so.
+reasons for the times are in docs/design.md, Jobs file. All it goes by is the last reading, the lines now, and
+since when they stand so.
 """
 
 from __future__ import annotations

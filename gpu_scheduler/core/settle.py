@@ -1,4 +1,4 @@
-"""What one open attempt's folder means for the record: the seven rules of DESIGN §7, in their order.
+"""What one open attempt's folder means for the record: the rules of docs/design.md, Reconciling.
 
 An open cancel counts as a `stop` in every rule. Pure: one attempt and the time in, actions out.
 """
@@ -33,9 +33,9 @@ from gpu_scheduler.core.states import JobState, Outcome
 
 #: Seconds between two signals to processes that do not react.
 SIGNAL_EVERY_S = 1.0
-#: Seconds over the grace after which the runner itself is killed (DESIGN §7 rule 4).
+#: Seconds over the grace after which the runner itself is killed (docs/design.md, Reconciling).
 RUNNER_LATE_S = 10.0
-#: The longest wait between failed launches, in seconds (DESIGN §7 Retries).
+#: The longest wait between failed launches, in seconds.
 LONGEST_RETRY_WAIT_S = 60.0
 
 _UNKNOWN = Cards()

@@ -1,4 +1,4 @@
-"""What an attempt's folder says, as the loop and the readers see it (DESIGN §7)."""
+"""What an attempt's folder says, as the loop and the readers see it (docs/design.md, Attempt folder)."""
 
 from __future__ import annotations
 

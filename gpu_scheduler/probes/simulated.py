@@ -1,4 +1,4 @@
-"""Simulated GPUs (DESIGN §10): as many and as large as asked for, used by what the files in a folder say."""
+"""Simulated GPUs: as many and as large as asked for, used by what the files in a folder say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""status.txt: what runs, waits and has ended, for `watch cat` (document 001). Values in, text out."""
+"""status.txt: what runs, waits and has ended, for `watch cat`. Values in, text out."""
 
 from __future__ import annotations
 

@@ -42,3 +42,17 @@ def test_links_lead_to_files(page: Path) -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
     local = [link for link in links if link and not link.startswith(("http:", "https:", "mailto:"))]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_comments_cite_sections_of_the_design_page_that_exist() -> None:
+    sections = re.findall(r"^## (.*)$", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
+    sources = [path for room in ("gpu_scheduler", "bench") for path in (ROOT / room).rglob("*.py")]
+    citation = re.compile(r"docs/design\.md, ([A-Z][a-z]+(?: [a-z]+)*)")
+    cited = {name for path in sources for name in citation.findall(path.read_text())}
+    assert cited
+    assert sorted(cited - set(sections)) == []
+
+
+def test_the_glossary_has_at_most_forty_terms() -> None:
+    rows = re.findall(r"^\| (?!term|---)(.*?) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert len(set(rows)) == len(rows) <= 40

@@ -1,6 +1,6 @@
 """A model of a machine whose jobs and strangers take and give back GPU memory, for property tests of `plan`.
 
-What fits where is worked out here once more, from the plain words of DESIGN §6 and from what the samples
+What fits where is worked out here once more, from docs/design.md, Accounting, and from what the samples
 showed, and every start and every wait is held against it.
 """
 
@@ -263,7 +263,7 @@ class Machine:
         return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
 
     def budget(self, attempt: Attempt | act.Start, index: int) -> int:
-        """MiB that a booking counts on a GPU, by the table of DESIGN §6 and by what the samples showed."""
+        """MiB that a booking counts on a GPU, by docs/design.md, Accounting, and by what samples showed."""
         total = self.scene.totals[index]
         if attempt.whole:
             return total

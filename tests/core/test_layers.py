@@ -1,4 +1,4 @@
-"""Imports point inward (DESIGN §3): the graph of our own imports, read from the source, against one table."""
+"""Imports point inward (docs/architecture.md): our own imports, read from the source, against one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two ledgers of a GPU: every row of the table of DESIGN §6."""
+"""The two ledgers of a GPU: every row of the table of docs/design.md, Accounting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seven rules of DESIGN §7, one attempt at a time."""
+"""The rules of docs/design.md, Reconciling, one attempt at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver that hangs in the middle of a run: nothing but placing waits for it (RELIABILITY F47)."""
+"""A driver that hangs in the middle of a run: only placing waits for it (docs/design.md, Placement)."""
 
 from __future__ import annotations
 

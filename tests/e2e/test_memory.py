@@ -22,7 +22,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 SIMJOB = f"{sys.executable} -m gpu_scheduler.simjob"
-#: The jobs file of document 001, as it stands there.
+#: Every form of line that declares memory.
 EXAMPLE = """\
 # no declaration -> runs only on a fully idle GPU, alone
 python preprocess.py
