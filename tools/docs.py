@@ -1,6 +1,6 @@
 """Writes docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
 
-The test suite fails where a file is not what this would write. Refuses to know anything that the code says.
+The test suite fails where a file is not what this would write. What the code says is not repeated here.
 """
 
 from __future__ import annotations
@@ -37,6 +37,35 @@ OUTCOMES = {
     Outcome.SKIPPED: "never started, because a job that it depends on failed",
 }
 
+#: Facts about all commands that no single help text can hold.
+ABOUT_COMMANDS = """\
+JOB is a number or a name; where several jobs may be named, also a range such as `5-9`. A name means the only
+open job that has it, else the one that ended last. If several open jobs have it, the command does nothing and
+lists them.
+
+All commands but `start` also work while no scheduler runs: a `pause` or `retry` then takes effect at the next
+start (before the first start, `pause` writes the state file), and `cancel` ends a running job at once.
+
+They exit with 0 when done, 1 if the request failed, 2 for a mistake in the invocation, 4 if the state of the
+GPUs cannot be read. [running.md](running.md#running-a-file-to-its-end) has the exit code of `start --drain`.
+
+After `source <(./scheduler.py completion bash)` bash completes commands for `./scheduler.py` and
+`gpu-scheduler`."""
+#: Facts about one command that are too long for its help.
+NOTES = {
+    "start": "[running.md](running.md) explains the options, and the files that `start` reads and writes.",
+    "add": "Options that are named like attributes mean the same, see "
+    "[jobs-file.md](jobs-file.md#attributes); `--gpus-count` is the attribute `gpus`. A script becomes a CSV "
+    "line with correct quotes.",
+    "lint": "Also warns of lines that will disappoint: a program that does not exist, `conda activate`, more "
+    "processes than GPUs. `add` and the log give the same warnings. Exits with 1 if a line is malformed.",
+    "status": "Fits the terminal; a pipe gets whole lines. Jobs that wait for the same thing share a line "
+    "(`20 jobs wait for half a GPU: 12-31`).",
+    "why": "For a job that failed: the reason, what to do, and the end of its log.",
+    "cancel": "Each job gets SIGTERM, and SIGKILL after 10 s or `--grace`.",
+    "stop": "If no scheduler runs, it brings the state file up to date.",
+}
+
 
 def commands() -> str:
     """docs/commands.md."""
@@ -53,11 +82,15 @@ def commands() -> str:
         *_options(top),
         "",
         "Every command also takes `--help`.",
+        "",
+        ABOUT_COMMANDS,
     ]
     for name, parser in _subparsers(top).items():
         own = {action.dest for action in top._actions}
         description = (parser.description or "").strip()
         out += ["", f"## {name}", "", description, "", "```", _usage(parser), "```"]
+        if name in NOTES:
+            out += ["", NOTES[name]]
         table = list(_options(parser, own))
         out += ["", *table] if table else []
         example = re.search(r"^Example: (.*)", parser.epilog or "", re.DOTALL)

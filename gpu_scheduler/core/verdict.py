@@ -1,4 +1,4 @@
-"""How good a declaration of memory was, once an attempt has ended (docs/memory.md). Pure."""
+"""How good a declaration of memory was, once an attempt has ended (docs/placement.md). Pure."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Pat
     assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
 
 
-def test_the_line_of_the_readme_works_in_a_clone(tmp_path: Path) -> None:
-    (line,) = re.findall(r"`(source <\([^`]+\))`", (ROOT / "README.md").read_text())
+def test_the_line_of_the_docs_works_in_a_clone(tmp_path: Path) -> None:
+    (line,) = re.findall(r"`(source <\([^`]+\))`", (ROOT / "docs" / "commands.md").read_text())
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     (tmp_path / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
     python = tmp_path / ".venv" / "bin" / "python"  # as `make install` leaves it, and nothing of it on PATH

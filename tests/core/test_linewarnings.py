@@ -127,9 +127,10 @@ def test_a_shell_that_may_know_anything_gives_none_about_its_words() -> None:
 
 
 def test_the_lines_of_the_documents_give_none() -> None:
-    readme = (ROOT / "README.md").read_text()
-    blocks = [text for kind, text in FENCED.findall(readme) if not kind]
-    (tour,) = re.findall(r"<<'END'\n([0-9],.*?)^END$", readme, re.DOTALL | re.MULTILINE)
+    pages = [ROOT / "README.md", ROOT / "docs" / "jobs-file.md", ROOT / "docs" / "placement.md"]
+    texts = [page.read_text() for page in pages]
+    blocks = [text for page in texts for kind, text in FENCED.findall(page) if not kind]
+    (tour,) = re.findall(r"<<'END'\n(\[.*?)^END$", texts[0], re.DOTALL | re.MULTILINE)
     lines = [*(ROOT / "jobs.txt.example").read_text().splitlines(), *tour.splitlines()]
     lines += [line for block in blocks for line in block.splitlines()]
     seen = 0
