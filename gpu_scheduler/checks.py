@@ -14,10 +14,20 @@ from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.intake.pauses import imports_older
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.oldsessions import STILL_RUN, WHEN_ENDED, old_sessions
+from gpu_scheduler.runner.protocol import shows_own_pids
 from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look, writable_by_others
 from gpu_scheduler.store.gpukind import recorded
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.instance import scheduler_pid
+
+
+def check_proc() -> None:
+    """Raises SchedulerError where /proc is that of another pid namespace: its pids are not ours to signal."""
+    if not shows_own_pids():
+        raise SchedulerError(
+            "/proc does not show the processes of this container: mount one that does"
+            " (`mount -t proc proc /proc`), or add --mount-proc to `unshare --pid`"
+        )
 
 
 def check_paths(options: StartOptions) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 from gpu_scheduler import wiring
-from gpu_scheduler.checks import check_files, check_old_sessions, check_paths, check_record
+from gpu_scheduler.checks import check_files, check_old_sessions, check_paths, check_proc, check_record
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.console import Console, begin_logging
 from gpu_scheduler.copies import settled
@@ -54,6 +54,7 @@ def run(
     umask = os.umask(0o077)
     settings = settings or wiring.settings_of(options)
     home = Home.of(options.state_file, options.data_dir)
+    check_proc()
     home.check_access()
     check_record(options, home)
     warnings = check_old_sessions(options, home)

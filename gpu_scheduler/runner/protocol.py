@@ -16,6 +16,7 @@ from gpu_scheduler.runner.observe import (
 from gpu_scheduler.runner.parsing import Runner, SeenResult, SeenStop
 from gpu_scheduler.runner.prepare import is_made, is_usable, prepare
 from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep, sweep_once
+from gpu_scheduler.runner.tree import shows_own_pids
 
 __all__ = [
     "Runner",
@@ -31,6 +32,7 @@ __all__ = [
     "processes_of",
     "recorded_command",
     "request_stop",
+    "shows_own_pids",
     "sweep",
     "sweep_once",
     "take_claim",

@@ -240,8 +240,19 @@ def _user_ticks(fields: list[bytes]) -> int | None:
     return None if has_ended(fields) or int(fields[6]) & _KERNEL_THREAD else int(fields[19])
 
 
+def shows_own_pids() -> bool:
+    """Whether /proc shows the pid namespace of this process. In that of an outer one, a pid is another
+    process's."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def send(pid: int, ticks: int, signal: int) -> bool:
     """Signal the process with this pid and start. False: it is gone, or not ours to signal."""
+    if not shows_own_pids():
+        return False
     try:
         fd = os.pidfd_open(pid)
     except OSError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,23 @@ def test_a_failed_launch_is_tried_again_in_its_time_and_ends_as_failed(world: Wo
     # Not with the next sample of the GPUs, which comes every 5 s.
     assert 0.5 <= begun[1] - begun[0] < 4
     assert 1 <= begun[2] - begun[1] < 4.9
+
+
+def test_start_is_refused_where_proc_shows_another_pid_namespace(world: World) -> None:
+    """There a sweep would read the pids of one namespace and signal those of another."""
+    inside = ["unshare", "-p", "-f"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespaces")
+    start = [sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1", "--log-dir", "logs"]
+    done = subprocess.run(
+        [*inside, *start],
+        cwd=world.folder,
+        env=world.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "/proc does not show the processes of this container" in done.stderr
+    assert not (world.folder / "gpu_scheduler_state.d").exists()

@@ -151,3 +151,19 @@ def test_group_whose_number_is_another_sessions_now_is_not_signalled() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_nothing_is_signalled_where_proc_shows_another_pid_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            ticks = tree.ticks_of(process.pid)
+            assert ticks is not None
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 1)
+                assert not tree.send(process.pid, ticks, signal.SIGKILL)
+            assert process.poll() is None
+            assert tree.send(process.pid, ticks, signal.SIGKILL)
+        finally:
+            process.kill()
