@@ -88,7 +88,8 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
             end(process, before)
         pid, attempt = dice.choice(runners_of(stage.folder))
         told = f"{_damage(attempt, order, dice)}, {before or 'up'}"
-        if not order.naive and dice.random() < 0.3:
+        killed = not order.naive and dice.random() < 0.3
+        if killed:
             told += ", runner killed"
             kill(pid)
         if order.naive:
@@ -108,7 +109,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
                 jobs.open()
                 end(again)
     stage.drain(60)
-    _judge(stage, jobs, int(attempt.parent.name), told, found)
+    _judge(stage, jobs, int(attempt.parent.name), told, found, killed=killed)
 
 
 def _damage(attempt: Path, order: Order, dice: random.Random) -> str:
@@ -120,14 +121,15 @@ def _damage(attempt: Path, order: Order, dice: random.Random) -> str:
     return f"{damage.__name__.strip('_').replace('_', ' ')} for {name}"
 
 
-def _judge(stage: Stage, jobs: GatedJobs, damaged: int, told: str, found: Found) -> None:
+def _judge(stage: Stage, jobs: GatedJobs, damaged: int, told: str, found: Found, *, killed: bool) -> None:
+    """killed: the runner of the damaged attempt was, so that its job may be ended by SIGTERM."""
     status = stage.status()
     said = said_of(status)
     [number] = [number_of(job["command"]) for job in status["jobs"] if job["id"] == damaged]
     found.count("interrupted" if said[number] == "interrupted" else "ended as it did")
-    for one, killed in ((number, True), *((n, False) for n in jobs.codes if n != number)):
-        verdict = judge(jobs.trace, {one: jobs.codes[one]}, said, killed)
-        verdict.signalled = [n for n in verdict.signalled if n == one]
+    for one, is_damaged in ((number, True), *((n, False) for n in jobs.codes if n != number)):
+        verdict = judge(jobs.trace, {one: jobs.codes[one]}, said, is_damaged)
+        verdict.signalled = [n for n in verdict.signalled if n == one and not (is_damaged and killed)]
         if not verdict.clean:
             kind = "wrong job" if one == number else "wrong other job"
             found.fault(kind, f"{told}: job {one}: {verdict}, signalled {verdict.signalled}, {said}")

@@ -62,7 +62,7 @@ PARTS = (
     Part("P3", "stop while start comes up", stop_during_start.stops, suite=0.005, naive=0.003),
     Part("P8", "FIFOs, devices and endless files", special_files.special_files, suite=0.01, naive=0.01),
     Part("P4", "ends of every kind, a Screen that lies", endings.lying_screen, suite=0.02, naive=0.06),
-    Part("P7", "lines spoilt", mutations.mutations, suite=0.01, naive=0.015),
+    Part("P7", "lines spoilt", mutations.mutations, suite=0.01, naive=0.06),
     Part("P7", "saves in six styles, every step", saves.steps, suite=0.03, naive=0.01),
     Part("P7", "saves in six styles, live", saves.live, suite=None),
     Part("P1", "power cut, ext4", powercut.ext4, suite=0.05, naive=0.05),
