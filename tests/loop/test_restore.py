@@ -544,7 +544,8 @@ def test_folders_that_a_fresh_start_left_are_no_reason_to_refuse(desk: Desk) -> 
     shutil.copytree(desk.folder / "kept", desk.home.runs, dirs_exist_ok=True)
     (desk.home.runs / "a file").touch()
     desk.close()
-    desk.start().close()
+    with contextlib.closing(desk.start()) as store:
+        assert store.counts() == {}  # forgotten, as the user asked
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
