@@ -107,7 +107,7 @@ def retried(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     )
     if [one["outcome"] for one in ends] != ["failed", "completed"]:
         return said, ["the job that ran out of GPU memory did not complete at its second attempt"]
-    if ends[0]["raised"] is None:
+    if ends[0]["min_vram"] is None:
         return said, ["the CUDA OOM was not recognised"]
     peaks = [peak for peak in ends[1]["peaks"] if peak is not None]
     return said, [f"a peak under {TAKEN_MIB} MiB"] if peaks and min(peaks) < TAKEN_MIB else []

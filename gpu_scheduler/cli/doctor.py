@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from dataclasses import asdict
 
 from gpu_scheduler.cli.record import home_of
 from gpu_scheduler.cli.status import screen_of_stdout
 from gpu_scheduler.core.secrets import masked_values
 from gpu_scheduler.doctor.examine import Asked, examine
-from gpu_scheduler.doctor.findings import line
+from gpu_scheduler.doctor.findings import finding_object, line
 from gpu_scheduler.views.words import plural
 
 
@@ -36,7 +35,8 @@ def doctor(options: Namespace) -> int:
     if options.json:
         print(
             json.dumps(
-                {"ok": "bad" not in grades, "checks": masked_values([asdict(one) for one in found])}, indent=2
+                {"ok": "bad" not in grades, "checks": masked_values([finding_object(one) for one in found])},
+                indent=2,
             )
         )
     else:

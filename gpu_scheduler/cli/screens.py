@@ -101,7 +101,7 @@ def _state(seen: Sighting, said: SessionList | str | None) -> State:
     if seen.claim != "live" or seen.session is None:
         return "starting" if seen.claim == "none" else "unknown"
     if seen.window is False:
-        return "gone"
+        return "closed"
     if said is None or isinstance(said, str):
         return "unknown"
     attached = said.attached.get(seen.session)

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 
 from gpu_scheduler.cli.jobrefs import job_meant
@@ -28,7 +28,7 @@ from gpu_scheduler.core.remedies import oom_remedy, remedy
 from gpu_scheduler.core.secrets import masked, masked_values
 from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
-from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
+from gpu_scheduler.doctor.findings import Finding, bad, finding_object, of_trouble, ok, warn
 from gpu_scheduler.doctor.findings import line as finding_line
 from gpu_scheduler.intake.pauses import wished_pauses
 from gpu_scheduler.logtail import tail_of
@@ -283,7 +283,7 @@ def _to_json(asked: Asked, answer: Answer) -> str:
         "reason": job.reason,
         "recorded": job.recorded,
         "scheduler": asked.pid,
-        "checks": masked_values([asdict(finding) for finding in answer.findings]),
+        "checks": masked_values([finding_object(finding) for finding in answer.findings]),
         "log_end": list(answer.log),
     }
     return json.dumps(value, indent=1) + "\n"

@@ -46,6 +46,16 @@ def of_trouble(trouble: Trouble) -> Finding:
     return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
 
 
+def finding_object(finding: Finding) -> dict[str, str]:
+    """Returns a finding as docs/json.md describes it."""
+    return {
+        "check": finding.check,
+        "grade": finding.grade,
+        "message": finding.says,
+        "remedy": finding.remedy,
+    }
+
+
 def line(finding: Finding, columns: int | None = None) -> str:
     """A finding as a line, and another for the remedy. columns: of the terminal that they are fitted to."""
     head = f"{finding.grade:<4}  {finding.check:<20}  "

@@ -85,8 +85,8 @@ def is_repeated(store: Store, event: Event, after: int) -> bool:
 
 def _event(store: Store, row: sqlite3.Row) -> Event:
     data = json.loads(row["data"])
-    if row["state"] == "stray":
-        data["given"] = _given(store, row["job_id"], data["attempt"])
+    if row["state"] == "misplaced process":
+        data["allocated"] = _given(store, row["job_id"], data["attempt"])
     elif row["state"] == "finished" and not data:
         data |= _outcome(store, row["job_id"], row["id"])
     return Event(

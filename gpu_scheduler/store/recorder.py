@@ -149,7 +149,7 @@ class Recorder:
         )  # fmt: skip
         data = {
             "attempt": row["n"], "gpus": self._indices(action.gpus),
-            "share": action.share, "vram": action.vram, "whole": action.whole, "learned": action.learned,
+            "share": action.share, "vram": action.vram, "exclusive": action.whole, "learned": action.learned,
             "assumed": action.assumed,
         }  # fmt: skip
         self._move(
@@ -217,7 +217,7 @@ class Recorder:
             (action.uuid, action.pid, action.attempt_id),
         )
         data = {"gpu": self._indices([action.uuid])[0], "pid": action.pid}
-        _note_attempt(db, now, "stray", action.attempt_id, data)
+        _note_attempt(db, now, "misplaced process", action.attempt_id, data)
 
     def _window(self, db: sqlite3.Connection, action: act.NoteWindowClosed, now: Now) -> None:
         db.execute("UPDATE attempt SET window_closed = 1 WHERE id = ?", (action.attempt_id,))
@@ -243,7 +243,7 @@ class Recorder:
             (action.uuid, action.attempt_id),
         )
         data = {
-            "gpu": self._indices([action.uuid])[0], "seen": action.seen_mib,
+            "gpu": self._indices([action.uuid])[0], "observed": action.seen_mib,
             "declared": action.declared_mib, "share": action.share,
         }  # fmt: skip
         _note_attempt(db, now, "exceeded", action.attempt_id, data)
@@ -309,7 +309,7 @@ class Recorder:
             "declared": row["vram"] if budgets else None, "learned": bool(row["learned"]),
             "budgets": [budgets.get(uuid) for uuid in uuids] if budgets else None, "share": row["share"],
             "load": sum(total for total, _ in sums) / samples if samples else None,
-            "log": row["log"], "survivors": list(action.survivors), "raised": action.raised_mib,
+            "log": row["log"], "survivors": list(action.survivors), "min_vram": action.raised_mib,
         }  # fmt: skip
 
     def _indices(self, uuids: Iterable[str]) -> list[int]:

@@ -21,7 +21,7 @@ def gpu_object(gpu: GpuShown) -> dict[str, Any]:
         "allocated": gpu.share / WHOLE,
         "memory_used_mib": gpu.used_mib,
         "memory_total_mib": gpu.total_mib,
-        "memory_booked_mib": gpu.booked_mib,
+        "memory_allocated_mib": gpu.booked_mib,
         "load_percent": gpu.load_percent,
         "fault": gpu.fault,
         "sampled_at": gpu.sampled_at,
@@ -71,8 +71,14 @@ def to_json(report: Report) -> str:
         for m in report.malformed
     )
     files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
-    troubles = (
-        {"what": t.what, "path": t.path, "problem": t.problem, "remedy": t.remedy, "stops": t.stops}
+    health_issues = (
+        {
+            "subject": t.what,
+            "path": t.path,
+            "problem": t.problem,
+            "remedy": t.remedy,
+            "blocks_starts": t.stops,
+        }
         for t in report.troubles
     )
     parts = [
@@ -83,7 +89,7 @@ def to_json(report: Report) -> str:
         f'"jobs": {_listed(map(job_object, report.jobs))}',
         f'"malformed": {_listed(map(masked_values, malformed))}',
         f'"jobs_files": {_listed(files)}',
-        f'"troubles": {_listed(troubles)}',
+        f'"health_issues": {_listed(health_issues)}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

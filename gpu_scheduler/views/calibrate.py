@@ -106,7 +106,7 @@ def to_json(seen: Calibrated) -> str:
     """The form that docs/json.md describes."""
     value = {
         "llm_config": seen.path,
-        "seen": [_object(one) for one in seen.advised],
+        "measured": [_object(one) for one in seen.advised],
         "models": dict(seen.entries),
         "written": seen.written,
         "backup": seen.backup,
@@ -126,9 +126,9 @@ def _object(one: Advice) -> dict[str, Any]:
         "mean_s": family.mean_s,
         "longest_s": family.longest_s,
         "declared_mib": family.declared_mib,
-        "now": one.now,
+        "current": one.now,
         "suggested": one.entry,
-        "enough": one.enough,
+        "sufficient_data": one.enough,
         "attributes": one.attributes,
-        "why": one.why,
+        "reason": one.why,
     }

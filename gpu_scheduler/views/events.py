@@ -91,8 +91,8 @@ def about(event: Event) -> str | None:
     data = event.data
     if event.kind == "exceeded":
         return _exceeded(event)
-    if event.kind == "stray":
-        return f"process {data['pid']} on GPU {data['gpu']}"
+    if event.kind == "misplaced process":
+        return f"pid {data['pid']} on GPU {data['gpu']}"
     if event.kind in ("relaunched", "runner lost", "runner killed", "window closed"):
         return f"attempt {data['attempt']}"
     if event.kind == "infeasible":
@@ -115,8 +115,8 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
         return _ended(event, tolerance)
     if kind == "exceeded":
         return Told(_WARNING, f"{_exceeds(event)}; neighbors may OOM")
-    if kind == "stray":
-        return Told(_WARNING, stray_words(data["given"], data["gpu"], data["pid"]))
+    if kind == "misplaced process":
+        return Told(_WARNING, stray_words(data["allocated"], data["gpu"], data["pid"]))
     if kind == "window closed":
         follow = f"`logs {event.job_id} -f` follows it"
         return Told(_WARNING, f"goes on without its Screen window, which was closed; {follow}")
@@ -153,7 +153,7 @@ def _starts(event: Event, dispatched: tuple[int, int] | None) -> Told:
     if not data:  # of an earlier version, which did not say where
         return Told(_NEWS, "starts", f" — {event.command}")
     words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
-    words.append(_declared(data["share"], data["vram"], data["whole"], _kind(event)))
+    words.append(_declared(data["share"], data["vram"], data["exclusive"], _kind(event)))
     if data["attempt"] > 1:
         words.append(f"attempt {data['attempt']}")
     return Told(_NEWS, f"starts on gpu {data['gpus']} ({', '.join(words)})", f" — {event.command}")
@@ -181,18 +181,18 @@ def _exceeds(event: Event) -> str:
     if data.get("share") is None:
         return f"{head} VRAM on {_exceeded(event)}"
     share = share_words(data["share"], data["declared"])
-    return f"{head} {share} on gpu {data['gpu']}: {data['seen']} MiB used ({_above(event)})"
+    return f"{head} {share} on gpu {data['gpu']}: {data['observed']} MiB used ({_above(event)})"
 
 
 def _exceeded(event: Event) -> str:
     data = event.data
     share = data.get("share")
     declared = f"{data['declared']} MiB" if share is None else share_words(share, data["declared"])
-    return f"gpu {data['gpu']}: {data['seen']} MiB used, {declared} declared ({_above(event)})"
+    return f"gpu {data['gpu']}: {data['observed']} MiB used, {declared} declared ({_above(event)})"
 
 
 def _above(event: Event) -> str:
-    seen, declared = event.data["seen"], event.data["declared"]
+    seen, declared = event.data["observed"], event.data["declared"]
     return f"+{round(100 * (seen - declared) / declared)}%"
 
 

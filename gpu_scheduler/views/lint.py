@@ -97,7 +97,7 @@ def need_object(need: Need) -> dict[str, Any]:
         "vram": need.vram,
         "idle": need.alone,
         "exclusive": need.exclusive,
-        "words": str(need),
+        "description": str(need),
     }
 
 

@@ -11,9 +11,9 @@ from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.views.tables import Column, Entry, drawer
 from gpu_scheduler.views.words import ago, plural, visible
 
-State = Literal["attached", "detached", "starting", "unlisted", "gone", "unknown"]
+State = Literal["attached", "detached", "starting", "unlisted", "closed", "unknown"]
 
-_WORDS: dict[State, str] = {"unlisted": "not listed by Screen", "gone": "closed", "unknown": "?"}
+_WORDS: dict[State, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SessionShown:
     @property
     def command(self) -> str | None:
         """What opens it, exactly; None where there is nothing to open."""
-        if self.session is None or self.state in ("starting", "gone"):
+        if self.session is None or self.state in ("starting", "closed"):
             return None
         where = "" if self.folder is None else f"SCREENDIR={shlex.quote(self.folder)} "
         return f"{where}screen {'-x' if self.state == 'attached' else '-r'} {self.session}"
@@ -97,7 +97,7 @@ def _object(one: SessionShown) -> dict[str, Any]:
         "session": one.session,
         "state": one.state,
         "attached": {"attached": True, "detached": False}.get(one.state),
-        "since": one.since,
+        "started_at": one.since,
         "command": one.command,
         "screendir": one.folder,
         "line": masked(one.text),

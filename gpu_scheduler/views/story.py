@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 from gpu_scheduler.core.secrets import masked_values
 from gpu_scheduler.core.verdict import Verdict
@@ -92,23 +93,49 @@ def to_json(story: Story) -> str:
             "script": story.script,
             "arguments": list(story.arguments),
             "need": story.need,
-            "raised_mib": story.raised_mib,
-            "oom_used": story.oom_used,
+            "min_vram_mib": story.raised_mib,
+            "oom_retries_used": story.oom_used,
             "oom_retries": story.oom_retries,
-            "fail_used": story.fail_used,
+            "fail_retries_used": story.fail_used,
             "fail_retries": story.fail_retries,
             "timeout_s": story.timeout_s,
-            "allowed": None if story.allowed is None else list(story.allowed),
+            "allowed_gpus": None if story.allowed is None else list(story.allowed),
             "environment": {
                 "conda": story.conda, "venv": story.venv, "cwd": story.cwd, "env": dict(story.env),
             },
-            "attempts": masked_values([asdict(attempt) for attempt in story.attempts]),
+            "attempts": masked_values([_attempt_object(attempt) for attempt in story.attempts]),
             "history": masked_values(
                 [{"at": at, "state": state, "reason": why} for at, state, why in story.history]
             ),
         },
         indent=1,
     ) + "\n"  # fmt: skip
+
+
+def _attempt_object(attempt: AttemptShown) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "gpus": attempt.gpus,
+        "outcome": attempt.outcome,
+        "reason": attempt.reason,
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "created_at": attempt.created_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "log": attempt.log,
+        "session": attempt.session,
+        "folder": attempt.folder,
+        "command": attempt.command,
+        "survivors": attempt.survivors,
+        "launches": attempt.launches,
+        "warnings": attempt.warnings,
+        "vram_declared": attempt.vram_declared,
+        "share_declared": attempt.share_declared,
+        "peaks": attempt.peaks,
+        "load_percent": attempt.load_percent,
+        "declaration_accuracy": attempt.verdict,
+    }
 
 
 def to_text(story: Story) -> str:

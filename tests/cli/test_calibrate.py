@@ -111,8 +111,8 @@ def test_a_single_short_run_is_shown_and_not_written(desk: Desk, config: Path) -
     written = config.read_text()
     again = told(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
-    [new] = [one for one in again["seen"] if one["model"] == "new"]
-    assert (new["suggested"], new["enough"], new["now"]) == ({"vram": 2240}, False, 0.5)
+    [new] = [one for one in again["measured"] if one["model"] == "new"]
+    assert (new["suggested"], new["sufficient_data"], new["current"]) == ({"vram": 2240}, False, 0.5)
     out = desk.run("calibrate", "--write")[1]
     assert early in out
     assert "Nothing is to be changed" not in out
@@ -123,14 +123,17 @@ def test_json_and_its_documentation(desk: Desk, config: Path) -> None:
     value = told(desk, "--write")
     assert value["models"] == {"qwen": {"vram": 9152}}
     assert (value["written"], value["backup"]) == (True, f"{config}.bak")
-    found = {one["program"]: one for one in value["seen"]}
+    found = {one["program"]: one for one in value["measured"]}
     assert (found["t.py"]["model"], found["t.py"]["runs"], found["t.py"]["mean_s"]) == ("qwen", 3, 60.0)
-    assert (found["t.py"]["longest_s"], found["t.py"]["enough"]) == (60.0, True)
-    assert (found["t.py"]["now"], found["t.py"]["suggested"]) == (1.0, {"vram": 9152})
+    assert (found["t.py"]["longest_s"], found["t.py"]["sufficient_data"]) == (60.0, True)
+    assert (found["t.py"]["current"], found["t.py"]["suggested"]) == (1.0, {"vram": 9152})
     assert (found["big.py"]["gpus"], found["big.py"]["attributes"]) == (2, "[vram=3328 gpus=2]")
-    assert (found["good.py"]["declared_mib"], found["good.py"]["why"]) == (4096, "within ±10%")
+    assert (found["good.py"]["declared_mib"], found["good.py"]["reason"]) == (4096, "within ±10%")
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
-    for title, keys in {"# `calibrate --json`": value, "## An element of `seen`": value["seen"][0]}.items():
+    for title, keys in {
+        "# `calibrate --json`": value,
+        "## An element of `measured`": value["measured"][0],
+    }.items():
         section = re.split(r"^#", text.partition(f"\n{title}\n")[2], flags=re.MULTILINE)[0]
         rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
@@ -138,7 +141,7 @@ def test_json_and_its_documentation(desk: Desk, config: Path) -> None:
 
 def test_the_buffer_and_the_tolerance_are_those_of_the_scheduler(desk: Desk, config: Path) -> None:
     note(desk.store, Started(llm_config=str(config), spike=0.5, tolerance=0.01))
-    found = {one["program"]: one for one in told(desk)["seen"]}
+    found = {one["program"]: one for one in told(desk)["measured"]}
     assert found["t.py"]["suggested"] == {"vram": 12480}
     assert found["good.py"]["attributes"] == "[vram=6016]"
 
@@ -266,8 +269,8 @@ def test_all_gpus_and_what_is_left_free_of_each_are_minded(desk: Desk, config: P
                 "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES (?, 0, 1, ?, 'completed')",
                 ('["rare.py", null]', peak),
             )
-    found = {one["program"]: one for one in told(desk)["seen"]}
+    found = {one["program"]: one for one in told(desk)["measured"]}
     # 24,576 MiB, less 512 of the margin and 200 of an idle GPU.
     assert found["wide.py"]["attributes"] == "[vram=23864 gpus=2]"
     assert (found["rare.py"]["max_mib"], found["rare.py"]["p95_mib"]) == (24_400, 1000)
-    assert found["rare.py"]["why"] == "needs a GPU alone"
+    assert found["rare.py"]["reason"] == "needs a GPU alone"

@@ -37,7 +37,7 @@ def test_json(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert json.loads(out) == {
         "ok": True,
-        "checks": [{"check": "b", "grade": "warn", "says": "odd", "remedy": "do this"}],
+        "checks": [{"check": "b", "grade": "warn", "message": "odd", "remedy": "do this"}],
     }
 
 
@@ -59,7 +59,7 @@ def test_every_check_runs_without_a_record_and_makes_nothing(desk: Desk) -> None
 def test_the_scheduler_that_is_up_is_named(desk: Desk) -> None:
     with desk.scheduler() as pid:
         told = json.loads(desk.run("doctor", "--simulate", "1", "--json")[1])
-    says = {one["check"]: one["says"] for one in told["checks"]}
+    says = {one["check"]: one["message"] for one in told["checks"]}
     assert says["scheduler"] == f"running, pid {pid}"
     assert "whole" in says["database"]
 

@@ -60,8 +60,8 @@ def test_the_last_ones_as_json(desk: Desk) -> None:
     code, out, _ = desk.run("events", "--jsonl", "-n", 3)
     assert code == 0
     said = [json.loads(line) for line in out.splitlines()]
-    assert [one["event"] for one in said] == ["stray", "finished", "paused"]
-    assert (said[0]["given"], said[0]["gpu"], said[0]["pid"]) == ([0], 1, 77)
+    assert [one["event"] for one in said] == ["misplaced process", "finished", "paused"]
+    assert (said[0]["allocated"], said[0]["gpu"], said[0]["pid"]) == ([0], 1, 77)
     assert said[1]["id"] == said[2]["id"] - 1
     everything = [json.loads(line) for line in desk.run("events", "--jsonl", "-n", 10**6)[1].splitlines()]
     assert everything[3] == {**everything[3], "event": "finished", "job": 1, "outcome": "cancelled"}
@@ -123,10 +123,10 @@ def test_show_tells_them_of_one_job(desk: Desk) -> None:
     jobs = three_jobs(desk)
     history = json.loads(desk.run("show", jobs[1], "--json")[1])["history"]
     assert [(one["state"], one["reason"]) for one in history] == [
-        ("queued", None), ("starting", None), ("running", None), ("stray", "process 77 on GPU 1"),
+        ("queued", None), ("starting", None), ("running", None), ("misplaced process", "pid 77 on GPU 1"),
         ("finished", "exit code 3"),
     ]  # fmt: skip
-    assert "stray: process 77 on GPU 1" in desk.run("show", jobs[1])[1]
+    assert "misplaced process: pid 77 on GPU 1" in desk.run("show", jobs[1])[1]
 
 
 @contextmanager

@@ -151,6 +151,6 @@ def test_doctor_names_the_host_and_the_way_out(there: Desk) -> None:
     found = {one["check"]: one for one in json.loads(out)["checks"]}
     assert code == 1
     assert found["scheduler"]["grade"] == "bad"
-    assert "belongs to host gpu-other" in found["scheduler"]["says"]
+    assert "belongs to host gpu-other" in found["scheduler"]["message"]
     assert found["scheduler"]["remedy"].endswith("`start --take-over`")
     assert (found["database"]["grade"], found["database"]["remedy"]) == ("warn", "`doctor` on gpu-other")

@@ -95,7 +95,8 @@ def test_json_has_the_same(desk: Desk) -> None:
     told = json.loads(out)
     assert [(line["line"], line["same_as_line"]) for line in told["lines"]] == [(2, None), (5, None), (6, 2)]
     assert told["lines"][0]["need"] == {
-        "gpus": 1, "share": 0.5, "vram": None, "idle": False, "exclusive": False, "words": "0.5 of a GPU",
+        "gpus": 1, "share": 0.5, "vram": None, "idle": False, "exclusive": False,
+        "description": "0.5 of a GPU",
     }  # fmt: skip
     assert told["lines"][1]["env"] == {"SEED": "1"}
     assert [bad["line"] for bad in told["malformed"]] == [7, 8, 9, 10]
@@ -114,7 +115,7 @@ def test_memory_time_and_retries(desk: Desk) -> None:
     assert (first["timeout_s"], first["oom_retries"], first["fail_retries"]) == (7200.0, 3, 1)
     assert first["need"] == {
         "gpus": 1, "share": None, "vram": 9216, "idle": False, "exclusive": True,
-        "words": "9.0 GiB of a GPU, alone",
+        "description": "9.0 GiB of a GPU, alone",
     }  # fmt: skip
     assert (second["timeout_s"], second["oom_retries"], second["fail_retries"]) == (None, None, None)
     assert (second["need"]["share"], second["need"]["vram"], second["need"]["idle"]) == (None, None, True)

@@ -34,7 +34,7 @@ def test_a_job_that_waits(desk: Desk) -> None:
     )  # fmt: skip
     story = told(desk, job)
     assert (story["job"]["id"], story["job"]["state"], story["job"]["priority"]) == (job, "queued", 7)
-    assert (story["kind"], story["need"], story["allowed"]) == (
+    assert (story["kind"], story["need"], story["allowed_gpus"]) == (
         "command",
         "0.5 of a GPU (its attributes)",
         [1],
@@ -71,7 +71,7 @@ def test_its_attempts_and_its_history(desk: Desk) -> None:
     assert "after 1 min" in out
     assert out.count(f"job {job} was given GPU 0 and uses GPU 1 (process 71)") == 2
     assert [step["state"] for step in told(desk, job)["history"]] == [
-        "queued", "starting", "running", "stray", "finished",
+        "queued", "starting", "running", "misplaced process", "finished",
     ]  # fmt: skip
 
 
@@ -87,14 +87,14 @@ def test_memory_declared_seen_and_judged_and_the_retry(desk: Desk) -> None:
     [attempt] = told(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["peaks"]) == (4096, {"0": 4900, "1": 4096})
     assert attempt["load_percent"] == pytest.approx(220 / 3)
-    assert attempt["verdict"] is None
+    assert attempt["declaration_accuracy"] is None
     desk.record(
         act.Close(job, this, Outcome.FAILED, JobState.QUEUED, None, exit_code=1, oom_used=1, raised_mib=6125)
     )
     story = told(desk, job)
-    assert story["attempts"][0]["verdict"] == "under-declared (+20%)"
-    assert (story["raised_mib"], story["oom_used"], story["oom_retries"]) == (6125, 1, 3)
-    assert (story["fail_used"], story["fail_retries"], story["timeout_s"]) == (0, None, 7200.0)
+    assert story["attempts"][0]["declaration_accuracy"] == "under-declared (+20%)"
+    assert (story["min_vram_mib"], story["oom_retries_used"], story["oom_retries"]) == (6125, 1, 3)
+    assert (story["fail_retries_used"], story["fail_retries"], story["timeout_s"]) == (0, None, 7200.0)
     assert story["need"] == "6.0 GiB of a GPU (raised after it ran out of memory; its line says 4.0 GiB)"
     assert [step["state"] for step in story["history"]] == [
         "queued", "starting", "running", "exceeded", "queued",
@@ -123,7 +123,7 @@ def test_an_overused_share_is_named_in_the_verdict_and_the_warnings(desk: Desk) 
     [attempt] = told(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["share_declared"]) == (None, 0.25)
     warning = f"job {job} declared share 0.25 (6144 MiB) and was seen to use 16000 MiB on GPU 0"
-    assert (attempt["verdict"], attempt["warnings"]) == ("under-declared (+160%)", [warning])
+    assert (attempt["declaration_accuracy"], attempt["warnings"]) == ("under-declared (+160%)", [warning])
     assert told(desk, job)["job"]["warnings"] == [warning]
     out = desk.run("show", job)[1]
     assert "  Declared    share 0.25 of each GPU\n" in out
@@ -143,7 +143,11 @@ def test_a_default_is_no_declaration(desk: Desk, values: dict[str, Any]) -> None
         act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
     )
     [attempt] = told(desk, job)["attempts"]
-    assert (attempt["vram_declared"], attempt["share_declared"], attempt["verdict"]) == (None, None, None)
+    assert (attempt["vram_declared"], attempt["share_declared"], attempt["declaration_accuracy"]) == (
+        None,
+        None,
+        None,
+    )
     assert "Declared" not in desk.run("show", job)[1]
     assert "peak vram gpu0:16000 MiB | no declaration" in desk.run("events")[1]
 
@@ -167,7 +171,7 @@ def test_the_verdict_on_a_declaration(
         act.NoteUse(job, this, 5.0, (("SIM-0", peak, None),)),
         act.Close(job, this, outcome, JobState.FINISHED, outcome),
     )
-    assert told(desk, job)["attempts"][0]["verdict"] == verdict
+    assert told(desk, job)["attempts"][0]["declaration_accuracy"] == verdict
 
 
 def test_where_its_need_comes_from(desk: Desk) -> None:

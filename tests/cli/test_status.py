@@ -414,7 +414,7 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     assert (shown["vram_declared"], shown["peaks"], shown["warnings"]) == (18432, {}, [])
     desk.record(act.NoteUse(job, this, 5.0, (("SIM-1", 17910, 96.0),)))
     assert jobs(desk)[job]["peaks"] == {"1": 17910}
-    assert [gpu["memory_booked_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
+    assert [gpu["memory_allocated_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
     out = desk.run("status")[1]
     assert " 0.75  18.0 GiB " in out
     assert "memory 17910 of 18432 MiB\n" in desk.run("status", "-v")[1]
@@ -422,9 +422,9 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
         act.NoteUse(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
         act.NoteExceeded(job, this, "SIM-1", 21000, 18432),
     )
-    assert report(desk)["gpus"][1]["memory_booked_mib"] == 23100
+    assert report(desk)["gpus"][1]["memory_allocated_mib"] == 23100
     note(desk.store, Started(spike=0.0))
-    assert report(desk)["gpus"][1]["memory_booked_mib"] == 21000
+    assert report(desk)["gpus"][1]["memory_allocated_mib"] == 21000
     [warning] = jobs(desk)[job]["warnings"]
     assert warning.startswith(f"job {job} declared 18432 MiB and was seen to use 21000 MiB on GPU 1: ")
     assert warning in desk.run("status")[1]

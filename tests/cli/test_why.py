@@ -35,7 +35,7 @@ def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
     """check -> grade, what it says, remedy; of several with one name the first."""
     found: dict[str, tuple[str, str, str]] = {}
     for one in answer(desk, job)["checks"]:
-        found.setdefault(one["check"], (one["grade"], one["says"], one["remedy"]))
+        found.setdefault(one["check"], (one["grade"], one["message"], one["remedy"]))
     return found
 
 
@@ -252,7 +252,7 @@ def test_the_events_shown_are_those_of_its_own_record(desk: Desk) -> None:
     """The main log in the folder may hold lines of another scheduler about a job of the same number."""
     job = desk.job("echo a")
     desk.home.log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
-    [told] = [one["says"] for one in answer(desk, job)["checks"] if one["check"] == "events"]
+    [told] = [one["message"] for one in answer(desk, job)["checks"] if one["check"] == "events"]
     assert told.endswith(f"  job {job} queued: echo a")
     assert "echo other" not in desk.run("why", job)[1]
 
@@ -298,14 +298,14 @@ def test_an_error_of_several_hundred_characters_is_told_once(desk: Desk) -> None
         act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
                   reason=told["reason"])
     )  # fmt: skip
-    assert any(one["says"].count("total capacity") for one in told["checks"] if one["check"] == "end")
+    assert any(one["message"].count("total capacity") for one in told["checks"] if one["check"] == "end")
     for words in (("why", job), ("why", job, "-v")):
         out = desk.run(*words)[1]
         assert (out.count("total capacity"), out.count(f"  {oom}\n")) == (1, 1), out
         head = out.splitlines()[0]
         assert "exit code 1" in head
         assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 …")
-    assert told["reason"] in {one["says"] for one in told["checks"]}
+    assert told["reason"] in {one["message"] for one in told["checks"]}
     assert told["log_end"] == [oom]
     # Without its log only the reason has it.
     (desk.path / f"job_{job}.log").unlink()

@@ -77,7 +77,7 @@ def test_status_tells_why_files_that_everybody_may_write_by_now_are_not_read(wor
     wait_for(lambda: f"{config}: {why}" in world.said(), "what is said of llm_config.json")
     text, report = world.ok("status"), world.status()
     assert f"jobs.txt: {why}; `chmod o-w` it, or `start --tr" in text
-    assert [(t["what"], t["problem"]) for t in report["troubles"]] == [("llm_config", why)]
+    assert [(t["subject"], t["problem"]) for t in report["health_issues"]] == [("llm_config", why)]
     assert [(j["id"], j["state"]) for j in report["jobs"]] == [(1, "held")]
     assert world.said().count("may be written by its group") == 1
     world.jobs_file.write_text("[hold] touch held\ntouch mended\n")

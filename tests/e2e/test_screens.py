@@ -108,7 +108,7 @@ def _window_closed(looker: Looker, session: str, sockets: Path) -> None:
     env = {**looker.world.env, "SCREENDIR": str(sockets)}
     for command in (["screen", "sleep", "60"], ["at", "0", "kill"]):
         subprocess.run(["screen", "-S", session, "-X", *command], env=env, check=True)
-    wait_for(lambda: looker.of(1, "state") == "gone", "the window gone")
+    wait_for(lambda: looker.of(1, "state") == "closed", "the closed window")
     shown = looker.sessions()
     assert (shown[1]["command"], shown[2]["state"]) == (None, "detached")
     assert "window closed, the job goes on; `logs 1 -f` follows it" in looker.text()
@@ -128,7 +128,7 @@ def _window_closed(looker: Looker, session: str, sockets: Path) -> None:
 def _killed(looker: Looker, session: str) -> None:
     """No scheduler is needed to be told."""
     os.kill(int(session.partition(".")[0]), signal.SIGKILL)
-    wait_for(lambda: looker.of(2, "state") == "gone", "the session gone")
+    wait_for(lambda: looker.of(2, "state") == "closed", "the closed session")
 
 
 def test_without_sessions_that_is_said(looker: Looker) -> None:

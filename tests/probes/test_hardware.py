@@ -57,8 +57,8 @@ def test_how_far_nvml_and_pytorch_may_be_apart(
     assert bool(faults) is wrong
 
 
-FAILED = {"attempt": 1, "outcome": "failed", "peaks": [None], "reason": "OOM retry 1 of 1", "raised": 2560}
-DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "raised": None}
+FAILED = {"attempt": 1, "outcome": "failed", "peaks": [None], "reason": "OOM retry 1 of 1", "min_vram": 2560}
+DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "min_vram": None}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "raised": None}
         ([FAILED, DONE], None),
         ([FAILED, {**DONE, "peaks": [None]}], None),
         ([FAILED, {**DONE, "peaks": [900]}], "a peak under 2048 MiB"),
-        ([{**FAILED, "raised": None}, DONE], "the CUDA OOM was not recognised"),
+        ([{**FAILED, "min_vram": None}, DONE], "the CUDA OOM was not recognised"),
         ([FAILED], "did not complete at its second attempt"),
         ([FAILED, {**DONE, "outcome": "failed"}], "did not complete at its second attempt"),
         ([], "did not complete at its second attempt"),

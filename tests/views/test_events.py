@@ -16,15 +16,18 @@ INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
 
 
 def start(**values: Any) -> dict[str, Any]:
-    return {"attempt": 1, "gpus": [0], "share": 0, "vram": None, "whole": False, **values}
+    return {"attempt": 1, "gpus": [0], "share": 0, "vram": None, "exclusive": False, **values}
 
 
 def end(**values: Any) -> dict[str, Any]:
     return {
         "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],
         "peaks": [17910], "declared": 18432, "share": 0, "load": 96.4, "log": "/logs/1.log", "survivors": [],
-        "raised": None, **values,
+        "min_vram": None, **values,
     }  # fmt: skip
+
+
+OVER_SHARE = {"gpu": 0, "observed": 16_000, "declared": 6144, "share": 250}
 
 
 def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dict[str, Any]:
@@ -38,10 +41,10 @@ def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dic
         (start(vram=18432, gpus=[0, 2]), "[0, 2] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
         (start(share=500), "[0] (1/3 dispatched, share 0.5) — CMD"),
         (start(share=500, vram=9000), "[0] (1/3 dispatched, share 0.5, declared 9000 MiB/gpu) — CMD"),
-        (start(share=1000, whole=True), "[0] (1/3 dispatched, alone) — CMD"),
-        (start(share=0, whole=True), "[0] (1/3 dispatched, alone) — CMD"),
+        (start(share=1000, exclusive=True), "[0] (1/3 dispatched, alone) — CMD"),
+        (start(share=0, exclusive=True), "[0] (1/3 dispatched, alone) — CMD"),
         (start(share=1000), "[0] (1/3 dispatched, share 1) — CMD"),
-        (start(vram=9000, whole=True), "[0] (1/3 dispatched, declared 9000 MiB/gpu, alone) — CMD"),
+        (start(vram=9000, exclusive=True), "[0] (1/3 dispatched, declared 9000 MiB/gpu, alone) — CMD"),
         (start(vram=9000, learned=True), "[0] (1/3 dispatched, learned 9000 MiB/gpu) — CMD"),
         (start(vram=9000, assumed=True), "[0] (1/3 dispatched, default 9000 MiB/gpu) — CMD"),
         (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
@@ -176,12 +179,12 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
     ("event", "told"),
     [
         (
-            Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 12034, "declared": 8192}),
+            Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 12034, "declared": 8192}),
             (WARNING, "job 3 EXCEEDS declared VRAM on gpu 0: 12034 MiB used, 8192 MiB declared (+47%);"
              " neighbors may OOM"),
         ),
         (
-            Event(9, 0.0, "exceeded", 3, None, {"gpu": 0, "seen": 16_000, "declared": 6144, "share": 250}),
+            Event(9, 0.0, "exceeded", 3, None, OVER_SHARE),
             (WARNING, "job 3 EXCEEDS declared share 0.25 (6144 MiB) on gpu 0: 16000 MiB used (+160%);"
              " neighbors may OOM"),
         ),
@@ -227,7 +230,7 @@ def test_other_events(event: Event, told: tuple[int, str]) -> None:
 
 
 def test_a_stray_process_is_told_with_both_gpus() -> None:
-    event = Event(9, 0.0, "stray", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "given": [0]})
+    event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
     level, text = line(event)
     assert level == WARNING
     assert text.startswith("job 3 was given GPU 0 and uses GPU 2 (process 77)")
@@ -256,7 +259,7 @@ def test_json() -> None:
     assert at.timestamp() == pytest.approx(1000.123, abs=0.0011)
     assert said == {
         "id": 9, "event": "starting", "job": 1, "command": "echo é", "attempt": 1, "gpus": [0], "share": 0,
-        "vram": 9000, "whole": False,
+        "vram": 9000, "exclusive": False,
     }  # fmt: skip
     said = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
     assert (said["event"], said["job"], said["gpus"]) == ("paused", None, [2])
@@ -269,7 +272,10 @@ def test_json() -> None:
     [
         (Event(1, 0.0, "queued", 3, "released"), "released"),
         (Event(1, 0.0, "running", 3), None),
-        (Event(1, 0.0, "stray", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}), "process 77 on GPU 2"),
+        (
+            Event(1, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}),
+            "pid 77 on GPU 2",
+        ),
         (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
         (Event(1, 0.0, "window closed", 3, None, {"attempt": 1}), "attempt 1"),
         (
@@ -277,11 +283,11 @@ def test_json() -> None:
             "needs 3 idle GPUs, 2 managed",
         ),
         (
-            Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "seen": 200, "declared": 100}),
+            Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 200, "declared": 100}),
             "gpu 0: 200 MiB used, 100 MiB declared (+100%)",
         ),
         (
-            Event(1, 0.0, "exceeded", 3, None, {"gpu": 0, "seen": 16_000, "declared": 6144, "share": 250}),
+            Event(1, 0.0, "exceeded", 3, None, OVER_SHARE),
             "gpu 0: 16000 MiB used, share 0.25 (6144 MiB) declared (+160%)",
         ),
     ],

@@ -285,7 +285,7 @@ def test_every_key_is_documented_and_no_other() -> None:
         "An element of `jobs`": report["jobs"][0].keys(),
         "An element of `malformed`": report["malformed"][0].keys(),
         "An element of `jobs_files`": report["jobs_files"][0].keys(),
-        "An element of `troubles`": report["troubles"][0].keys(),
+        "An element of `health_issues`": report["health_issues"][0].keys(),
     }.items():
         rows = re.findall(r"^\| (`.*?) \|", sections[title], flags=re.MULTILINE)
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title

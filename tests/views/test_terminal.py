@@ -18,11 +18,11 @@ AT = time.mktime((2026, 11, 22, 7, 5, 9, 0, 0, -1))
 SPEC = JobSpec(
     "csv", "0,/a/train.py,,--lr 1,", "/", script="/a/train.py", arguments=("--lr", "1", "two words")
 )
-START = {"attempt": 1, "gpus": [0], "share": 500, "vram": None, "whole": False}
+START = {"attempt": 1, "gpus": [0], "share": 500, "vram": None, "exclusive": False}
 END = {
     "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 3.2, "gpus": [0],
     "peaks": [700], "declared": None, "share": 500, "load": None, "log": "/logs/1.log", "survivors": [],
-    "raised": None,
+    "min_vram": None,
 }  # fmt: skip
 FAILED, TIMED_OUT, INTERRUPTED = ({**END, "outcome": one} for one in ("failed", "timed_out", "interrupted"))
 USED = " — peak vram gpu0:700 MiB | "
