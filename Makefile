@@ -1,16 +1,17 @@
 # make install   .venv with the package, and GNU Screen
-# make demo      the main job, whole, in demo/ (SIMULATE=4 simulates in any case)
-# make test      the whole suite                (PYTEST="-k word" for more options)
-# make check     lint, format, types, layers
-# make docs      docs/commands.md and docs/states.md anew, from the code
-# make torture   kills, power cuts and races at full size, half an hour (SIZE=0.1, PARTS="P1 P4", SEED=7)
-# make model     the model of the attempt protocol, every state of it, some minutes
-# make test-all  the whole suite on every Python from 3.10 to 3.13 that is here
-# make clean     removes what these made; make distclean also .venv
+# make demo      run the complete example in demo/ (SIMULATE=4: always on simulated GPUs)
+# make test      run the whole test suite         (PYTEST="-k word": further pytest options)
+# make check     check lint, format, types and imports between layers
+# make docs      generate docs/commands.md and docs/states.md from the code
+# make stress    run the stress tests (kills, power cuts, races) at full size: half an hour
+#                (SIZE=0.1, PARTS="P1 P4", SEED=7)
+# make model     check every state of the model of the attempt protocol: some minutes
+# make test-all  run the suite with every installed Python from 3.10 to 3.13
+# make clean     remove generated files; make distclean: also .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test check torture model clean distclean docs test-all
+.PHONY: install demo test check stress model clean distclean docs test-all
 
 PYTHON := .venv/bin/python
 SIZE ?= full
@@ -40,9 +41,9 @@ check:
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest -q tests/core/test_layers.py
 
-torture: install
-	$(PYTHON) -m tests.torture $(PARTS) --size $(SIZE) --seed $(SEED) --out torture.json
-	@if [ "$(SIZE)$(PARTS)" = full ]; then $(PYTHON) -m tests.torture.report torture.json; fi
+stress: install
+	$(PYTHON) -m tests.stress $(PARTS) --size $(SIZE) --seed $(SEED) --out stress.json
+	@if [ "$(SIZE)$(PARTS)" = full ]; then $(PYTHON) -m tests.stress.report stress.json; fi
 
 model:
 	@bash tools/setup.sh

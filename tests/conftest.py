@@ -28,7 +28,7 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 #: The folders whose tests take longest begin: at the end no worker waits for the last long test of another.
-_FIRST = ("torture", "e2e", "loop", "runner", "contract", "cli")
+_FIRST = ("stress", "e2e", "loop", "runner", "contract", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,7 +31,7 @@ HIDDEN = frozenset(
 #: Where programs lie besides the folders of the caller's PATH; an ordinary user's has no sbin.
 _SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 #: Variables that reach the tests. Everything else is somebody's setting.
-_KEPT = ("CI", "LOGNAME", "TORTURE_SEED", "UPDATE_GOLDEN", "USER", "WRITE_GOLDEN")
+_KEPT = ("CI", "LOGNAME", "STRESS_SEED", "UPDATE_GOLDEN", "USER", "WRITE_GOLDEN")
 _KEPT_PREFIXES = ("COVERAGE", "HYPOTHESIS_", "PYTEST")
 
 

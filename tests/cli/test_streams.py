@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.harness import environment
+from tests.stress.harness import environment
 
 ROOT = Path(__file__).parents[2]
 FULL = "the standard output cannot be written: No space left on device\n"

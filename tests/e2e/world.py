@@ -18,7 +18,7 @@ from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
 from tests import warm
 from tests.fakes.conda import plant
-from tests.torture.harness import environment
+from tests.stress.harness import environment
 from tests.waiting import wait_for
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"

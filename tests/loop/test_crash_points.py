@@ -14,8 +14,8 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.runner.protocol import processes_of, sweep
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.store import Store
-from tests.torture.harness import environment, runner_pids
-from tests.torture.trace import JOB, judge
+from tests.stress.harness import environment, runner_pids
+from tests.stress.trace import JOB, judge
 from tests.waiting import wait_for
 from tests.warm import Process
 

@@ -21,8 +21,8 @@ from gpu_scheduler.runner.folder import NO_TOKEN, START
 from gpu_scheduler.runner.sweep import sweep
 from tests.runner.attempt import Attempt, wait_for
 from tests.runner.conftest import Make
-from tests.torture.harness import environment
-from tests.torture.harness import scheduler as scheduling
+from tests.stress.harness import environment
+from tests.stress.harness import scheduler as scheduling
 
 
 @pytest.fixture

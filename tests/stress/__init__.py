@@ -1,0 +1,1 @@
+"""Stress tests: kill processes at random and judge by what the jobs themselves wrote."""

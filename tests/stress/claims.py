@@ -1,0 +1,124 @@
+"""P2: several runners race for one attempt, and ten schedulers are started at once; exactly one wins."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+from gpu_scheduler.executors.direct import DirectExecutor
+from tests.runner.attempt import Attempt, patched
+from tests.stress.harness import Stage, environment
+from tests.stress.kills import none_left, stage_for
+from tests.stress.part import Found, Order
+from tests.stress.trace import judge, said_of
+from tests.waiting import wait_for
+
+#: Number of racers for each attempt.
+RACERS = 3
+#: Patch for a runner whose claim file appears but excludes nobody.
+_OPEN_CLAIM = """
+def link(name, shown, src_dir_fd, dst_dir_fd):
+    os.close(os.open(shown, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=dst_dir_fd))
+os.link = link
+"""
+
+
+def races(order: Order) -> Found:
+    """Lets three processes claim each of 10,000 attempts at the same moment."""
+    found, rounds = Found(), order.of(10_000)
+    for number in range(rounds):
+        (order.folder / str(number)).mkdir()
+    # In a process of its own, because a process with threads should not fork.
+    raced = subprocess.run(
+        [sys.executable, "-m", "tests.stress.racers", str(order.folder), str(rounds), str(RACERS),
+         *["control"] * order.is_control],
+        env=environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    won: list[list[int]] = json.loads(raced.stdout)
+    for number, winners in enumerate(won):
+        if len(winners) != 1:
+            found.fault("twice" if winners else "lost", f"race {number} was won by {winners}")
+        elif json.loads((order.folder / str(number) / "claim").read_bytes())["pid"] != winners[0]:
+            found.fault("twice", f"race {number}: the claim names another process than its winner")
+        if len(list((order.folder / str(number)).iterdir())) != 1:
+            found.fault("left behind", f"race {number}: {os.listdir(order.folder / str(number))}")
+    firsts = Counter(winners[0] for winners in won if winners)
+    found.figures = {"races": rounds, "racers": RACERS, "won by each": "/".join(map(str, firsts.values()))}
+    return found
+
+
+def runners(order: Order) -> Found:
+    """Launches each of 300 attempts three times at once: whole runners race, one command starts."""
+    found, rounds = Found(), order.of(300)
+    executor = patched(order.folder, _OPEN_CLAIM) if order.is_control else DirectExecutor()
+    for number in range(rounds):
+        home = order.folder / str(number)
+        home.mkdir()
+        attempt = Attempt(home, f"echo start >> {home}/trace; exit 7")
+        attempt.prepare()
+        for _ in range(3):
+            executor.launch(attempt.folder)
+        wait_for(lambda: none_left(executor), "runners gone")
+        trace = home / "trace"
+        started = trace.read_text().count("start") if trace.exists() else 0
+        result = attempt.seen().result
+        if started != 1:
+            found.fault("twice" if started else "lost", f"race {number}: {started} starts")
+        elif result is None or result.exit_code != 7:
+            found.fault("wrong codes", f"race {number}: {result}")
+    found.figures = {"races": rounds, "racers": 3}
+    return found
+
+
+def instances(order: Order) -> Found:
+    """Starts ten schedulers at once, 20 times, and kills the winner each time; jobs are submitted each
+    time."""
+    found, rounds = Found(), order.of(20)
+    stage = stage_for(order.folder, "control" if order.is_control else "direct")
+    codes = {}
+    for number in range(rounds):
+        numbers = range(5 * number, 5 * number + 5)
+        codes.update({n: n % 4 for n in numbers})
+        lines = [f"sh {order.folder}/trace.sh {stage.trace} {n} 0.2 {codes[n]}" for n in numbers]
+        stage.append(lines if order.is_control else [f"[share=0.5] {line}" for line in lines])
+        with _ten(stage, ended=0 if order.is_control else 9, found=found) as winner:
+            if winner is not None:
+                winner.kill()
+    stage.drain(120)
+    outcomes = {} if order.is_control else said_of(stage.status())
+    verdict = judge(stage.trace, codes, outcomes if outcomes else dict(codes), killed=False)
+    verdict.tell(found)
+    found.figures = {"times": rounds, "schedulers each": 10, "jobs": len(codes)}
+    return found
+
+
+@contextlib.contextmanager
+def _ten(stage: Stage, ended: int, found: Found) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Starts ten schedulers, waits until `ended` of them have given up, and yields the one that is left."""
+    at = stage.out.stat().st_size if stage.out.exists() else 0
+    processes = [stage.start(ready=False) for _ in range(10)]
+
+    def given_up() -> bool:
+        return sum(process.poll() is not None for process in processes) >= ended
+
+    try:
+        wait_for(given_up, f"{ended} of 10 schedulers gave up", timeout_s=60)
+        left = [process for process in processes if process.poll() is None]
+        if ended and len(left) != 1:
+            found.fault("several schedulers", f"{len(left)} of 10 are up")
+        for process in processes:
+            if process.returncode not in (None, 1):
+                found.fault("wrong refusal", f"a second scheduler ended with {process.returncode}")
+        if left:
+            stage.until_up(left[0], at)
+        yield left[0] if left else None
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,28 @@
+"""Negative control: rewrites the state file with what it read a moment ago, over whatever a user has written
+meanwhile, and takes a file that it cannot read for an empty one.
+
+Usage: python -m tests.stress.control_state STATE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def main(path: Path) -> None:
+    """Rewrites the file until the process is killed."""
+    print("ready", flush=True)
+    while True:
+        try:
+            paused = json.loads(path.read_text())["paused_gpus"]
+        except (OSError, ValueError, KeyError):
+            paused = []
+        time.sleep(0.1)
+        path.write_text(json.dumps({"gpu_status": [time.time()], "paused_gpus": paused}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""P2 and P3: folders with running jobs are copied and moved, and schedulers are started in the new place.
+
+A scheduler in a copy must not signal or repeat a job of the original, however it is started. A scheduler in a
+moved folder continues with its jobs. The traces lie outside both folders.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.stress.gated import GatedJobs, end, ended, stage_in
+from tests.stress.harness import Stage
+from tests.stress.part import Found, Order
+
+_RUNNING = 2
+#: Options that start a copy after a plain start was refused. A fresh start gets no jobs file, since it would
+#: run the lines again.
+_COPY_OPTIONS = (["--as-copy"], ["--fresh", "--yes", "--jobs-file", ""])
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One folder with running jobs."""
+
+    folder: Path
+    order: Order
+    dice: random.Random
+    jobs: GatedJobs
+    original: Stage
+    found: Found
+
+
+def copies(order: Order) -> Found:
+    """Copies 40 of 60 folders and moves 20, with the scheduler up, killed or ended."""
+    found, dice, rounds = Found(), order.dice("copies"), order.of(60)
+    found.figures = {"folders": rounds, "copied": 0, "moved": 0}
+    for number in range(rounds):
+        folder = order.folder / str(number)
+        folder.mkdir()
+        jobs = GatedJobs(folder, dice)
+        one = _Round(folder, order, dice, jobs, stage_in(folder / "original", order), found)
+        one.original.append(jobs.lines(_RUNNING))
+        process = one.original.start()
+        with ended(process):
+            jobs.until_started(_RUNNING)
+            if order.is_control:
+                _control(one)
+            elif number % 3 == 1:
+                _move(one, process)
+            else:
+                _copy(one, process)
+        shutil.rmtree(folder)
+    return found
+
+
+def _copied(one: _Round) -> Stage:
+    """Copies the folder with `cp`."""
+    one.found.count("copied")
+    way = one.dice.choice(["-a", "-r"])
+    subprocess.run(["cp", way, one.original.folder, one.folder / "copy"], check=True)
+    return stage_in(one.folder / "copy", one.order)
+
+
+def _control(one: _Round) -> None:
+    copy = _copied(one)
+    with ended(copy.start()):
+        one.jobs.open()
+        one.original.drain(60)
+    one.jobs.judge(one.original, one.order, one.found)
+
+
+def _copy(one: _Round, process: subprocess.Popen[bytes]) -> None:
+    before = one.dice.choice([None, signal.SIGTERM, signal.SIGKILL])
+    if before is not None:
+        end(process, before)
+    copy = _copied(one)
+    _refused(one, copy)
+    with ended(process if before is None else one.original.start()):
+        chosen = one.dice.choice(_COPY_OPTIONS)
+        one.found.count(f"with {chosen[0]}")
+        own = GatedJobs(copy.folder, one.dice)
+        if chosen == ["--as-copy"]:
+            copy.append(own.lines(1, gated=False))
+        copy.drain(60, *chosen)
+        one.jobs.open()
+    one.original.drain(60)
+    one.jobs.judge(one.original, one.order, one.found)
+    if own.codes and (not own.trace.exists() or own.trace.read_text().count(" start ") != 1):
+        one.found.fault("lost", "a line of the copy did not run once")
+
+
+def _refused(one: _Round, copy: Stage) -> None:
+    """Checks that a plain start, and commands that would end jobs, exit with 1."""
+    if copy.start(ready=False).wait(60) != 1:
+        one.found.fault("copy accepted", f"start in a copy: {copy.out.read_text()[-500:]}")
+    words = one.dice.choice([["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]])
+    if copy.cli(*words).returncode != 1:
+        one.found.fault("copy accepted", f"{words} in a copy")
+
+
+def _move(one: _Round, process: subprocess.Popen[bytes]) -> None:
+    """Moves the folder by one rename, or file by file as between two file systems.
+
+    In the second case the results of the runners are lost with the old folder.
+    """
+    one.found.count("moved")
+    dice, here = one.dice, one.folder / "moved"
+    renamed = dice.random() < 0.6
+    if not renamed or dice.random() < 0.5:
+        end(process, dice.choice([signal.SIGTERM, signal.SIGKILL]))
+    if renamed:
+        one.original.folder.rename(here)
+    else:
+        shutil.copytree(one.original.folder, here, symlinks=True)
+        shutil.rmtree(one.original.folder)
+    code = process.wait(60)
+    if code not in (0, 1, -signal.SIGKILL):
+        one.found.fault("wrong end", f"a scheduler whose folder was moved ended with {code}")
+    moved = stage_in(here, one.order)
+    moved.append(one.jobs.lines(1, gated=False))
+    with ended(moved.start()):
+        one.jobs.until_started(_RUNNING + 1)
+        one.jobs.open()
+    moved.drain(60)
+    one.jobs.judge(moved, one.order, one.found, interrupted=not renamed)

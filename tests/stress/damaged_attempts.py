@@ -1,0 +1,134 @@
+"""P8: files in the folders of running attempts are damaged, removed, or replaced by other kinds of files.
+
+The scheduler stays up and can be restarted, every other job ends normally, and the job of the damaged folder
+never runs twice and is never reported as completed when it has not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.harness import Stage, kill, runners_of
+from tests.stress.part import Found, Order
+from tests.stress.trace import judge, number_of, said_of
+from tests.waiting import wait_for
+
+_RUNNING = 3
+_FILES = ("claim", "claim", "claim", "spec.json", "command.sh", "stop", "result")
+
+
+def _removed(path: Path) -> None:
+    """Leaves the file missing."""
+
+
+def _nested(path: Path) -> None:
+    path.write_text("[" * 200_000)
+
+
+def _other_keys(path: Path) -> None:
+    path.write_text('{"other": 1}')
+
+
+def _wrong_types(path: Path) -> None:
+    path.write_text('{"token": 1, "pid": "x", "start_ticks": [], "boot_id": null, "exit_code": {}}')
+
+
+def _empty(path: Path) -> None:
+    path.touch()
+
+
+def _random(path: Path) -> None:
+    path.write_bytes(os.urandom(300))
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+_DAMAGES: tuple[Callable[[Path], None], ...] = (
+    _removed, _removed, _nested, _other_keys, _wrong_types, _empty, _random, _fifo, _folder, _link,
+)  # fmt: skip
+
+
+def damages(order: Order) -> Found:
+    """Damages one of three running attempts in each of 120 folders."""
+    found, dice, rounds = Found(), order.dice("damages"), order.of(120)
+    found.figures = {"folders": rounds}
+    for stage, jobs in each_folder(order, dice, rounds):
+        _one(stage, jobs, order, dice, found)
+    return found
+
+
+def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found: Found) -> None:
+    stage.append(jobs.lines(_RUNNING))
+    process = stage.start()
+    with ended(process):
+        jobs.until_started(_RUNNING)
+        wait_for(lambda: len(runners_of(stage.folder)) == _RUNNING, "claims")
+        # Mostly under a running scheduler; the negative control ends at once.
+        before = None if order.is_control else dice.choice([None, None, signal.SIGTERM, signal.SIGKILL])
+        if before is not None:
+            end(process, before)
+        pid, attempt = dice.choice(runners_of(stage.folder))
+        label = f"{_damage(attempt, order, dice)}, {before or 'up'}"
+        killed = not order.is_control and dice.random() < 0.3
+        if killed:
+            label += ", runner killed"
+            kill(pid)
+        if order.is_control:
+            wait_for(lambda: process.poll() is not None, "its end", 5)
+            found.fault("scheduler ended", f"{label}: {process.returncode}")
+            jobs.open()
+            return
+        if before is not None:
+            process = stage.start()
+        with ended(process):
+            stage.append(jobs.lines(1, gated=False))
+            jobs.until_started(_RUNNING + 1)
+            if process.poll() is not None:
+                found.fault("scheduler ended", f"{label}: {stage.out.read_text()[-1500:]}")
+            end(process, dice.choice([signal.SIGTERM, signal.SIGKILL]))
+            with ended(again := stage.start()):
+                jobs.open()
+                end(again)
+    stage.drain(60)
+    _judge(stage, jobs, int(attempt.parent.name), label, found, killed=killed)
+
+
+def _damage(attempt: Path, order: Order, dice: random.Random) -> str:
+    name = "claim" if order.is_control else dice.choice(_FILES)
+    damage = _other_keys if order.is_control else dice.choice(_DAMAGES)
+    path = attempt / name
+    path.unlink(missing_ok=True)
+    damage(path)
+    return f"{damage.__name__.strip('_').replace('_', ' ')} for {name}"
+
+
+def _judge(stage: Stage, jobs: GatedJobs, damaged: int, label: str, found: Found, *, killed: bool) -> None:
+    """Compares the trace with the recorded outcomes.
+
+    killed: the runner of the damaged attempt was killed, so its job may have been ended by SIGTERM.
+    """
+    status = stage.status()
+    outcomes = said_of(status)
+    [number] = [number_of(job["command"]) for job in status["jobs"] if job["id"] == damaged]
+    found.count("interrupted" if outcomes[number] == "interrupted" else "ended as it did")
+    for one, is_damaged in ((number, True), *((n, False) for n in jobs.codes if n != number)):
+        verdict = judge(jobs.trace, {one: jobs.codes[one]}, outcomes, is_damaged)
+        verdict.signalled = [n for n in verdict.signalled if n == one and not (is_damaged and killed)]
+        if not verdict.clean:
+            kind = "wrong job" if one == number else "wrong other job"
+            found.fault(kind, f"{label}: job {one}: {verdict}, signalled {verdict.signalled}, {outcomes}")

@@ -1,0 +1,141 @@
+"""P2: the lock, the database or the data directory of a running scheduler is deleted or replaced, and further
+schedulers are started at once. No line runs twice, and no two schedulers are up on one data directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.harness import Stage
+from tests.stress.part import Found, Order
+from tests.waiting import wait_for
+
+_RUNNING = 2
+#: Printed by a scheduler that is up, or by the negative control.
+_UP = re.compile(rb"scheduler up,|^ready$", re.MULTILINE)
+#: Number of schedulers that are started at once.
+_RIVALS = 3
+
+
+def deletions(order: Order) -> Found:
+    """Takes the lock from half of 60 schedulers, and the database or data directory from the others."""
+    found, dice, rounds = Found(), order.dice("deletions"), order.of(60)
+    found.figures = {"records": rounds}
+    for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
+        stage.append(jobs.lines(_RUNNING))
+        process = stage.start()
+        with ended(process):
+            jobs.until_started(_RUNNING)
+            if number % 2 == 0:
+                _lose_lock(stage, process, jobs, dice, found)
+            else:
+                _lose_record(stage, process, jobs, dice, found)
+            jobs.open()
+        stage.drain(60)
+        jobs.judge(stage, order, found)
+    return found
+
+
+def _lose_lock(
+    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Found
+) -> None:
+    """Damages the lock; the first scheduler must stay the only one and keep working."""
+    damage = dice.choice(_LOCK_DAMAGES)
+    found.count(damage.__name__.strip("_").replace("_", " "))
+    damage(stage.home.lock)
+    with _rivals(stage) as rivals:
+        wait_for(lambda: all(rival.poll() is not None for rival in rivals) or _say_up(stage), "rivals", 60)
+        stage.append(jobs.lines(2, gated=False))
+        jobs.until_started(_RUNNING + 2)
+        _count_up([process, *rivals], found)
+    if process.poll() is not None:
+        found.fault("ended", f"the first scheduler ended with {process.returncode}")
+
+
+def _say_up(stage: Stage) -> bool:
+    """Returns whether a second scheduler reported that it is up."""
+    return len(_UP.findall(stage.out.read_bytes())) > 1
+
+
+def _delete(lock: Path) -> None:
+    lock.unlink()
+
+
+def _replace(lock: Path) -> None:
+    lock.with_name("spare").touch()
+    lock.with_name("spare").replace(lock)
+
+
+def _copy_over(lock: Path) -> None:
+    """Replaces the lock by a copy, as restoring a backup does."""
+    shutil.copy(lock, lock.with_name("spare"))
+    lock.unlink()
+    lock.with_name("spare").rename(lock)
+
+
+_LOCK_DAMAGES: tuple[Callable[[Path], None], ...] = (_delete, _replace, _copy_over)
+
+
+def _lose_record(
+    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Found
+) -> None:
+    """Removes or replaces the store; the scheduler must end with 1 and start nothing more.
+
+    Once the store is back, exactly one of several new schedulers takes over.
+    """
+    home = stage.home
+    path = dice.choice([home.database, home.folder])
+    aside = stage.folder / "aside"
+    path.rename(aside)
+    kind = dice.choice(["moved away", "replaced"])
+    found.count(f"{'database' if path == home.database else 'folder'} {kind}")
+    if kind == "replaced":
+        (shutil.copytree if aside.is_dir() else shutil.copyfile)(aside, path)
+    stage.append(jobs.lines(2, gated=False))
+    code = process.wait(60)
+    if code != 1:
+        found.fault("wrong end", f"a scheduler whose {path.name} was {kind} ended with {code}")
+    if jobs.started() != _RUNNING:
+        found.fault("started without a store", jobs.trace.read_text())
+    if kind == "moved away" and path == home.database:
+        _refused(stage, jobs, found)
+    if kind == "replaced":
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    aside.rename(path)
+    with _rivals(stage) as rivals:
+        jobs.until_started(_RUNNING + 2)
+        wait_for(lambda: sum(rival.poll() is None for rival in rivals) <= 1, "one scheduler is left", 60)
+        _count_up(rivals, found)
+
+
+def _refused(stage: Stage, jobs: GatedJobs, found: Found) -> None:
+    """Checks that a data directory with attempts but no database is not taken for a new one."""
+    with _rivals(stage) as rivals:
+        codes = [rival.wait(60) for rival in rivals]
+    if codes != [1] * _RIVALS or jobs.started() != _RUNNING:
+        found.fault("taken for a new record", f"{codes}: {stage.out.read_text()[-1000:]}")
+    if stage.home.database.exists():
+        found.fault("taken for a new record", "there is a new database")
+        stage.home.database.unlink()
+
+
+def _count_up(processes: list[subprocess.Popen[bytes]], found: Found) -> None:
+    up = [process.pid for process in processes if process.poll() is None]
+    if len(up) != 1:
+        found.fault("several schedulers" if up else "no scheduler", f"{len(up)} are up: {up}")
+
+
+@contextlib.contextmanager
+def _rivals(stage: Stage) -> Iterator[list[subprocess.Popen[bytes]]]:
+    rivals = [stage.start(ready=False) for _ in range(_RIVALS)]
+    with ended(*rivals):
+        yield rivals
+        for rival in rivals:
+            end(rival)

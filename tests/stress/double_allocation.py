@@ -1,0 +1,252 @@
+"""P5: two jobs that declare 14 GiB each are appended in one write on two GPUs of 24 GiB, and a third one at
+once or a moment later, while foreign processes start, fluctuate and end, and the scheduler is killed and
+restarted. No memory may be allocated twice at any instant.
+
+A job takes its memory late and slowly, and often far less than it declared: a scheduler that goes by the
+memory in use sees free memory that is not free. A large foreign process shows its peak before the jobs of its
+round are appended, and drops before they start; small ones, for which there is always room, start at any
+time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gpu_scheduler.probes import usage
+from gpu_scheduler.store.store import Store
+from tests.stress import memory_judge as judging
+from tests.stress.harness import Stage, pause, program_for, scheduler
+from tests.stress.memory_judge import Other, Watcher
+from tests.stress.part import Found, Order
+from tests.stress.trace import judge, said_of
+from tests.waiting import wait_for
+
+_GPUS, _CARD_MIB = 2, 24 * 1024
+#: Declarations of the jobs, GiB.
+_BIG, _SMALL = 14, 8
+#: MiB that fit beside a big job and a small one.
+_BESIDE_MIB = _CARD_MIB - (_BIG + _SMALL) * 1024 - 512
+_USE = Path(__file__).with_name("memory_use.py")
+#: Seconds within which the appended jobs must have ended.
+_ALL_S = 60.0
+
+
+def booking(order: Order) -> Found:
+    """Runs 200 rounds."""
+    found, rounds = Found(), order.of(200, 2)
+    round_ = _Rounds(order, found)
+    try:
+        done = all(round_.run(number) for number in range(rounds)) and round_.until_left(0)
+    finally:
+        round_.close()
+    found.figures = {"rounds": rounds, "jobs": len(round_.codes), **found.figures}
+    if not done:
+        found.fault("stuck", round_.why)
+    round_.judge()
+    return found
+
+
+class _Rounds:
+    """A scheduler, its users, and foreign processes on its GPUs.
+
+    codes: exit code of each job, by number; why: the reason of a standstill.
+    """
+
+    def __init__(self, order: Order, found: Found) -> None:
+        self.codes: dict[int, int] = {}
+        self.why = ""
+        self._sent_at: dict[int, float] = {}
+        self._found, self._is_control, self._dice = found, order.is_control, order.dice("memory")
+        self._stage = _stage(order)
+        self._process = self._stage.start()
+        self._store = None if self._is_control else self._stage.store()
+        sim = self._stage.home.simulation
+        sim.mkdir(exist_ok=True)
+        self._others = _Others(sim, self._dice, found)
+        home = None if self._is_control else self._stage.home
+        self._watcher = Watcher(home, sim, _CARD_MIB, lambda: [*self._others.all])
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Ends the scheduler, the foreign processes and the watcher."""
+        self._others.go()
+        self._process.kill()
+        self._process.wait()
+        if self._store is not None:
+            self._store.close()
+        self._watcher.stop()
+
+    def run(self, number: int) -> bool:
+        """Appends two jobs at the same instant, and a third; returns False if earlier ones do not end.
+
+        Of sixteen rounds, four have a large foreign process, four a small one, and in three the scheduler is
+        killed.
+        """
+        dice, kind = self._dice, number % 4
+        kill = number % 16 in (1, 6, 9) and not self._is_control
+        large = kind == 2 and not self._is_control
+        if not self.until_left(0 if large else dice.choice((0, 1, 3, 4))):
+            return False
+        if large:
+            self._others.go()
+            # A big job fits beside some of them; beside most it only seems to fit while they are low.
+            peak_mib = dice.choice((dice.randint(2000, 10_000), *[dice.randint(10_300, 16_000)] * 3))
+            self._others.come(peak_mib, self._store)
+            pause(dice.choice((0.0, 0.3)))
+        self._append(_BIG, _BIG)
+        pause(dice.choice((0.0, dice.uniform(0, 0.2), dice.uniform(0, 0.6))))
+        if kill:
+            self._process.kill()
+            self._process.wait()
+            self._found.count("kills")
+        self._append(_BIG, *[_SMALL] * (dice.random() < 0.3))
+        if kill:
+            pause(dice.choice((0.0, dice.uniform(0, 0.4))))
+            self._process = self._stage.start(ready=dice.random() < 0.5)
+        if kind == 0 and not self._is_control:
+            self._others.come(dice.randint(200, _BESIDE_MIB))
+        if dice.random() < 0.7:
+            pause(dice.uniform(0, 0.3))
+            self._others.go()
+        return True
+
+    def _append(self, *sizes: int) -> None:
+        lines = []
+        for gib in sizes:
+            number, dice = len(self.codes), self._dice
+            self._sent_at[number] = time.monotonic()
+            self.codes[number] = dice.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 7))
+            declared = gib * 1024
+            used = dice.choice((declared, dice.randint(50, declared), dice.randint(50, declared // 3)))
+            ramp, hold = dice.choice((0, 0, 0, 0.1, 0.2, 0.6)), dice.choice((0, 0, 0.05, 0.1, 0.3, 0.6))
+            words = f"{declared} {used} {ramp} {hold} {self.codes[number]} {dice.choice(('asks', 'takes'))}"
+            job = f"{sys.executable} -I -S {_USE} job {self._stage.trace} {number} {words}"
+            lines.append(f"[vram={gib}G] {job}")
+        self._stage.append(lines)
+
+    def until_left(self, jobs: int) -> bool:
+        """Waits until at most `jobs` jobs are left (0: until every allocation is released).
+
+        Returns False if they do not end.
+        """
+        end = time.monotonic() + _ALL_S
+        while self._left() > jobs:
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > end:
+                what = "the scheduler ended" if ended else f"jobs were left after {_ALL_S:.0f} s"
+                self.why = f"{what}; its output: {self._stage.out.read_text()[-2000:]}"
+                return False
+            pause(0.01)
+        return True
+
+    def _left(self) -> int:
+        if self._store is None:
+            trace = self._stage.trace
+            ended = trace.read_text().count(" end ") if trace.exists() else 0
+            return len(self.codes) - ended
+        row = self._store.db.row(
+            "SELECT (SELECT count(*) FROM job WHERE state = 'finished')"
+            " - (SELECT count(*) FROM attempt WHERE released_boot IS NULL AND outcome IS NOT NULL) AS n"
+        )
+        assert row is not None
+        return len(self.codes) - int(row["n"])
+
+    def judge(self) -> None:
+        """Adds the faults and figures of all rounds to the findings."""
+        found, others = self._found, self._others.all
+        outcomes: dict[int, int | str | None] = {**self.codes}
+        if not self._is_control:
+            outcomes = said_of(self._stage.status())
+        judge(self._stage.trace, self.codes, outcomes, killed=False).tell(found)
+        lived, full = judging.of_trace(self._stage.trace)
+        for text in judging.crowded([*lived.values(), *others], _CARD_MIB):
+            found.fault("double allocations", f"by the traces of the jobs: {text}")
+        for text in self._watcher.overfull.values():
+            found.fault("GPUs over-full", text)
+        for number in full:
+            found.fault("out of memory", f"job {number}")
+        found.figures["waited for an end"] = judging.waited(lived, self._sent_at)
+        found.figures["samples"] = self._watcher.looks
+        if not self._is_control:
+            self._judge_record(lived)
+
+    def _judge_record(self, lived: dict[int, judging.Span]) -> None:
+        store = self._stage.store()
+        try:
+            held = judging.of_record(store)
+        finally:
+            store.close()
+        spans = [span for spans in held.values() for span in spans]
+        for text in judging.crowded([*spans, *self._others.all], _CARD_MIB):
+            self._found.fault("double allocations", f"by the store: {text}")
+        for text in self._watcher.doubled.values():
+            self._found.fault("double allocations", f"observed: {text}")
+        for text in judging.let_go_early(lived, held):
+            self._found.fault("released early", text)
+        self._found.figures["peak allocation, MiB"] = self._watcher.most
+
+
+class _Others:
+    """Foreign processes, at most one on each GPU. all: those that have ended as well."""
+
+    def __init__(self, sim: Path, dice: random.Random, found: Found) -> None:
+        self.all: list[Other] = []
+        self._sim, self._dice, self._found = sim, dice, found
+        self._live: dict[int, tuple[Other, subprocess.Popen[str]]] = {}
+
+    def come(self, peak_mib: int, shown_to: Store | None = None) -> None:
+        """Starts one on a free GPU.
+
+        shown_to: waits until its peak is in this store before it counts and drops.
+        """
+        free = [gpu for gpu in range(_GPUS) if gpu not in self._live]
+        if not free:
+            return
+        gpu = self._dice.choice(free)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_USE), "other", *map(str, (gpu, peak_mib, peak_mib // 5))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={usage.VARIABLE: str(self._sim)},
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        other = Other(f"process {process.pid}", gpu, peak_mib, time.monotonic(), pid=process.pid)
+        self._live[gpu] = other, process
+        if process.stdout.readline() != "there\n":
+            return  # its exit code reports that later
+        if shown_to is not None:
+            wait_for(lambda: _is_shown(shown_to, other), f"{other} is in the store")
+            other.begin = time.monotonic()
+        self.all.append(other)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        self._found.count("foreign processes")
+
+    def go(self) -> None:
+        """Ends all of them."""
+        for other, process in self._live.values():
+            other.end = time.monotonic()
+            process.communicate()
+            if process.returncode != 0:
+                self._found.fault("out of memory", f"{other.who}: exit code {process.returncode}")
+        self._live.clear()
+
+
+def _is_shown(store: Store, other: Other) -> bool:
+    held = [one for row in store.gpus() for one in json.loads(row["held"])]
+    return any(pid == other.pid and mib >= other.mib for pid, _, mib in held)
+
+
+def _stage(order: Order) -> Stage:
+    (order.folder / "jobs.txt").touch()
+    if not order.is_control:
+        options = ("--poll", "0.2")
+        command = scheduler(order.folder, *options, gpus=_GPUS, program=program_for(order))
+        return Stage(order.folder, command=command)
+    stage = Stage(order.folder)
+    words = map(str, (stage.jobs_file, stage.home.simulation, _GPUS, _CARD_MIB))
+    return Stage(order.folder, command=[sys.executable, "-m", "tests.stress.control_memory", *words])

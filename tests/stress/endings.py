@@ -1,0 +1,310 @@
+"""P4: jobs end in every possible way while their runners are killed at any point; each outcome must be right.
+
+The truth is known from the traces of the jobs, from the signals that this part sent, and from the folder of
+each killed runner after its death: with its claim in it and no result, only `interrupted` is right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.runner.folder import START
+from tests.stress.harness import Stage, environment, kill, pause, program_for, scheduler
+from tests.stress.part import Found, Order
+from tests.stress.trace import number_of
+
+#: Run as `sh end.sh TRACE N SECONDS END`. END is an exit code, or a signal that it sends to itself, such as
+#: `s9`.
+_JOB = """\
+ulimit -c 0
+echo "$2 start $$ ${GPU_SCHEDULER_JOB:-0}" >> "$1"
+sleep "$3"
+echo "$2 end $4" >> "$1"
+case "$4" in
+s*) kill -"${4#s}" $$; sleep 5 ;;
+*) exit "$4" ;;
+esac
+"""
+#: Ways in which jobs are ended from outside; all others end by themselves.
+_OUTSIDE = ("cancel", "term", "term group", "signal")
+
+
+@dataclass
+class Fact:
+    """The facts about a job that do not come from the store. dead: its runner died with the claim, without a
+    result."""
+
+    way: str
+    end: str
+    at: float
+    starts: int = 0
+    pid: int = 0
+    job_id: int = 0
+    ended: str | None = None
+    sent: set[int] = field(default_factory=set)
+    cancelled: bool = False
+    told: bool = False
+    dead: bool = False
+
+
+def direct(order: Order) -> Found:
+    """Runs 2,000 jobs and kills 670 runners, without a terminal."""
+    return _endings(order, order.of(2000), order.of(670))
+
+
+def lying_screen(order: Order) -> Found:
+    """Runs 1,000 jobs and kills 330 runners, in a Screen that reports falsehoods."""
+    real = shutil.which("screen")
+    assert real is not None
+    (order.folder / "bin").mkdir()
+    fake = order.folder / "bin" / "screen"
+    fake.write_text(Path(__file__).with_name("fake_screen.sh").read_text().replace("@REAL@", real))
+    fake.chmod(0o755)
+    env = environment()
+    env["PATH"] = f"{order.folder / 'bin'}:{env['PATH']}"
+    return _endings(order, order.of(1000), order.of(330), env, "--screen")
+
+
+def _endings(order: Order, count: int, kills: int, env: dict[str, str] | None = None, *mode: str) -> Found:
+    found, dice = Found(), order.dice("endings")
+    (order.folder / "end.sh").write_text(_JOB)
+    (order.folder / "jobs.txt").touch()
+    command = scheduler(order.folder, *mode, program=program_for(order))
+    if order.is_control:
+        control = ["tests.stress.control_scheduler", "jobs.txt", "control.json", "16", "--wrapped"]
+        command = [sys.executable, "-m", *control]
+    stage = Stage(order.folder, command=command, env=env)
+    facts = {n: _fact(dice) for n in range(count)}
+    lines = [_line(order, stage, n, fact, dice) for n, fact in facts.items()]
+    disturber = _Torturer(order, stage, facts, kills, dice)
+    victim = stage.start()
+    (order.folder / "lie").touch()
+    try:
+        while lines or disturber.busy():
+            stage.append(lines[:10])
+            del lines[:10]
+            disturber.turn()
+            pause(0.03)
+    finally:
+        victim.terminate()
+        victim.wait(60)
+    disturber.read_trace()
+    for job in disturber.status():
+        _judge(number_of(job["command"]), facts[number_of(job["command"])], job, found)
+    found.figures = {"jobs": count, **found.figures, **disturber.figures}
+    return found
+
+
+def _fact(dice: random.Random) -> Fact:
+    way = dice.choices(["code", "own signal", *_OUTSIDE], [50, 15, 12, 8, 8, 7])[0]
+    if way == "own signal":
+        return Fact(way, f"s{dice.randint(1, 15)}", 0.0)
+    return Fact(way, str(dice.choice([0, 0, dice.randint(0, 255)])), dice.uniform(0, 0.3))
+
+
+def _line(order: Order, stage: Stage, number: int, fact: Fact, dice: random.Random) -> str:
+    # Nobody ends what the negative control has lost.
+    longest = 3 if order.is_control else 60
+    seconds = longest if fact.way in _OUTSIDE else dice.uniform(0, 0.2)
+    line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"
+    return line if order.is_control else f"[share=0.125] {line}"
+
+
+class _Torturer:
+    """Ends jobs and kills runners, and records what it did."""
+
+    def __init__(
+        self, order: Order, stage: Stage, facts: dict[int, Fact], kills: int, dice: random.Random
+    ) -> None:
+        self._order, self._stage, self._facts, self._dice = order, stage, facts, dice
+        self._kills, self._read, self._state_at = kills, 0, 0.0
+        self._open = len(facts)
+        self.figures: dict[str, int | float | str] = dict.fromkeys(
+            ["runners killed", "before the claim", "with a result", "interrupted", *_OUTSIDE], 0
+        )
+
+    def busy(self) -> bool:
+        """Returns whether some job can still change; reads the store at most twice a second."""
+        now = time.monotonic()
+        if now >= self._state_at:
+            self._state_at = now + 0.5
+            store = None if self._order.is_control else self._stage.store()
+            if store is None:
+                done = {number_of(job["command"]) for job in self.status()}
+                self._open = sum(
+                    # A job whose shell was killed before it began never begins.
+                    number not in done or (fact.starts > 0 and fact.ended is None and not fact.sent)
+                    for number, fact in self._facts.items()
+                )
+            else:
+                counts = store.counts()
+                self._open = len(self._facts) - counts.get("finished", 0) - counts.get("held", 0)
+                store.close()
+        return self._open > 0
+
+    def turn(self) -> None:
+        """Reads the trace, ends some of the jobs, and kills a runner."""
+        self.read_trace()
+        now = time.monotonic()
+        for fact in self._facts.values():
+            if fact.way in _OUTSIDE and fact.pid and now >= fact.at and not fact.told:
+                self._end(fact)
+        if self._kills > int(self.figures["runners killed"]) and self._dice.random() < 0.8:
+            self._kill_a_runner()
+
+    def read_trace(self) -> None:
+        """Reads the trace that jobs have written since the last call."""
+        if not self._stage.trace.exists():
+            return
+        with self._stage.trace.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode().splitlines():
+            words = line.split()
+            fact = self._facts[int(words[0])]
+            if words[1] == "start":
+                fact.starts += 1
+                fact.pid, fact.job_id = int(words[2]), int(words[3])
+                fact.at += time.monotonic()
+            else:
+                fact.ended = words[2]
+
+    def _end(self, fact: Fact) -> None:
+        fact.told = True
+        way = "term" if self._order.is_control and fact.way == "cancel" else fact.way
+        if way == "cancel":
+            store = self._stage.store()
+            store.wish("cancel", str(fact.job_id), "stress", grace_s=5.0)
+            store.home.ring()
+            store.close()
+            fact.cancelled = True
+        else:
+            number = self._dice.randint(1, 15) if way == "signal" else int(signal.SIGTERM)
+            fact.sent.add(number)
+            # Checked again, because the pid of a job that has ended may have been reused.
+            if str(self._order.folder).encode() in _command_of(fact.pid):
+                if way == "term group":
+                    os.killpg(os.getpgid(fact.pid), number)
+                else:
+                    kill(fact.pid, number)
+        self.figures[fact.way] = int(self.figures[fact.way]) + 1
+
+    def _kill_a_runner(self) -> None:
+        runners = self._runners()
+        if not runners:
+            return
+        pid, folder = self._dice.choice(runners)
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            if str(self._order.folder).encode() not in _command_of(pid):
+                return
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [], 10)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(process)
+        self._note_death(pid, folder)
+
+    def _note_death(self, pid: int, folder: str) -> None:
+        """Records a killed runner by the files in its folder, which are final now."""
+        self.figures["runners killed"] = int(self.figures["runners killed"]) + 1
+        if self._order.is_control:
+            return
+        path = Path(folder)
+        claim = (path / "claim").read_text() if (path / "claim").exists() else ""
+        if f'"pid": {pid},' not in claim:
+            kind = "before the claim"
+            if claim:
+                # A second runner, or the command of the first just before its exec.
+                self._fact_of(path).sent.add(int(signal.SIGKILL))
+        elif (path / "result").exists():
+            kind = "with a result"
+        else:
+            kind = "interrupted"
+            self._fact_of(path).dead = True
+        self.figures[kind] = int(self.figures[kind]) + 1
+
+    def _fact_of(self, folder: Path) -> Fact:
+        store = self._stage.store()
+        row = store.job(int(folder.parent.name))
+        store.close()
+        assert row is not None
+        return self._facts[number_of(row["text"])]
+
+    def _runners(self) -> list[tuple[int, str]]:
+        """Returns pid and folder of every live runner (negative control: of the shells around its jobs)."""
+        mark = b"; echo $?" if self._order.is_control else START.encode()
+        here = str(self._order.folder).encode()
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                command = _command_of(int(path.name))
+                # SCREEN has the runner in its own command line, too.
+                if mark in command and here in command and b"-dmS" not in command:
+                    # A forked runner shows its arguments separated by blanks.
+                    found.append((int(path.name), os.fsdecode(command.rpartition(mark)[2].strip(b"\0 "))))
+        return found
+
+    def status(self) -> list[dict[str, Any]]:
+        """Returns the jobs as the scheduler reports them."""
+        if not self._order.is_control:
+            jobs: list[dict[str, Any]] = self._stage.status()["jobs"]
+            return jobs
+        path = self._stage.folder / "control.json"
+        state = json.loads(path.read_text()) if path.exists() else {}
+        return [
+            {"command": line, "state": "finished", "exit_code": None if job["code"] > 128 else job["code"],
+             "signal": job["code"] - 128 if job["code"] > 128 else None,
+             "outcome": "completed" if job["code"] == 0 else "failed"}
+            for line, job in state.items()
+            if job["code"] is not None
+        ]  # fmt: skip
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _judge(number: int, fact: Fact, job: dict[str, Any], found: Found) -> None:
+    """Checks that everything reported of a job did happen to it."""
+    report = f"job {number} ({fact}) is {job['state']} {job['outcome']} {job['exit_code']} {job['signal']}"
+    code, number_sent = job["exit_code"], job["signal"]
+    if fact.starts > 1:
+        found.fault("twice", report)
+    elif job["state"] not in ("finished", "held"):
+        found.fault("stuck", report)
+    elif job["outcome"] == "completed":
+        if fact.ended != "0" or code != 0 or fact.dead:
+            found.fault("false successes", report)
+    elif job["outcome"] == "cancelled":
+        if not fact.cancelled:
+            found.fault("wrong ends", report)
+    elif fact.dead or job["state"] == "held":
+        if not (fact.dead and job["state"] == "held"):
+            found.fault("wrong ends", report)
+    elif number_sent is not None:
+        if number_sent not in fact.sent and fact.ended != f"s{number_sent}":
+            found.fault("wrong codes", report)
+    elif fact.starts == 0:
+        found.fault("lost", report)
+    elif fact.ended != str(code) or code == 0:
+        found.fault("wrong codes", report)

@@ -1,0 +1,68 @@
+"""Runs one part in a folder of its own and returns its result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.runner.attempt import socket_folder
+from tests.signals import heard
+from tests.stress.part import Found, Order
+from tests.stress.parts import PARTS
+
+
+@dataclass(frozen=True)
+class Job:
+    """One part, or its negative control, at a size."""
+
+    part: int
+    factor: float
+    is_control: bool
+    seed: int
+
+
+@dataclass
+class Done:
+    """The result of a run. good: the scheduler has no faults, or the negative control has some."""
+
+    promise: str
+    name: str
+    is_control: bool
+    factor: float
+    seed: int
+    seconds: float
+    good: bool
+    skipped: str | None = None
+    figures: dict[str, int | float | str] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        found = Found(self.figures, self.faults, self.told, self.skipped)
+        mark = "ok  " if self.good else "FAIL"
+        control = ", negative control" if self.is_control else ""
+        lines = [f"{mark} {self.promise} {self.name}{control}: {found} in {self.seconds:.0f} s"]
+        return "\n".join(lines + [f"       {text}" for text in self.told if not self.good])
+
+
+def carry_out(job: Job) -> Done:
+    """Runs it in a temporary folder, with Screen sessions of its own."""
+    part = PARTS[job.part]
+    began = time.monotonic()
+    try:
+        with heard(), tempfile.TemporaryDirectory(prefix="stress-") as folder, socket_folder() as sockets:
+            os.environ["SCREENDIR"] = str(sockets)
+            found = part.run(Order(job.seed, job.factor, Path(folder), job.is_control))
+    except Exception:  # noqa: BLE001 - a part that breaks must not hide the others
+        found = Found()
+        found.fault("aborted", traceback.format_exc()[-3000:])
+    seconds = time.monotonic() - began
+    good = found.skipped is not None or (found.clean != job.is_control and "aborted" not in found.faults)
+    return Done(
+        part.promise, part.name, job.is_control, job.factor, job.seed, round(seconds, 1), good,
+        found.skipped, found.figures, found.faults, found.told,
+    )  # fmt: skip

@@ -1,0 +1,50 @@
+"""P1 and P2: the scheduler is killed at each of its failpoints, five times at each, with jobs running."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.stress.harness import Stage
+from tests.stress.part import Found, Order
+from tests.stress.trace import JOB, judge, number_of
+
+_CODES = (0, 7, 0, 3)
+#: The failpoints of a round that jobs pass; see the loop and the launcher.
+_STEPS = (
+    "planned", "recorded", "folder made",
+    *(f"performed {action.__name__}" for action in (act.Start, act.Move, act.Close, act.Release, act.Cooled)),
+)  # fmt: skip
+
+
+def failpoints(order: Order) -> Found:
+    """Kills the scheduler five times at each failpoint, with both executors."""
+    found = Found()
+    for step in _STEPS:
+        for nth in range(1, 1 + order.of(5)):
+            for executor in ("direct", "screen"):
+                _die(order.folder / f"{step} {nth} {executor}".replace(" ", "_"), step, nth, executor, found)
+    found.figures = {"steps": len(_STEPS), **found.figures}
+    return found
+
+
+def _die(folder: Path, step: str, nth: int, executor: str, found: Found) -> None:
+    """Kills the scheduler the nth time that it reaches the step, drains the rest, and compares."""
+    folder.mkdir()
+    (folder / "trace.sh").write_text(JOB)
+    stage = Stage(folder, command=[sys.executable, "-m", "tests.loop.crashing"])
+    store = Store(Home.of(str(folder / "state.json")), create=True)
+    for n, code in enumerate(_CODES):
+        command = f"sh {folder}/trace.sh {stage.trace} {n} 0.02 {code}"
+        store.insert_job(JobSpec("command", command, str(folder), command=command, share=500), "stress")
+    died = stage.start(step, str(nth), executor, ready=False).wait(60)
+    found.count("killed" if died == -signal.SIGKILL else "not reached")
+    stage.start("", "1", executor, ready=False).wait(60)
+    exit_codes = {number_of(row["text"]): row["exit_code"] for row in store.db.rows("SELECT * FROM job")}
+    store.close()
+    judge(stage.trace, dict(enumerate(_CODES)), dict(exit_codes), killed=False).tell(found)

@@ -1,0 +1,84 @@
+"""The jobs-file reader on a real file with a simulated clock, and a negative control that trusts every
+read."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine
+from tests.core.jobsworld import World
+
+
+class Eye(World):
+    """Reads the file as the scheduler does.
+
+    started: number of starts of a job, by its text; problem: the reason the whole file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._reader = JobsFileReader(path, "/w", "/home/u", frozenset(range(8)))
+        self.malformed: tuple[MalformedLine, ...] = ()
+        self.problem: str | None = None
+        self.started: Counter[str] = Counter()
+
+    def wait(self, seconds: float) -> None:
+        """Polls the file, then advances the clock."""
+        self.poll()
+        super().wait(seconds)
+
+    def poll(self) -> None:
+        """Polls the file until nothing new is accepted."""
+        while True:
+            poll = self._reader.poll(self.reading, self.facts(), self.now)
+            self.waits, self.next_look, self.malformed = poll.waits, poll.next_look, poll.malformed
+            self.problem = poll.problem
+            if poll.accepted is None:
+                return
+            self.take(poll.accepted)
+
+    def ready(self) -> set[int]:
+        """Returns the jobs that run, or would be started if a GPU were free."""
+        return {
+            number
+            for number, job in self.jobs.items()
+            if job.state is JobState.RUNNING or (job.state is JobState.QUEUED and number not in self.gone)
+        }
+
+    def open_texts(self) -> list[str]:
+        """Returns the texts of these jobs."""
+        return [self.jobs[number].spec.text for number in self.ready()]
+
+    def run_some(self, dice: random.Random, chance: float) -> None:
+        """Starts some of the jobs that may start, and ends some that run."""
+        for number, job in self.jobs.items():
+            if job.state is JobState.RUNNING and dice.random() < chance:
+                self.end(number, Outcome.COMPLETED)
+            elif job.state is JobState.QUEUED and number not in self.gone and dice.random() < chance:
+                self.start(number)
+                self.started[job.spec.text] += 1
+
+
+class BelievingEye:
+    """Negative control: takes every line that it has not read before for a job, immediately."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.started: Counter[str] = Counter()
+
+    def wait(self, seconds: float) -> None:
+        """Reads the file; ignores the time."""
+        if self._path.exists():
+            for text in self._path.read_text("utf-8", "replace").splitlines():
+                if text.strip() and text not in self.started:
+                    self.started[text] = 1
+
+    def run_some(self, dice: random.Random, chance: float) -> None:
+        """Does nothing: all jobs have been started already."""
+
+    def open_texts(self) -> list[str]:
+        """Returns the lines of the file."""
+        return self._path.read_text().splitlines()

@@ -1,0 +1,177 @@
+"""P1 and P2: jobs are submitted in every way while the scheduler is killed at random moments, then drained.
+
+Every acknowledged job must have run once, and ended as the store says. From time to time a second runner is
+started on purpose in the folder of an attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+from gpu_scheduler.executors.direct import DirectExecutor
+from tests.isolation import HAS_CONDA, SYSTEM_CONDA
+from tests.stress.harness import Stage, environment, newest_attempts, pause, program_for, scheduler
+from tests.stress.part import Found, Order
+from tests.stress.submit import SCRIPT
+from tests.stress.trace import JOB, judge, number_of, said_of
+from tests.waiting import wait_for
+
+Variant = Literal["direct", "screen", "control"]
+
+#: Fractions of the jobs. `add` takes longest, since it starts a process for each.
+_WAYS = {"file": 0.65, "add": 0.1, "insert": 0.25}
+#: Stands in for the job's `python`: the CSV lines here run a shell script, which starts faster.
+_PYTHON = '#!/bin/sh\nshift\nexec /bin/sh "$@"\n'
+
+
+def direct(order: Order) -> Found:
+    """Kills the scheduler 500 times during 2,500 jobs without a terminal."""
+    return kills(order, "control" if order.is_control else "direct", order.of(500), order.of(2500))
+
+
+def screen(order: Order) -> Found:
+    """Kills the scheduler 500 times during 2,500 jobs in Screen."""
+    return kills(order, "screen", order.of(500), order.of(2500))
+
+
+def kills(order: Order, variant: Variant, times: int, count: int) -> Found:
+    """Kills a scheduler `times` times during `count` jobs."""
+    if SYSTEM_CONDA is not None:
+        return Found(skipped=HAS_CONDA)  # not the `python` that this part provides
+    found, dice = Found(), order.dice(variant)
+    stage = stage_for(order.folder, variant, program_for(order))
+    codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(count)}
+    jobs = [_job(stage, n, code, variant, dice) for n, code in codes.items()]
+    again = DirectExecutor()
+    first = stage.start()  # its data directory exists from now on
+    first.kill()
+    first.wait()
+    with _Submitter(stage, variant) as submitter:
+        per_round = -(-count // times)
+        for number in range(times):
+            submitter.submit(jobs[number * per_round : (number + 1) * per_round])
+            victim = stage.start(ready=dice.random() < 0.75)
+            pause(dice.uniform(0.005, 0.25))
+            if variant != "control" and dice.random() < 0.5:
+                _launch_again(stage, again, dice, found)
+            victim.kill()
+            victim.wait()
+        submitter.submit(jobs[times * per_round :])
+        submitter.close(found)
+    code = stage.drain(120 + count)
+    lined = [codes[int(str(job["n"]))] for job in jobs if job["way"] != "insert"]
+    _judge(stage, variant, codes, found, code, least=max(lined, default=0))
+    wait_for(lambda: none_left(again), "second runners gone")
+    found.figures = {"kills": times, "jobs": count, **found.figures}
+    return found
+
+
+def none_left(executor: DirectExecutor) -> bool:
+    """Returns whether every runner that it started has ended."""
+    executor.reap()
+    return executor.running == 0
+
+
+def stage_for(folder: Path, variant: Variant, program: str = "gpu_scheduler") -> Stage:
+    """Makes a folder with everything that these jobs need, and its scheduler."""
+    (folder / "bin").mkdir()
+    python = folder / "bin" / "python"
+    python.write_text(_PYTHON)
+    python.chmod(0o755)
+    (folder / "trace.sh").write_text(JOB)
+    (folder / SCRIPT).write_text(JOB)
+    (folder / "jobs.txt").touch()
+    (folder / "llm_config.json").write_text('{"models": {}, "default_requirement": 0.5}')
+    env = environment()
+    env["PATH"] = f"{folder / 'bin'}:{env['PATH']}"
+    command = scheduler(folder, *["--screen"] * (variant == "screen"), program=program)
+    if variant == "control":
+        command = [sys.executable, "-m", "tests.stress.control_scheduler", "jobs.txt", "control.json", "8"]
+    return Stage(folder, command=command, env=env)
+
+
+def _job(stage: Stage, number: int, code: int, variant: Variant, dice: random.Random) -> dict[str, object]:
+    args = f"{stage.trace} {number} {dice.uniform(0, 0.06):.3f} {code}"
+    way = dice.choices(list(_WAYS), list(_WAYS.values()))[0]
+    line = f"sh {stage.folder}/trace.sh {args}"
+    return {"n": number, "way": "file" if variant == "control" else way, "line": line, "args": args}
+
+
+class _Submitter:
+    """A process that submits while schedulers come and go; it is never killed."""
+
+    def __init__(self, stage: Stage, variant: Variant) -> None:
+        self._stage, self._is_control = stage, variant == "control"
+        self._acks = stage.folder / "acks"
+        self._sent = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> _Submitter:
+        if self._is_control:
+            return self
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.stress.submit", str(self._acks)],
+            cwd=self._stage.folder, env=self._stage.env, stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def submit(self, jobs: list[dict[str, object]]) -> None:
+        """Queues jobs, which the process submits one after the other in the background."""
+        if self._process is None:
+            self._stage.append([str(job["line"]) for job in jobs])
+            return
+        assert self._process.stdin is not None
+        self._sent += len(jobs)
+        self._process.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
+        self._process.stdin.flush()
+
+    def close(self, found: Found) -> None:
+        """Waits until all are acknowledged; counts a refusal as a fault."""
+        if self._process is None:
+            return
+        _, errors = self._process.communicate()
+        for line in errors.splitlines():
+            found.fault("refused", line)
+        acks = [line.split() for line in self._acks.read_text().splitlines()]
+        for way in _WAYS:
+            found.figures[f"by {way}"] = sum(1 for ack in acks if ack[1] == way)
+        if len(acks) != self._sent:
+            found.fault("refused", f"{self._sent} were submitted, {len(acks)} acknowledged")
+
+
+def _launch_again(stage: Stage, executor: DirectExecutor, dice: random.Random, found: Found) -> None:
+    """Starts one more runner for one of the newest attempts, whatever its state."""
+    newest = newest_attempts(stage.home, 20)
+    if newest:
+        executor.launch(dice.choice(newest))
+        found.count("launched again")
+
+
+def _judge(
+    stage: Stage, variant: Variant, codes: dict[int, int], found: Found, code: int, least: int
+) -> None:
+    """Compares the trace with the recorded outcomes, and checks the exit code of the drain.
+
+    least: the largest exit code of the jobs from the file. Jobs without a line that a killed scheduler had
+    already recorded do not count towards it.
+    """
+    if variant == "control":
+        state = json.loads((stage.folder / "control.json").read_text())
+        outcomes = {number_of(line): job["code"] for line, job in state.items()}
+    else:
+        outcomes = said_of(stage.status())
+        if not least <= code <= max(codes.values()):
+            text = f"the drain exits {code}, which is not from {least} to {max(codes.values())}"
+            found.fault("wrong codes", text)
+    judge(stage.trace, codes, outcomes, killed=False).tell(found)

@@ -1,0 +1,179 @@
+"""Finds memory that was allocated twice: from the traces of the jobs, from the store, and by a watcher that
+samples the store and the GPUs during the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.probes import usage
+from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.store import Store
+from tests.stress.trace import number_of
+
+#: Seconds by which different clocks may disagree.
+_CLOCKS_S = 0.005
+#: Seconds between two samples of the watcher.
+_EVERY_S = 0.004
+
+
+@dataclass
+class Span:
+    """Memory that `who` holds on a GPU, from `begin` to `end` (monotonic seconds; infinite: still held)."""
+
+    who: str
+    gpu: int
+    mib: int
+    begin: float
+    end: float = math.inf
+
+
+@dataclass
+class Other(Span):
+    """A foreign process at its peak, from when the scheduler must know it until it is told to end."""
+
+    pid: int = 0
+
+    def lives(self) -> bool:
+        """Returns whether it still holds its memory."""
+        return self.end == math.inf and usage.start_ticks(self.pid) is not None
+
+
+def crowded(spans: Iterable[Span], total_mib: int) -> list[str]:
+    """Describes every span that began when it did not fit beside the others on its GPU."""
+    found = []
+    held: dict[int, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: span.begin):
+        here = [other for other in held.get(span.gpu, ()) if other.end > span.begin] + [span]
+        held[span.gpu] = here
+        if sum(other.mib for other in here) > total_mib:
+            held_by = " + ".join(f"{other.who} {other.mib}" for other in here)
+            found.append(f"GPU {span.gpu}: {held_by} MiB of {total_mib} at {span.begin:.3f}")
+    return found
+
+
+def of_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
+    """Returns the declared memory of each job while it lived, by number, and the jobs that ran out of
+    memory."""
+    spans: dict[int, Span] = {}
+    full = []
+    for line in trace.read_text().splitlines() if trace.exists() else []:
+        number, what, _, gpu, mib, at, *more = line.split()
+        if what == "start":
+            spans[int(number)] = Span(f"job {number}", int(gpu), int(mib), float(at))
+        else:
+            spans[int(number)].end = float(at)
+            full += [int(number)] * ("oom" in more)
+    return spans, full
+
+
+def of_record(store: Store) -> dict[int, list[Span]]:
+    """Returns the allocations in the store, by job number; shortened a little at both ends."""
+    wall = time.time() - time.monotonic()
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    index = store.indices()
+    spans: dict[int, list[Span]] = {}
+    for row in store.db.rows("SELECT attempt.*, job.text FROM attempt JOIN job ON job.id = job_id"):
+        number = number_of(row["text"])
+        until = row["released_boot"]
+        end = math.inf if until is None else until - boot - _CLOCKS_S
+        for uuid in json.loads(row["gpus"]):
+            begin = row["created_at"] - wall + _CLOCKS_S
+            spans.setdefault(number, []).append(
+                Span(f"job {number}", index[uuid], row["vram"] or 0, begin, end)
+            )
+    return spans
+
+
+def waited(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
+    """Counts the jobs that were appended before another one ended and started after it on the same GPU."""
+    return sum(
+        any(other.gpu == span.gpu and sent_at[number] < other.end <= span.begin for other in lived.values())
+        for number, span in lived.items()
+    )
+
+
+def let_go_early(lived: dict[int, Span], held: dict[int, list[Span]]) -> list[str]:
+    """Describes every job that lived while the store had no allocation for it."""
+    found = []
+    for number, span in lived.items():
+        recorded = held.get(number, [])
+        begins = [one.begin - 2 * _CLOCKS_S for one in recorded if one.gpu == span.gpu]
+        ends = [one.end + 2 * _CLOCKS_S for one in recorded if one.gpu == span.gpu]
+        if not recorded or span.begin < min(begins, default=math.inf) or span.end > max(ends, default=0.0):
+            found.append(f"{span} is {recorded} in the store")
+    return found
+
+
+class Watcher(threading.Thread):
+    """Samples the store and the GPUs continuously.
+
+    home None: there is no store. doubled, overfull: descriptions of the faults, each case once.
+    """
+
+    def __init__(
+        self, home: Home | None, sim: Path, total_mib: int, others: Callable[[], list[Other]]
+    ) -> None:
+        super().__init__(name="watcher")
+        self.looks = 0
+        self.most = 0
+        self.doubled: dict[object, str] = {}
+        self.overfull: dict[object, str] = {}
+        self.error: Exception | None = None
+        self._home, self._sim, self._total, self._others = home, str(sim), total_mib, others
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """Stops sampling. Raises the error that ended it, if any."""
+        self._over.set()
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        """Samples until `stop` is called; keeps an error for it."""
+        store = Store(self._home) if self._home is not None else None
+        try:
+            while not self._over.wait(_EVERY_S):
+                if store is not None:
+                    self._look_at_record(store)
+                self._look_at_cards()
+                self.looks += 1
+        except Exception as error:  # noqa: BLE001 - `stop` raises it again
+            self.error = error
+        finally:
+            if store is not None:
+                store.close()
+
+    def _look_at_record(self, store: Store) -> None:
+        index = store.indices()
+        # Processes known before the store is read and alive after it were there at that instant.
+        known = self._others()
+        rows = store.db.rows("SELECT id, gpus, vram FROM attempt WHERE released_boot IS NULL")
+        alive = [other for other in known if other.lives()]
+        for gpu in index.values():
+            here = [row for row in rows if gpu in [index[uuid] for uuid in json.loads(row["gpus"])]]
+            ours = sum(row["vram"] or 0 for row in here)
+            theirs = sum(other.mib for other in alive if other.gpu == gpu)
+            self.most = max(self.most, ours + theirs)
+            if ours + theirs > self._total:
+                ids = tuple(row["id"] for row in here)
+                self.doubled[(gpu, ids)] = f"GPU {gpu}: attempts {ids} {ours} MiB + foreign {theirs} MiB"
+
+    def _look_at_cards(self) -> None:
+        # Locked, so that no memory moves from one process to another while it is added up.
+        with usage.locked(self._sim):
+            uses = usage.read_uses(self._sim)
+        used: dict[int, int] = {}
+        for use in uses:
+            for gpu, mib in use.gpus.items():
+                used[gpu] = used.get(gpu, 0) + mib
+        for gpu, mib in used.items():
+            if mib > self._total:
+                pids = tuple(use.pid for use in uses if gpu in use.gpus)
+                self.overfull[(gpu, pids)] = f"GPU {gpu}: {mib} MiB are used, by processes {pids}"

@@ -1,0 +1,73 @@
+"""The input and the findings of one part of the stress tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Number of faults that are described; all of them are counted.
+TOLD = 30
+
+
+@dataclass(frozen=True)
+class Order:
+    """The input of one part.
+
+    factor: 1.0 is the full size; folder: an empty one; is_control: run the negative control instead of the
+    scheduler.
+    """
+
+    seed: int
+    factor: float
+    folder: Path
+    is_control: bool = False
+
+    def of(self, full: int, least: int = 1) -> int:
+        """Returns `full` scaled to this size, but at least `least`."""
+        return max(least, round(full * self.factor))
+
+    def dice(self, salt: str = "") -> random.Random:
+        """Returns a random number generator that the seed makes repeatable."""
+        return random.Random(f"{self.seed} {salt}")
+
+    @property
+    def long(self) -> bool:
+        """Whether single jobs may take as long as they do at full size."""
+        return self.factor >= 0.2
+
+
+@dataclass
+class Found:
+    """The findings of one part.
+
+    figures: counts and measurements by name, for people; faults: number of faults by kind; skipped: why it
+    could not run here.
+    """
+
+    figures: dict[str, int | float | str] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    skipped: str | None = None
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Adds to a figure."""
+        self.figures[name] = int(self.figures.get(name, 0)) + by
+
+    def fault(self, kind: str, text: str) -> None:
+        """Counts a fault of this kind, and keeps the description of the first ones."""
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+        if len(self.told) < TOLD:
+            self.told.append(f"{kind}: {text}")
+
+    @property
+    def clean(self) -> bool:
+        """Whether there are no faults."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        if self.skipped is not None:
+            return f"skipped: {self.skipped}"
+        figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
+        faults = ", ".join(f"{count} {kind}" for kind, count in self.faults.items()) or "0 faults"
+        return f"{faults} ({figures})"

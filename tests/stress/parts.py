@@ -1,0 +1,81 @@
+"""The parts of the stress tests: the promise that each one tests, its size in the suite, and the size of its
+negative control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.stress import (
+    claims,
+    copied_records,
+    damaged_attempts,
+    deleted_records,
+    double_allocation,
+    endings,
+    failpoints,
+    hidden_processes,
+    kills,
+    mutations,
+    pauses,
+    planted_files,
+    powercut,
+    resource_limits,
+    restored_records,
+    running,
+    saves,
+    special_files,
+    stop_during_start,
+)  # fmt: skip
+from tests.stress.part import Found, Order
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part.
+
+    suite: its factor in the test suite, None = full size only; control: the factor of its negative control,
+    which must fail, None = it has none of its own.
+    """
+
+    promise: str
+    name: str
+    run: Callable[[Order], Found]
+    suite: float | None
+    control: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.promise} {self.name}"
+
+
+#: Longest first, so that they end at about the same time.
+PARTS = (
+    Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
+    Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),
+    Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
+    Part("P3", "scheduler and Screen killed under running jobs", running.untouched, suite=0.02, control=0.03),
+    Part("P4", "every kind of end, direct", endings.direct, suite=None),
+    Part("P2 P3", "data directory copied or moved", copied_records.copies, suite=None, control=0.01),
+    Part("P2", "lock, database or data directory lost", deleted_records.deletions, suite=None, control=0.01),
+    Part("P6", "hidden processes", hidden_processes.hidden, suite=None, control=0.02),
+    Part("P10", "files planted by another user", planted_files.planted, suite=None, control=0.02),
+    Part("P8", "limits lowered and raised, direct", resource_limits.direct, suite=None, control=0.02),
+    Part("P8", "limits lowered and raised, Screen", resource_limits.screen, suite=None),
+    Part("P8", "damaged attempt folders", damaged_attempts.damages, suite=None, control=0.01),
+    Part("P1 P2", "database lost and restored", restored_records.losses, suite=None, control=0.01),
+    Part("P3", "stop during start", stop_during_start.stops, suite=0.005, control=0.003),
+    Part("P8", "FIFOs, devices and endless files", special_files.special_files, suite=0.01, control=0.01),
+    Part("P4", "every kind of end, unreliable Screen", endings.lying_screen, suite=0.02, control=0.06),
+    Part("P7", "corrupted lines", mutations.mutations, suite=0.01, control=0.06),
+    Part("P7", "saves in six styles, step by step", saves.steps, suite=0.03, control=0.01),
+    Part("P7", "saves in six styles, live", saves.live, suite=None),
+    Part("P1", "power cut, ext4", powercut.ext4, suite=0.05, control=0.05),
+    Part("P1", "power cut, XFS", powercut.xfs, suite=None),
+    Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
+    Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
+    Part("P2", "ten schedulers at once", claims.instances, suite=0.05, control=0.25),
+    Part("P5", "memory allocated twice", double_allocation.booking, suite=0.015, control=0.02),
+    Part("P2", "races for a claim", claims.races, suite=0.03, control=0.1),
+    Part("P2", "races of runners", claims.runners, suite=None, control=0.03),
+    Part("P3", "restart with many jobs running", running.ready, suite=0.05),
+)

@@ -1,0 +1,122 @@
+"""P1 and P2: databases are lost, emptied or damaged while jobs run, and then restored.
+
+A plain start refuses, or continues as before. `--restore` runs no line twice and signals nothing. Every line
+is in the jobs file, so in the end each job has run once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.harness import Stage
+from tests.stress.part import Found, Order
+from tests.waiting import wait_for
+
+_RUNNING = 2
+_PAGE = 4096
+
+
+def _missing(database: Path, dice: random.Random) -> None:
+    for path in database.parent.glob(f"{database.name}*"):
+        path.unlink()
+
+
+def _missing_alone(database: Path, dice: random.Random) -> None:
+    database.unlink()
+
+
+def _emptied(database: Path, dice: random.Random) -> None:
+    _missing(database, dice)
+    database.touch()
+
+
+def _no_database(database: Path, dice: random.Random) -> None:
+    database.write_bytes(os.urandom(dice.randint(1, 100_000)))
+
+
+def _page_overwritten(database: Path, dice: random.Random) -> None:
+    with database.open("r+b") as file:
+        file.seek(dice.randrange(database.stat().st_size // _PAGE) * _PAGE)
+        file.write(os.urandom(_PAGE))
+
+
+def _cut_off(database: Path, dice: random.Random) -> None:
+    os.truncate(database, database.stat().st_size // 2)
+
+
+def _journal_lost(database: Path, dice: random.Random) -> None:
+    for path in database.parent.glob(f"{database.name}-*"):
+        path.unlink()
+
+
+_LOSSES: tuple[Callable[[Path, random.Random], None], ...] = (
+    _missing, _missing_alone, _emptied, _no_database, _page_overwritten, _page_overwritten, _cut_off,
+    _journal_lost,
+)  # fmt: skip
+
+
+def losses(order: Order) -> Found:
+    """Damages 80 databases, half of which have a backup."""
+    found, dice, rounds = Found(), order.dice("losses"), order.of(80)
+    found.figures = {"records": rounds}
+    for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
+        loss = _missing if order.is_control else _LOSSES[number % len(_LOSSES)]
+        _one(stage, jobs, loss, order, dice, found)
+    return found
+
+
+def _one(
+    stage: Stage,
+    jobs: GatedJobs,
+    loss: Callable[[Path, random.Random], None],
+    order: Order,
+    dice: random.Random,
+    found: Found,
+) -> None:
+    stage.append([*jobs.lines(1, gated=False), *jobs.lines(_RUNNING)])
+    with ended(process := stage.start()):
+        jobs.until_started(1 + _RUNNING)
+        if not order.is_control and dice.random() < 0.5:
+            wait_for(lambda: any(stage.home.backups.glob("*")), "a backup", 60)
+            found.count("with a backup")
+            stage.append([*jobs.lines(1, gated=False), *jobs.lines(1)])
+            jobs.until_started(1 + _RUNNING + 2)
+        end(process, signal.SIGKILL if order.is_control else dice.choice([signal.SIGTERM, signal.SIGKILL]))
+    loss(stage.home.database, dice)
+    found.count(loss.__name__.strip("_").replace("_", " "))
+    stage.append(jobs.lines(1, gated=False))
+    if order.is_control:
+        with ended(stage.start()):
+            jobs.until_started(len(jobs.codes) + 1)
+            jobs.open()
+    else:
+        _go_on(stage, jobs, loss.__name__, found)
+        stage.drain(60)
+    jobs.judge(stage, order, found, interrupted=True)
+
+
+def _go_on(stage: Stage, jobs: GatedJobs, label: str, found: Found) -> None:
+    at = stage.out.stat().st_size
+    process = stage.start(ready=False)
+
+    def output() -> str:
+        return stage.out.read_bytes()[at:].decode(errors="replace")
+
+    with ended(process):
+        wait_for(lambda: process.poll() is not None or "scheduler up" in output(), "a start", 60)
+        if process.poll() is None:
+            found.count("went on")
+        else:
+            found.count("refused")
+            if process.returncode != 1 or "Traceback" in output():
+                found.fault("wrong end", f"{label}: {process.returncode}: {output()[-1500:]}")
+            process = stage.start("--restore")
+        with ended(process):
+            jobs.until_started(len(jobs.codes))
+            jobs.open()
+            end(process)

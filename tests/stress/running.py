@@ -1,0 +1,203 @@
+"""P3: jobs run for seconds while the scheduler is killed, ended or replaced by a copy of itself, and while
+their Screen sessions are killed. Every exit code and every complete log must be exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_scheduler.runner.protocol import observe
+from tests.stress.harness import ROOT, Stage, environment, kill, pause, scheduler
+from tests.stress.part import Found, Order
+from tests.stress.trace import judge, number_of, said_of
+from tests.waiting import wait_for
+
+#: Run as `sh talk.sh TRACE N TICKS CODE`: prints a line every quarter of a second and a last one at its end.
+_JOB = """\
+echo "$2 start $$" >> "$1"
+i=0
+while [ $i -lt "$3" ]; do echo "job $2 tick $i"; sleep 0.25; i=$((i+1)); done
+echo "job $2 says goodbye with $4"
+echo "$2 end $4" >> "$1"
+exit "$4"
+"""
+#: Run as `sh wait.sh TRACE N FIFO CODE`: ends when no process has FIFO open for writing any more.
+_WAITER = """\
+echo "$2 start $$" >> "$1"
+read x < "$3"
+echo "$2 end $4" >> "$1"
+exit "$4"
+"""
+_SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def untouched(order: Order) -> Found:
+    """Runs 300 jobs of 3 to 10 s, mostly in Screen; ends the scheduler 300 times and SCREEN 200 times."""
+    found, dice = Found(), order.dice("untouched")
+    stage = _stage(order)
+    count, times, screens = order.of(300, 12), order.of(300, 6), order.of(200, 4)
+    slowest = 40 if order.long else 7
+    ticks = {n: dice.randint(slowest * 3 // 10, slowest) for n in range(count)}
+    codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(count)}
+    lines = [f"sh {order.folder}/talk.sh {stage.trace} {n} {ticks[n]} {code}" for n, code in codes.items()]
+    stage.append(lines if order.is_control else [f"[share=0.5] {line}" for line in lines])
+    ends: dict[str, int] = {}
+    killed: set[int] = set()
+    while sum(ends.values()) < times or (len(killed) < screens and _open(stage, codes)):
+        process = _start(stage, order, dice)
+        pause(dice.uniform(0.05, 0.5))
+        for pid in _sessions(stage)[: 0 if order.is_control else dice.randint(1, 3)]:
+            if pid not in killed and len(killed) < screens and kill(pid):
+                killed.add(pid)
+        number = dice.choice(_SIGNALS)
+        ends[number.name] = ends.get(number.name, 0) + 1
+        process.send_signal(number)
+        process.wait(60)
+        if not _open(stage, codes):
+            break
+    stage.drain(240 + count)
+    _judge(stage, order, codes, ticks, found)
+    found.figures = {"jobs": count, "scheduler ends": sum(ends.values()), "SCREEN kills": len(killed)}
+    found.figures |= dict(sorted(ends.items()))
+    return found
+
+
+def _stage(order: Order) -> Stage:
+    folder = order.folder
+    (folder / "talk.sh").write_text(_JOB)
+    (folder / "jobs.txt").touch()
+    if order.is_control:
+        control = ["tests.stress.control_scheduler", "jobs.txt", "control.json", "6"]
+        return Stage(folder, command=[sys.executable, "-m", *control])
+    # An upgrade replaces the program by another copy while its runners still exist.
+    shutil.copytree(ROOT / "gpu_scheduler", folder / "upgrade" / "gpu_scheduler")
+    return Stage(folder, command=scheduler(folder, gpus=3))
+
+
+def _start(stage: Stage, order: Order, dice: random.Random) -> subprocess.Popen[bytes]:
+    if order.is_control:
+        return stage.start()
+    stage.env = environment(dice.choice([ROOT, stage.folder / "upgrade"]))
+    return stage.start(*["--screen"] * (dice.random() < 0.8))
+
+
+def _open(stage: Stage, codes: dict[int, int]) -> bool:
+    """Returns whether some job has not ended yet."""
+    return not stage.trace.exists() or stage.trace.read_text().count(" end ") < len(codes)
+
+
+def _sessions(stage: Stage) -> list[int]:
+    """Returns the pids of the SCREEN processes of running jobs, from the claims of their runners."""
+    pids = []
+    for folder in stage.home.runs.glob("*/*") if stage.home.runs.exists() else ():
+        try:
+            session = json.loads((folder / "claim").read_text())["session"]
+        except (OSError, ValueError):
+            continue
+        if session and not (folder / "result").exists():
+            pid = int(session.partition(".")[0])
+            if b"screen" in _command_of(pid).lower():
+                pids.append(pid)
+    return pids
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _judge(stage: Stage, order: Order, codes: dict[int, int], ticks: dict[int, int], found: Found) -> None:
+    if order.is_control:
+        state = json.loads((stage.folder / "control.json").read_text())
+        outcomes = {number_of(line): job["code"] for line, job in state.items()}
+        judge(stage.trace, codes, outcomes, killed=False).tell(found)
+        return
+    status = stage.status()
+    judge(stage.trace, codes, said_of(status), killed=False).tell(found)
+    for job in status["jobs"]:
+        number = number_of(job["command"])
+        wanted = [f"job {number} tick {i}" for i in range(ticks[number])]
+        wanted.append(f"job {number} says goodbye with {codes[number]}")
+        text = Path(job["log"]).read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        end = "completed" if codes[number] == 0 else f"failed: exit code {codes[number]}"
+        if lines[:-1] != wanted or not lines[-1].startswith(f"--- {end}"):
+            found.fault("wrong logs", f"job {number}: the log ends with {lines[-3:]}")
+
+
+def ready(order: Order) -> Found:
+    """Kills the scheduler a dozen times with 200 jobs running; measures the time until the next one
+    answers."""
+    found, count, times = Found(), order.of(200, 10), order.of(12, 2)
+    folder = order.folder
+    (folder / "wait.sh").write_text(_WAITER)
+    os.mkfifo(folder / "fifo")
+    stage = Stage(folder, gpus=8)
+    lines = [
+        f"[share=0.04] sh {folder}/wait.sh {stage.trace} {n} {folder}/fifo {n % 4}" for n in range(count)
+    ]
+    stage.append(lines)
+    keeps = os.open(folder / "fifo", os.O_RDWR | os.O_CLOEXEC)
+    process = stage.start()
+    try:
+        wait_for(lambda: stage.trace.exists() and stage.trace.read_text().count("start") == count,
+                 f"{count} jobs running", timeout_s=120, every_s=0.1)  # fmt: skip
+        up: list[float] = []
+        answered: list[float] = []
+        for _ in range(times):
+            process.kill()
+            process.wait()
+            began = time.monotonic()
+            process = stage.start()
+            up.append(time.monotonic() - began)
+            _answers(stage)
+            answered.append(time.monotonic() - began)
+        if len(_alive(stage)) != count:
+            found.fault("ended", f"{count} jobs ran, {len(_alive(stage))} are left")
+    finally:
+        os.close(keeps)
+        process.terminate()
+        process.wait(60)
+    stage.drain(240)
+    judge(stage.trace, {n: n % 4 for n in range(count)}, said_of(stage.status()), killed=False).tell(found)
+    found.figures = {
+        "running": count, "kills": times,
+        "up again, median s": round(statistics.median(up), 2),
+        "first answer, median s": round(statistics.median(answered), 2),
+        "first answer, slowest s": round(max(answered), 2),
+    }  # fmt: skip
+    return found
+
+
+def _answers(stage: Stage) -> None:
+    """Waits until the scheduler has answered a request, which takes a whole round."""
+    store = stage.store()
+    try:
+        uuid = store.gpus()[0]["uuid"]
+        request = store.wish("resume", uuid, "stress")
+        store.home.ring()
+        wait_for(lambda: store.answer(request), "an answer", timeout_s=60, every_s=0.002)
+    finally:
+        store.close()
+
+
+def _alive(stage: Stage) -> Sequence[str]:
+    """Returns the tokens of the attempts whose runner is alive."""
+    store = stage.store()
+    try:
+        rows = store.unsettled()
+        folders = [(store.home.attempt(r["job_id"], r["number"], r["token"]), r["token"]) for r in rows]
+    finally:
+        store.close()
+    return [token for folder, token in folders if observe(folder, token).claim == "live"]

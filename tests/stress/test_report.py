@@ -1,0 +1,53 @@
+"""Tests of the report, and of the choice of parts on the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.stress.__main__ import jobs_of
+from tests.stress.parts import PARTS
+from tests.stress.report import BEGIN, DOCUMENT, END, insert, table
+
+
+def part(**more: object) -> dict[str, object]:
+    return {"promise": "P2", "name": "races", "is_control": False, "figures": {"races": 10000, "won": "5/5"},
+            "faults": {}, "skipped": None, **more}  # fmt: skip
+
+
+def rows(*parts: dict[str, object]) -> list[str]:
+    text = table({"date": "2030-01-02", "seed": 7, "size": "full", "parts": list(parts)})
+    assert text.startswith("Run on 2030-01-02, seed 7, size `full`.\n")
+    return text.splitlines()[4:]
+
+
+def test_row_of_a_clean_part_shows_bound_and_negative_control() -> None:
+    control = part(is_control=True, faults={"twice": 12, "lost": 1})
+    assert rows(part(), control) == [
+        "| P2 | races | races 10,000, won 5/5 | 0 | 0.03 % | 12 twice, 1 lost |"
+    ]  # fmt: skip
+
+
+def test_row_with_faults_has_no_bound_and_skipped_row_gives_the_reason() -> None:
+    assert rows(part(faults={"twice": 1}), part(skipped="only root")) == [
+        "| P2 | races | races 10,000, won 5/5 | 1 twice | - | - |",
+        "| P2 | races | skipped: only root | - | - | - |",
+    ]
+
+
+def test_table_replaces_text_between_markers() -> None:
+    text = insert(DOCUMENT.read_text(), "figures")
+    assert f"{BEGIN}\nfigures\n{END}\n" in text
+    assert insert(text, "@other@").replace("@other@", "figures") == text
+    with pytest.raises(ValueError, match="there are no lines"):
+        insert("nothing", "figures")
+
+
+def test_parts_are_selected_by_promise_or_name() -> None:
+    assert {str(PARTS[job.part]) for job in jobs_of(["P9"], "full", 1)} == {str(PARTS[0])}
+    both = jobs_of(["power", "p7"], "0.5", 1)
+    assert {PARTS[job.part].promise for job in both} == {"P1", "P7"}
+    assert all(job.factor == 0.5 for job in both if not job.is_control)
+    assert any(job.is_control for job in both)
+    everything = {job.part for job in jobs_of([], "full", 1)}
+    assert everything == set(range(len(PARTS)))
+    assert {job.part for job in jobs_of([], "suite", 1) if not job.is_control} < everything

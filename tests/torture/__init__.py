@@ -1,1 +1,0 @@
-"""Killing things at random, and counting from what the jobs themselves wrote."""
