@@ -1,7 +1,7 @@
-"""`start --daemon`: the scheduler goes on in a session of its own once it is up.
+"""Runs the scheduler in the background (`start --daemon`), in a session of its own.
 
-Until then it keeps the caller's terminal, so that whatever keeps it from starting is told there; the caller
-waits, and ends with the scheduler's own exit code if it does not come up.
+Until it is up it keeps the caller's terminal, so that startup errors are printed there. The caller waits, and
+exits with the scheduler's exit code if it does not come up.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from gpu_scheduler.mainlog import opened
 
 log = logging.getLogger(__name__)
 
-#: Told when the scheduler is up; what it was given has been checked, and `stop` reaches it.
+#: Called once the scheduler is up: its options are checked, and `stop` works.
 Up = Callable[[], None]
 
 
 def run(
     serve: Callable[[Up], int], is_up: Callable[[int], None], main_log: Path, *, trust: bool = False
 ) -> int:
-    """In the caller: 0 once the scheduler is up and `is_up` was given its pid; else the exit code with which
-    it ended. In the scheduler: the exit code, at its end.
+    """Forks the scheduler; returns in both processes.
 
-    serve: schedules until asked to end, and calls what it is given once it is up; main_log: where a fault
-    that ends it is told from then on; trust: whoever owns that or may write it.
+    In the caller: 0 once the scheduler is up and `is_up` was called with its pid, else the scheduler's exit
+    code. In the scheduler: its exit code, at its end.
+
+    serve: schedules until asked to end, and calls its argument once it is up; main_log: gets internal errors
+    from then on; trust: accept it whoever owns it or may write it.
     """
-    ready, told = os.pipe()
+    ready, ready_out = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        os.close(told)
+        os.close(ready_out)
         return _wait(pid, ready, is_up)
     os.close(ready)
-    return _schedule(serve, told, main_log, trust=trust)
+    return _schedule(serve, ready_out, main_log, trust=trust)
 
 
 def _wait(pid: int, ready: int, is_up: Callable[[int], None]) -> int:
@@ -58,7 +60,7 @@ def _wait(pid: int, ready: int, is_up: Callable[[int], None]) -> int:
 
 
 def _schedule(serve: Callable[[Up], int], told: int, main_log: Path, *, trust: bool) -> int:
-    # A session without a terminal: the one that it was started from may close, and no key reaches it.
+    # A session without a terminal: the caller's terminal may close, and no key press reaches the scheduler.
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
@@ -68,25 +70,25 @@ def _schedule(serve: Callable[[Up], int], told: int, main_log: Path, *, trust: b
     def up() -> None:
         nonlocal ready
         ready = True
-        # What is printed stands in the main log or in the logs of jobs as well.
+        # Everything printed is also in the main log or in the job logs.
         os.dup2(null, 1)
         os.dup2(_appended(main_log, null, trust=trust), 2)
         try:
             os.write(told, b"\n")
         except BrokenPipeError:
-            pass  # the caller was ended meanwhile
+            pass  # the caller has ended
         os.close(told)
 
     try:
         return serve(up)
     except Exception:
         if ready:
-            log.critical("the scheduler ends by a fault of its own", exc_info=True)
+            log.critical("the scheduler ends because of an internal error", exc_info=True)
         raise
 
 
 def _appended(main_log: Path, otherwise: int, *, trust: bool) -> int:
-    """The main log, for what is written past it by the interpreter itself."""
+    """Opens the main log, for errors that the interpreter itself writes to stderr. Returns its descriptor."""
     try:
         return opened(main_log, trust=trust)
     except OSError:
@@ -94,10 +96,10 @@ def _appended(main_log: Path, otherwise: int, *, trust: bool) -> int:
 
 
 def _close_others(kept: tuple[int, ...]) -> None:
-    """Let go of what the caller had open: a lock, a pipe whose reader waits for its end."""
+    """Closes what was inherited from the caller, such as a lock or a pipe whose reader waits for its end."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # the listing's own
+                pass  # the descriptor of the listing itself

@@ -1,4 +1,4 @@
-"""The scheduler's wait: its parts, what wakes it, what falls due, and how it ends."""
+"""Assembles the parts of a scheduler, runs its rounds, and waits for events and deadlines between them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from gpu_scheduler.wiring import launch_options_of, started_of
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a round that could not be written is tried again.
+#: Seconds before a round that could not be recorded is tried again.
 RETRY_S = 1.0
-_WRITTEN_AGAIN = "what could not be written can be written again"
-_SHORTAGE_OVER = "the shortage is over; the scheduler goes on as before"
+_WRITTEN_AGAIN = "writing to the data directory works again"
+_SHORTAGE_OVER = "the shortage is over; scheduling continues"
 
 
 class Daemon:
-    """The parts of one scheduler, and the wait between its rounds."""
+    """One scheduler process: its parts, its rounds, and the wait between them."""
 
     def __init__(
         self,
@@ -119,28 +119,28 @@ class Daemon:
         )
 
     def launch(self, attempt_id: int) -> None:
-        """What the loop calls; see Launcher.launch."""
+        """Launches an attempt for the loop; see Launcher.launch."""
         self._launcher.launch(attempt_id)
         self._sampler.watch_closely()
         if not self._options.screen:
             self._console.follow(attempt_id, self._store)
 
     def close(self) -> None:
-        """Let go of everything but the store; running jobs go on."""
+        """Closes everything but the store; running jobs are not affected."""
         try:
             if self._tenure.lost() is None:
                 self._state.write(self._clock.now().boot, at_once=True)
                 self._telling.close()
         except FAILURES as error:
-            log.error("%s; the state file may be old", error)
+            log.error("%s; the state file may be out of date", error)
         self._sampler.close()
         self._executor.close()
         self._wakeups.close()
 
     def serve(self, up: Callable[[], None] = lambda: None) -> int:
-        """Rounds and waits until the end; returns the exit code. up: called before the first round.
+        """Runs rounds until the end and returns the exit code. up: called before the first round.
 
-        A full disk or a shortage ends nothing: the turn is tried again every second.
+        A full disk or a shortage does not end the scheduler: the round is tried again every second.
         """
         self._begin()
         up()
@@ -154,7 +154,7 @@ class Daemon:
                     log.info("%s", over)
                 failing = None
             except NotOwnerError as error:
-                log.error("%s\nnothing more is started; running jobs go on", error)
+                log.error("%s\nno more jobs are started; running jobs continue", error)
                 return 1
             except (*FAILURES, MemoryError) as error:
                 self._storage.trouble()
@@ -163,32 +163,42 @@ class Daemon:
                 problem = str(error) if number is None else described(number)
                 over = _WRITTEN_AGAIN if number is None else _SHORTAGE_OVER
                 if problem != failing:
-                    log.error("%s; tried again every second, running jobs go on", problem)
+                    log.error("%s; retrying every second, running jobs continue", problem)
                 failing = problem
                 self._woken |= self._wakeups.wait(RETRY_S)
                 code = self._farewell() if self._signal is not None or self._loop.ending else None
             except sqlite3.DatabaseError as error:
                 if not is_damage(error):
                     raise
-                told = str(damaged(self._store.home.database, error))
-                self._tenure.end(told)
-                log.error("%s\nnothing more is started", told)
+                problem = str(damaged(self._store.home.database, error))
+                self._tenure.end(problem)
+                log.error("%s\nno more jobs are started", problem)
                 return 1
         return code
 
     def _begin(self) -> None:
         self._loop.told = self._tell
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # What the user chose to ignore, as `nohup` does, stays ignored.
+            # A signal that the user chose to ignore, as `nohup` does, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
         home, recorder = self._store.home, self._loop.recorder
-        log.info("scheduler up, pid %d; state file %s, record %s", os.getpid(), home.state_file, home.folder)
+        log.info(
+            "scheduler up, pid %d; state file %s, data directory %s",
+            os.getpid(),
+            home.state_file,
+            home.folder,
+        )
         kind = kind_of(home.folder)
         if is_shared(kind):
-            log.warning("%s is on %s, where no database is safe; name another --data-dir", home.folder, kind)
-        late = [wish for wish in self._store.open_wishes() if wish["verb"] == "stop"]
-        recorder.record([WishDone(wish["id"], "it had ended already") for wish in late], self._clock.now())
+            log.warning(
+                "%s is on %s, where the database is not safe; choose another --data-dir", home.folder, kind
+            )
+        late = [request for request in self._store.open_wishes() if request["verb"] == "stop"]
+        recorder.record(
+            [WishDone(request["id"], "the scheduler had already ended") for request in late],
+            self._clock.now(),
+        )
         recorder.forget_waits()
         self._loop.hold_back({})
         self._watch_files()
@@ -196,7 +206,10 @@ class Daemon:
         self._woken = {"config", "jobs"}
 
     def _turn(self) -> int | None:
-        """Take in what woke us, do what there is to do, and wait; the exit code at the end."""
+        """Reads new input, runs rounds until nothing is left to do, and waits.
+
+        Returns the exit code when the scheduler is to end, else None.
+        """
         self._tenure.check(host=self._is_state_due())
         self._take_in()
         self._woken = set()
@@ -220,18 +233,20 @@ class Daemon:
         return "state" in self._woken or now >= self._state_at or (again_at is not None and now >= again_at)
 
     def _wait(self, due_at: float) -> None:
-        """Until something happens or falls due; events are looked for at least once, whatever is overdue."""
+        """Waits until an event or the deadline; polls for events at least once even if it has passed."""
         while True:
             left = max(0.0, due_at - self._clock.now().boot)
             self._woken = self._wakeups.wait(left)
             if self._woken == {"state"} and self._state.is_as_seen():
-                self._woken = set()  # our own writing
+                self._woken = set()  # written by this scheduler
             if self._woken or left == 0.0:
                 return
 
     def _rounds(self) -> Facts | None:
-        """Rounds until there is nothing to do, asking for a sample as soon as one is wanted; None: until a
-        signal came."""
+        """Runs rounds until nothing is left to do, and requests GPU samples when the loop wants one.
+
+        Returns the last facts; None if a signal ended the rounds.
+        """
         while True:
             facts = self._loop.tick()
             if self._sampler.ask(self._loop.sample_wanted):
@@ -278,7 +293,7 @@ class Daemon:
             self._loop.placing = not self._jobs.loading
 
     def _due_at(self, facts: Facts) -> float:
-        """The boot time at which something falls due, as the round saw it."""
+        """Returns the boot time of the next deadline, according to the last round."""
         times = [
             self._sampler.due_at,
             self._state_at,
@@ -308,14 +323,14 @@ class Daemon:
         return drained(facts, asks, self._store.next_retry(facts.now) is not None)
 
     def _farewell(self) -> int:
-        log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "asked to")
+        log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "requested")
         running = [row for row in self._store.unsettled() if row["outcome"] is None]
         for row in running:
             has_window = row["session"] and not row["window_closed"]
             where = f"`attach {row['job_id']}`" if has_window else f"log {row['log']}"
-            log.info("job %d goes on: %s", row["job_id"], where)
+            log.info("job %d keeps running: %s", row["job_id"], where)
         if running:
-            log.info("`status` shows what runs; the same command goes on where this one ended")
+            log.info("`status` shows the running jobs; run the same command again to continue")
         if not self._options.drain:
             return 0
         return 128 + self._signal if self._signal else 1

@@ -1,5 +1,7 @@
-"""The scheduler, one round at a time: look, plan, record, perform. It remembers nothing that a restart would
-miss; coming up again is just the next round."""
+"""Runs the scheduler one round at a time: observe, plan, record, perform.
+
+The loop keeps no state that a restart would lose, so a restart is just the next round.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +33,36 @@ log = logging.getLogger(__name__)
 
 
 class Launching(Protocol):
-    """What makes an attempt's folder and starts its runner (`launching.Launcher`)."""
+    """Launches attempts; implemented by `launching.Launcher`."""
 
     def launch(self, attempt_id: int) -> None:
-        """Complete the folder and start a runner. Raises LaunchError."""
+        """Completes the attempt folder and starts a runner. Raises LaunchError."""
 
 
 class Storage(Protocol):
-    """What knows whether our own files can be written (`storagewatch.StorageWatch`)."""
+    """Reports whether the scheduler can write its own files; implemented by `storagewatch.StorageWatch`."""
 
     def trouble(self, *, at_once: bool = False) -> str | None:
-        """Why nothing new can be started now; at_once: by a fresh look."""
+        """Returns the health issue because of which nothing can be started now, else None.
+
+        at_once: checks again instead of using a recent result.
+        """
 
     def is_to_blame(self, error: BaseException | None) -> bool:
-        """Whether a launch failed with this error for the storage's sake, or for a shortage."""
+        """Returns whether storage or a shortage is the cause of a launch that failed with this error."""
 
     def note_shortage(self, number: int) -> None:
-        """Something could not be started: errno of the shortage."""
+        """Records a shortage because of which something could not be started. number: its errno."""
 
     def try_processes(self) -> str | None:
-        """The shortage for which no processes can be started now, which is noted; None: they can be."""
+        """Tries to start processes. Returns and records the shortage that prevents it, else returns None."""
 
 
 class Loop:
-    """One scheduler's rounds.
+    """The rounds of one scheduler.
 
-    reached: called with the name of each step between record and perform; tests end the process there.
+    reached: failpoint; called with the name of each step between record and perform, where tests end the
+    process.
     """
 
     def __init__(
@@ -87,19 +93,20 @@ class Loop:
         self._reached = reached
 
     def tick(self) -> Facts | None:
-        """One round. Returns None if it did something, so that another should follow at once; else the facts
-        on which there was nothing to do but to say so.
+        """Runs one round.
 
-        An action that cannot be performed keeps no other from it; its error is raised in the end. Raises what
-        `check_owner` raises, which then follows the look and precedes the record.
+        Returns None if it changed something, so that another round should follow at once; otherwise the facts
+        from which nothing but wait reasons followed. An action that cannot be performed does not prevent the
+        others; its error is raised at the end. Raises the errors of `check_owner`, which is called after
+        observing and before recording.
         """
         now = self.clock.now()
-        trouble = self.storage.trouble() if self.storage is not None else None
+        issue = self.storage.trouble() if self.storage is not None else None
         facts = look(
-            self.store, self.watch, self.config, self.settings, now, trouble,
+            self.store, self.watch, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
         )  # fmt: skip
-        # What was seen of a folder that is not ours any more means nothing.
+        # Observations of a folder that this scheduler no longer owns are void.
         self.check_owner()
         self._report_strange(facts)
         facts, actions = self._plan(facts)
@@ -118,26 +125,29 @@ class Loop:
             self._reached(f"performed {type(action).__name__}")
         if failed is not None:
             raise failed
-        # Why jobs wait is shown; nothing is decided from it.
+        # Wait reasons are only displayed; no decision depends on them.
         return facts if all(isinstance(action, act.Wait) for action in actions) else None
 
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
-        """What to do, and the facts behind it: a launch is planned on a fresh look at the storage alone, and
-        that one is given up after a trial of whether processes can be started."""
+        """Returns the actions of this round, and the facts that they follow from.
+
+        Launches are planned only after the storage was checked again, and an attempt is given up only after a
+        trial start of processes.
+        """
         actions = plan(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
         gives_up = any(isinstance(action, act.TakeClaim) and action.gives_up for action in actions)
         if (launches or gives_up) and self.storage is not None:
-            # What the trial found holds for this round, however long the look takes.
+            # The result of the trial holds for this round, however long the storage check takes.
             shortage = self.storage.try_processes() if gives_up else None
-            trouble = shortage or self.storage.trouble(at_once=True)
-            if trouble != facts.trouble:
-                facts = replace(facts, trouble=trouble)
+            issue = shortage or self.storage.trouble(at_once=True)
+            if issue != facts.trouble:
+                facts = replace(facts, trouble=issue)
                 actions = plan(facts)
         return facts, actions
 
     def hold_back(self, waits: Mapping[int, LineWait]) -> None:
-        """Start none of these jobs, because of how their lines stand in the jobs file; no others wait so."""
+        """Keeps these jobs, and only these, from starting because of the state of their jobs-file lines."""
         if waits != self._line_waits:
             self.recorder.set_line_waits(waits)
             self._line_waits = waits
@@ -172,7 +182,7 @@ class Loop:
             self._launcher.launch(attempt_id)
         except LaunchError as error:
             if self.storage is not None and self.storage.is_to_blame(error.__cause__):
-                # The job has not failed: the attempt is launched once there is room.
+                # The job has not failed; the attempt is launched again once the cause is gone.
                 with suppress(OSError, sqlite3.OperationalError):
                     self.recorder.note_shortage(attempt_id)
                 return
@@ -196,15 +206,17 @@ class Loop:
             protocol.sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
     def _take_claim(self, job_id: int, folder: Path, token: str) -> None:
-        # An error concerns this attempt alone, whose GPUs stay booked; it is tried again each second.
+        # An error affects this attempt alone: its GPUs stay allocated, and the claim is tried again.
         try:
             protocol.take_claim(folder, token)
         except OSError as error:
-            self._say_once(f"job {job_id} cannot be settled: {error}: look at {folder}; it is tried again")
+            self._say_once(
+                f"job {job_id} cannot be reconciled: {error}; check {folder}; retrying every second"
+            )
 
 
 def due(facts: Facts, next_retry: float | None) -> float | None:
-    """The boot time at which something falls due without an event: a deadline, a retry, a second signal."""
+    """Returns the boot time of the next deadline without an event: a timeout, a retry, a second signal."""
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
     if facts.trouble is not None:
@@ -215,7 +227,7 @@ def due(facts: Facts, next_retry: float | None) -> float | None:
         elif attempt.outcome is not None or attempt.sighting.claim == "dead":
             times.append(now + _soon(attempt.dead_at or attempt.swept_at, now))
         elif attempt.sighting.claim in ("none", "invalid"):
-            # What was due and is not done is tried again each second.
+            # An overdue action that did not succeed is tried again every second.
             waits = facts.trouble is None and attempt.signalled_at is None and attempt.launch_deadline > now
             times.append(attempt.launch_deadline if waits else now + 1.0)
         elif attempt.sighting.stop is not None or attempt.cancel is not None:
@@ -224,6 +236,6 @@ def due(facts: Facts, next_retry: float | None) -> float | None:
 
 
 def _soon(since: float | None, now: float) -> float:
-    """Short waits at first, for processes that are just about to go; then one a second."""
+    """Returns a delay in seconds that grows to one: short at first, for processes that are about to end."""
     age = 0.0 if since is None else now - since
     return min(1.0, max(0.005, age / 2))

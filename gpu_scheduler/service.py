@@ -1,4 +1,4 @@
-"""One scheduler process per record, from the options of `start` to its exit code."""
+"""Runs the one scheduler of a data directory, from the options of `start` to the exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpu_scheduler.views.words import pid_words
 
 log = logging.getLogger(__name__)
 
-#: A variable that, set to "exec", has every runner started anew instead of forked from a loaded one.
+#: Environment variable; the value "exec" starts every runner as a new program instead of forking a helper.
 RUNNERS = "GPU_SCHEDULER_RUNNERS"
 
 
@@ -45,11 +45,11 @@ def run(
     settings: Settings | None = None,
     up: Callable[[], None] = lambda: None,
 ) -> int:
-    """Schedule until asked to end; returns the exit code.
+    """Schedules until asked to end; returns the exit code.
 
-    up: called once everything is checked and `stop` reaches us; what was told until then is printed.
-    reached and settings are for tests: the named steps of a round, and times that are waited for.
-    Raises SchedulerError (and its kinds) for what is wrong with the options or the machine at the start.
+    up: called once everything is checked and `stop` works; log messages up to then have been printed.
+    reached and settings are for tests: failpoints in a round, and shorter timeouts.
+    Raises SchedulerError or a subclass if the options or the machine do not allow a start.
     """
     umask = os.umask(0o077)
     settings = settings or wiring.settings_of(options)
@@ -66,7 +66,7 @@ def run(
     lock = _locked(home, options.take_over)
     console = Console()
     try:
-        # Document 004 names the main log: all state files of a folder share it.
+        # All state files of a folder share one main log, `gpu_scheduler.log`.
         name = home.state_file.name
         mark = "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%")
         begin_logging(home.log, console, mark, trust=options.trust_files)
@@ -77,12 +77,12 @@ def run(
                 store = at_end.enter_context(closing(open_record(home, options, settings)))
                 tenure = Tenure(home, lock)
                 executor = _executor(options.screen)
-                # A start that fails forgets nothing, and leaves the record to the version that wrote it.
+                # A failed start deletes nothing, and leaves the schema as the older version wrote it.
                 with store.db.upgraded(), settled(store, options, settings):
                     daemon = Daemon(options, store, tenure, umask, console, reached, settings, executor)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
-                    shutil.rmtree(home.folder, ignore_errors=True)  # nothing was ever recorded in it
+                    shutil.rmtree(home.folder, ignore_errors=True)  # it has never held a job
                     home.disown()
                 raise
             at_end.callback(daemon.close)
@@ -104,7 +104,10 @@ def run(
 
 
 def to_forget(home: Home, *, take_over: bool = False) -> int:
-    """How many jobs `start --fresh` would forget. Raises SchedulerError where it would refuse to."""
+    """Returns the number of jobs that `start --fresh` would forget.
+
+    Raises SchedulerError if it would refuse.
+    """
     home.check_access()
     if not home.folder.exists():
         return 0
@@ -119,7 +122,7 @@ def to_forget(home: Home, *, take_over: bool = False) -> int:
             return len({one.job_id for one in found.unknown})
         with closing(Store(home, create=True)) as store:
             if store.db.schema != newest_schema():
-                # Whether they may be forgotten is looked at once it is up to date.
+                # `start` decides whether they may be forgotten, after the upgrade of the schema.
                 return int(store.db.rows("SELECT count(*) AS n FROM job")[0]["n"])
             if identity.verdict(store) != "copied":
                 refuse_active(store)
@@ -130,8 +133,8 @@ def to_forget(home: Home, *, take_over: bool = False) -> int:
 
 def _is_running(home: Home, pid: int) -> str:
     return (
-        f"a scheduler is running on {home.state_file} already ({pid_words(pid)}); "
-        "`stop` ends it, or name another --state-file"
+        f"a scheduler is already running on {home.state_file} ({pid_words(pid)}); "
+        "end it with `stop`, or choose another --state-file"
     )
 
 
@@ -139,17 +142,20 @@ def _is_locked(home: Home) -> str:
     pids = locking_programs(home.folder)
     if not pids:
         return (
-            f"{home.folder} is locked by a program that cannot be seen from here, such as a scheduler in a"
+            f"{home.folder} is locked by a program that is not visible from here, such as a scheduler in a"
             " container; start again when it has ended"
         )
-    locker = f"another program (pid {', '.join(map(str, pids))}), which is no scheduler"
+    locker = f"another program (pid {', '.join(map(str, pids))}), which is not a scheduler"
     return (
-        f"{home.folder} is locked by {locker}; start again when it has ended, or have it lock something else"
+        f"{home.folder} is locked by {locker}; start again when it has ended, or make it lock something else"
     )
 
 
 def _locked(home: Home, take_over: bool) -> InstanceLock:
-    """The lock of the one scheduler, taken, and the record noted as this host's. Raises SchedulerError."""
+    """Acquires the scheduler lock, and marks the data directory as owned by this host.
+
+    Raises SchedulerError.
+    """
     try:
         lock = InstanceLock(home.lock)
         taken = lock.acquire()

@@ -1,6 +1,6 @@
-"""What wakes the scheduler: folders, runners' ends, the probe, signals. One wait over all of them.
+"""Waits for everything that wakes the scheduler: file changes, ends of runners, the probe, signals.
 
-Folders are watched, not files, since editors replace files; names that are not asked for wake nobody.
+Watches folders instead of files, since editors replace files; other names in a folder cause no wake-up.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from inotify_simple import INotify, flags
 log = logging.getLogger(__name__)
 
 _MASK = flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
-#: Files of an attempt's folder whose coming is news; `stop` is our own.
+#: Files of an attempt folder whose creation wakes the scheduler; it writes `stop` itself.
 NEWS = ("claim", "result", "withdrawn")
 
 
 class Wakeups:
-    """`wait` returns the keys of what happened; a key is whatever it was registered under.
+    """The event sources of the scheduler; `wait` returns the keys under which they were registered.
 
-    Where the kernel lets us watch no more files, that is told once, and the intervals alone find changes.
+    If the kernel allows no more file watches, a warning is logged once and changes are found by polling.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Wakeups:
         signal.set_wakeup_fd(self._signal_in, warn_on_full_buffer=False)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Closes all watches and descriptors."""
         signal.set_wakeup_fd(-1)
         for fd in (*self._pids.values(), self._signals, self._signal_in):
             os.close(fd)
@@ -56,7 +56,7 @@ class Wakeups:
         self._selector.close()
 
     def watch(self, path: Path, key: str) -> bool:
-        """Report changes of this file by its name in its folder. False if the folder cannot be watched."""
+        """Watches a file by its name in its folder. Returns False if the folder cannot be watched."""
         wd = self._watched(path.parent, _MASK)
         if wd is None:
             return False
@@ -64,20 +64,20 @@ class Wakeups:
         return True
 
     def watch_fd(self, fd: int, key: str) -> None:
-        """Report that a descriptor can be read; once per descriptor."""
+        """Watches a descriptor for input. Call once per descriptor."""
         self._selector.register(fd, selectors.EVENT_READ, key)
 
     def unwatch_fd(self, fd: int) -> None:
-        """Forget a descriptor."""
+        """Stops watching a descriptor."""
         try:
             self._selector.unregister(fd)
         except (KeyError, ValueError):
             pass
 
     def follow(self, folders: Mapping[Path, int | None]) -> bool:
-        """Watch exactly these attempt folders and the pids of their runners.
+        """Watches exactly these attempt folders and the pids of their runners.
 
-        True if one is new: what happened before it was watched must be looked for once more.
+        Returns True if one is new: it must be observed again, for changes before it was watched.
         """
         new = False
         for folder in [f for f in self._runs if f not in folders]:
@@ -93,7 +93,7 @@ class Wakeups:
         return self._follow_pids({pid for pid in folders.values() if pid}) or new
 
     def wait(self, timeout_s: float | None) -> set[str]:
-        """Sleep until something happens, at most timeout_s (None = for ever)."""
+        """Waits for events, at most timeout_s seconds (None: without limit); returns their keys."""
         keys: set[str] = set()
         for key, _ in self._selector.select(timeout_s):
             if key.data == "files" and self._inotify is not None:
@@ -126,12 +126,12 @@ class Wakeups:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                continue  # it is gone already, or there is no room: the folder tells of its end, too
+                continue  # it has ended, or no descriptor is free; the folder reports its end as well
             try:
                 self._selector.register(fd, selectors.EVENT_READ, "runner")
             except OSError:
                 os.close(fd)
-                continue  # for want of memory; the folder tells of its end, too
+                continue  # out of memory; the folder reports its end as well
             self._pids[pid] = fd
             new = True
         return new
@@ -143,7 +143,7 @@ class Wakeups:
         try:
             self._inotify.rm_watch(wd)
         except OSError:
-            pass  # the folder is gone, and the watch with it
+            pass  # the folder was removed, and the watch with it
 
     def _watched(self, folder: Path, mask: int) -> int | None:
         if self._inotify is None:
@@ -160,7 +160,7 @@ class Wakeups:
         if not self._told:
             limit = "watches=65536" if error.errno == errno.ENOSPC else "instances=1024"
             log.warning(
-                "files cannot be watched (%s): changes are found by looking now and then; remedy:"
+                "cannot watch files (%s); changes are found by polling; remedy:"
                 " `sudo sysctl fs.inotify.max_user_%s`",
                 error.strerror,
                 limit,

@@ -1,4 +1,4 @@
-"""The options of `start`, as the parts of a scheduler take them."""
+"""Translates the options of `start` into the settings of the parts of a scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_scheduler.store.started import Started
 
 
 def settings_of(options: StartOptions) -> Settings:
-    """What a round decides by."""
+    """Returns the settings for the decisions of a round."""
     return Settings(
         limits=Limits(
             options.mem_threshold,
@@ -33,12 +33,12 @@ def settings_of(options: StartOptions) -> Settings:
 
 
 def conda_sh_of(options: StartOptions) -> str | None:
-    """The `conda.sh` that was named, else the one that is found; None: there is none."""
+    """Returns the path of `conda.sh`: from the option, else the one that is found; None: there is none."""
     return options.conda_sh or find_conda_sh(os.environ, os.path.exists)
 
 
 def started_of(options: StartOptions, llm_config: str) -> Started:
-    """What readers of the record need to know. llm_config: the absolute path of the file."""
+    """Returns the start options that readers of the store need. llm_config: absolute path of the file."""
     conda_sh = conda_sh_of(options)
     return Started(
         options.mem_threshold, options.load_threshold, options.cuda_ids, llm_config,
@@ -50,7 +50,10 @@ def started_of(options: StartOptions, llm_config: str) -> Started:
 
 
 def launch_options_of(options: StartOptions, home: Home, umask: int, grace_s: float) -> LaunchOptions:
-    """What every attempt has in common. umask: of the jobs; grace_s: between SIGTERM and SIGKILL."""
+    """Returns the options that all attempts share.
+
+    umask: of the jobs; grace_s: seconds between SIGTERM and SIGKILL.
+    """
     return LaunchOptions(
         environment=dict(os.environ),
         umask=umask,

@@ -36,7 +36,9 @@ def main() -> None:
     if "rising" in sys.argv:
         while not (found := [wish["id"] for wish in store.open_wishes()]):
             time.sleep(0.005)
-        loop.recorder.record([WishDone(wish, "it had ended already") for wish in found], Clock().now())
+        loop.recorder.record(
+            [WishDone(wish, "the scheduler had already ended") for wish in found], Clock().now()
+        )
     while not loop.ending:
         if "deaf" not in sys.argv:
             while not loop.ending and loop.tick() is None:

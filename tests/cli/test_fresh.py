@@ -307,5 +307,5 @@ def test_refused_while_a_scheduler_is_up(desk: Desk) -> None:
     desk.job()
     with desk.scheduler() as pid, pytest.raises(SchedulerError) as refused:
         to_forget(desk.home)
-    assert f"already (pid {pid}); `stop` ends it" in str(refused.value)
+    assert f"(pid {pid}); end it with `stop`" in str(refused.value)
     assert to_forget(desk.home) == 1

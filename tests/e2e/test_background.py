@@ -58,13 +58,13 @@ def test_it_goes_on_without_its_terminal_and_is_stopped(daemons: World) -> None:
     # Twice: the usual refusal, told to the caller.
     again = world.cli(*START)
     assert (again.returncode, again.stdout) == (1, "")
-    assert f"already (pid {pid})" in again.stderr
+    assert f"(pid {pid}); end it with `stop`" in again.stderr
     assert up(world) == pid
     assert "has ended" in world.ok("stop", "--jobs")
     assert up(world) is None
     told = (world.folder / "gpu_scheduler.log").read_text()
     assert "scheduler up" in told
-    assert "scheduler ends (asked to)" in told
+    assert "scheduler ends (requested)" in told
 
 
 def test_jobs_see_nothing_of_the_conda_environments_that_it_was_started_in(daemons: World) -> None:
@@ -193,4 +193,4 @@ def test_a_fault_of_ours_is_told_in_the_main_log(tmp_path: Path) -> None:
     assert done.stderr == ""
     log = tmp_path / "main.log"
     wait_for(lambda: log.exists() and log.read_text().count("ZeroDivisionError: a fault") == 2, "the fault")
-    assert "ends by a fault of its own" in log.read_text()
+    assert "ends because of an internal error" in log.read_text()

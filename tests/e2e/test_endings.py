@@ -107,7 +107,7 @@ def test_a_signal_ends_the_scheduler_and_no_job(world: World, number: int) -> No
     world.start()
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
     assert world.end(number) == 0
-    assert "job 1 goes on" in world.said()
+    assert "job 1 keeps running" in world.said()
     (world.folder / "go").touch()
     world.wait_text("ran")
     world.start()

@@ -155,7 +155,7 @@ def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mod
         ["zero", "seven", "third", "fourth", "queued0", "queued1", "queued2"]
     )
     assert world.end() == 0
-    assert "goes on" in world.said()
+    assert "keeps running" in world.said()
     # With no scheduler up, `cancel` ends a running job, and the next one knows.
     assert "cancel" in world.ok("cancel", "3")
     wait_for(lambda: len(list(home.runs.glob("3/*/result"))) == 1, "the cancelled job's result")
@@ -251,7 +251,7 @@ def test_a_scheduler_whose_record_another_host_takes_over_starts_nothing_more(wo
     assert world.process is not None
     assert world.process.wait(60) == 1
     assert "belongs to host gpu-other" in world.said()
-    assert "nothing more is started; running jobs go on" in world.said()
+    assert "no more jobs are started; running jobs continue" in world.said()
     assert home.state_file.read_text() == "{}"
     world.append("[share=0.5] echo never >> ran")
     (world.folder / "go").touch()

@@ -113,7 +113,7 @@ def test_a_removed_lock_lets_no_second_scheduler_in(original: World, tmp_path: P
     said = original.cli("start", "--simulate", "4")
     assert said.returncode == 1
     assert (
-        f"a scheduler is running on {tmp_path}/a/gpu_scheduler_state.json already (pid {pid})" in said.stderr
+        f"a scheduler is already running on {tmp_path}/a/gpu_scheduler_state.json (pid {pid})" in said.stderr
     )
     (original.folder / RECORD / "lock").unlink(missing_ok=True)
     original.append(f"[share=1] echo second >> {tmp_path}/ran")
@@ -140,7 +140,7 @@ def test_a_scheduler_whose_folder_or_database_is_replaced_starts_nothing_more(
     assert original.process is not None
     assert original.process.wait(60) == 1
     assert f"{path} was removed or replaced" in original.said()
-    assert "nothing more is started; running jobs go on" in original.said()
+    assert "no more jobs are started; running jobs continue" in original.said()
     assert len(trace(tmp_path)) == 1
     assert not (tmp_path / "ran").exists()
     if name != RECORD:
@@ -209,7 +209,7 @@ def test_the_same_folder_by_another_path_is_no_copy(
     try:
         said = beside().cli("start", "--simulate", "4")
         assert said.returncode == 1
-        assert "a scheduler is running on" in said.stderr
+        assert "a scheduler is already running on" in said.stderr
         assert original.end() == 0
         there = World(tmp_path / "b")
         there.start("--jobs-file", "")

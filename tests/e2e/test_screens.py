@@ -121,8 +121,8 @@ def _window_closed(looker: Looker, session: str, sockets: Path) -> None:
     subprocess.run(["screen", "-S", session, "-X", "quit"], env=env, check=True)
     looker.world.end()
     assert looker.world.said().count("was closed") == 1
-    assert "job 1 goes on: log " in looker.world.said()
-    assert "job 2 goes on: `attach 2`" in looker.world.said()
+    assert "job 1 keeps running: log " in looker.world.said()
+    assert "job 2 keeps running: `attach 2`" in looker.world.said()
 
 
 def _killed(looker: Looker, session: str) -> None:

@@ -191,8 +191,8 @@ def test_a_full_disk_ends_nothing(place: Place, step: str, times: int) -> None:
     place.add(7)
     assert place.run(step, times, "full") == 7
     said = (place.folder / "out").read_text()
-    assert said.count("disk is full; tried again every second") == 1
-    assert "can be written again" in said
+    assert said.count("disk is full; retrying every second") == 1
+    assert "works again" in said
     assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
 
 
@@ -225,6 +225,6 @@ def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> 
         first = Process("tests.loop.crashing", words, place.folder, environment(), out.fileno(), out.fileno())
     wait_for(lambda: "job 1 starts" in (place.folder / "out").read_text(), "the first one's job")
     assert place.run() == 1
-    assert f"already (pid {first.pid})" in (place.folder / "out").read_text()
+    assert f"(pid {first.pid}); end it with `stop`" in (place.folder / "out").read_text()
     go.touch()
     assert first.wait(60) == 0

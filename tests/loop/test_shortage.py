@@ -299,7 +299,7 @@ def test_a_turn_that_fails_for_a_shortage_is_tried_again_and_told_once(
     monkeypatch.setattr(daemon, "_turn", turn)
     assert daemon.serve() == 7
     for number in (errno.EMFILE, errno.ENOMEM):
-        told = f"{described(number)}; tried again every second, running jobs go on"
+        told = f"{described(number)}; retrying every second, running jobs continue"
         assert caplog.text.count(told) == 1
 
 

@@ -198,12 +198,12 @@ def test_a_start_names_the_program_that_locks_the_folder(
     home.create()
     fd = os.open(home.folder, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    said = f"{home.folder} is locked by another program \\(pid {os.getpid()}\\), which is no scheduler"
+    said = f"{home.folder} is locked by another program \\(pid {os.getpid()}\\), which is not a scheduler"
     with pytest.raises(SchedulerError, match=said):
         service._locked(home, take_over=False)
     with monkeypatch.context() as hidden:  # as /proc/locks may be
         hidden.setattr(instance, "_lives", lambda pid: False)
-        with pytest.raises(SchedulerError, match="a program that cannot be seen from here"):
+        with pytest.raises(SchedulerError, match="a program that is not visible from here"):
             service._locked(home, take_over=False)
     os.close(fd)
     service._locked(home, take_over=False).release()

@@ -70,7 +70,7 @@ def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, f
             end(process)
         elif process.returncode != 0:
             output = stage.out.read_bytes()[at:].decode(errors="replace")
-            if process.returncode == 1 and f"already (pid {os.getpid()})" in output:
+            if process.returncode == 1 and f"(pid {os.getpid()}); end it with `stop`" in output:
                 # While none is up, `stop` briefly holds the lock to update the state file.
                 found.count("refused while stop held the lock")
                 return
