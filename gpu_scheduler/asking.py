@@ -1,4 +1,4 @@
-"""Asks an outside program, never longer than a deadline: one that hangs, even in the kernel, is left."""
+"""Runs an outside program with a timeout; a program that hangs, even in the kernel, is abandoned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: Seconds that a program may take, and bytes of its answer that are read.
+#: Seconds that a program may take, and most bytes of its output that are read.
 DEADLINE_S = 5.0
 MOST = 1 << 20
 _LOOK_EVERY_S = 0.05
@@ -18,7 +18,10 @@ _LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """code: None where the program did not end by itself, and `problem` says why. text: both its outputs."""
+    """The result of a program.
+
+    code: None if it did not exit by itself, with the reason in `problem`; text: its output and errors.
+    """
 
     code: int | None
     text: str
@@ -26,17 +29,17 @@ class Answer:
 
     @property
     def good(self) -> bool:
-        """Whether it ended with 0."""
+        """Returns whether the program exited with code 0."""
         return self.code == 0
 
     def why(self) -> str:
-        """What went wrong, in a line."""
+        """Returns one line about the failure."""
         lines = self.text.strip().splitlines()
         return self.problem or (lines[-1] if lines else f"exit code {self.code}")
 
 
 def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S) -> Answer:
-    """The answer of a program that gets no input and no terminal. Messages are in English."""
+    """Runs a program without input or terminal, with English messages, and returns its result."""
     try:
         process = subprocess.Popen(
             argv,
@@ -59,11 +62,11 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: fl
         process.wait(0.5)
     except (ProcessLookupError, subprocess.TimeoutExpired):
         pass
-    return Answer(None, text, f"{argv[0]} has not answered within {timeout_s:g} s")
+    return Answer(None, text, f"{argv[0]} did not answer within {timeout_s:g} s")
 
 
 def _read(process: subprocess.Popen[bytes], fd: int, end: float) -> tuple[bytes, bool]:
-    """What it writes until it ends, and whether it did. What it leaves running may keep the pipe open."""
+    """Returns the output until the process ends, and whether it ended. Children may keep the pipe open."""
     data = bytearray()
     while time.monotonic() < end and len(data) < MOST:
         ended = process.poll() is not None

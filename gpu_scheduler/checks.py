@@ -1,4 +1,4 @@
-"""Validates the options of `start` before anything is made: its files and folders, and its record."""
+"""Validates the options of `start`, its files and folders and its store before anything is created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_scheduler.store.instance import scheduler_pid
 
 
 def check_proc() -> None:
-    """Raises SchedulerError where /proc is that of another pid namespace: its pids are not ours to signal."""
+    """Raises SchedulerError if /proc belongs to another pid namespace, whose pids must not be signalled."""
     if not shows_own_pids():
         raise SchedulerError(
             "/proc does not show the processes of this container: mount one that does"
@@ -40,12 +40,12 @@ def check_paths(options: StartOptions) -> None:
         LogFolder.of(options.log_dir).make()
     except OSError as error:
         named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
-        raise UsageError(f"{named}: {error.strerror}; name a folder of yours with --log-dir") from None
+        raise UsageError(f"{named}: {error.strerror}; name a folder that you own with --log-dir") from None
 
 
 def check_record(options: StartOptions, home: Home) -> None:
-    """Raises UsageError if the record has jobs of the other kind of GPUs and nothing says what of them."""
-    # A running scheduler, or another host, is the stronger reason to refuse, and is told later.
+    """Raises UsageError if the store holds jobs of the other kind of GPUs and no option allows that."""
+    # A running scheduler, or another host, is a stronger reason to refuse; it is reported later.
     busy = home.foreign() is not None or scheduler_pid(home.lock) is not None
     if options.fresh or options.keep_history or busy:
         return
@@ -55,8 +55,10 @@ def check_record(options: StartOptions, home: Home) -> None:
 
 
 def check_old_sessions(options: StartOptions, home: Home) -> list[str]:
-    """Returns warnings about live sessions of the older scheduler. Raises SchedulerError if its state file
-    is to be taken over beside them."""
+    """Returns warnings about live sessions of the older scheduler.
+
+    Raises SchedulerError if there are any and this start would take over the older scheduler's state file.
+    """
     sessions = old_sessions()
     if sessions and not options.ignore_old_sessions and imports_older(home):
         raise SchedulerError("\n  ".join([STILL_RUN, *map(str, sessions)]) + f"\n{WHEN_ENDED}")
@@ -64,7 +66,7 @@ def check_old_sessions(options: StartOptions, home: Home) -> list[str]:
 
 
 def _check_names(options: StartOptions) -> None:
-    """Refuses paths that the record, whose text is UTF-8, cannot hold."""
+    """Rejects paths that the store, whose text is UTF-8, cannot hold."""
     paths = {
         "the working folder": os.getcwd(),
         "--state-file": options.state_file,
@@ -79,7 +81,7 @@ def _check_names(options: StartOptions) -> None:
             (path or "").encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"{what} {path}: a name in it is not UTF-8, which the record cannot hold; rename it"
+                f"{what} {path}: a name in it is not UTF-8, which the store cannot hold; rename it"
             ) from None
 
 
@@ -90,29 +92,29 @@ def _check_state_file(path: str) -> None:
         )
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise UsageError(f"--state-file {path}: there is no folder {folder}; make it first")
+        raise UsageError(f"--state-file {path}: the folder {folder} does not exist; create it first")
 
 
 def _check_jobs_file(options: StartOptions) -> None:
     path = options.jobs_file
-    seen = JobsFile(Path(path), trust=options.trust_files).look()
-    if seen.state == "missing" and options.drain:
-        raise UsageError(f"--jobs-file {path}: there is no such file; with --drain it must exist")
-    if seen.state == "unreadable":
-        remedy = seen.remedy or "name a text file of jobs that you may read"
-        raise UsageError(f"--jobs-file {path}: {seen.problem}; {remedy}")
+    found = JobsFile(Path(path), trust=options.trust_files).look()
+    if found.state == "missing" and options.drain:
+        raise UsageError(f"--jobs-file {path}: does not exist; with --drain it must")
+    if found.state == "unreadable":
+        remedy = found.remedy or "name a text file of jobs that you can read"
+        raise UsageError(f"--jobs-file {path}: {found.problem}; {remedy}")
 
 
 #: The main log has no option of its own.
-_OTHER_LOG = "name a --state-file in a folder of yours, which has its own log, or `start --trust-files`"
-#: Why a start goes on no further, where a file is not used.
+_OTHER_LOG = "name a --state-file in a folder that you own, which has its own log, or `start --trust-files`"
+#: Problems of a file for which `start` is refused.
 _REFUSED = (Kind.FOREIGN, Kind.FOREIGN_LINK, Kind.WORLD_WRITABLE, Kind.LINK)
 
 
 def check_files(options: StartOptions, home: Home) -> list[str]:
-    """Returns a warning about files that their group may change, and one about a folder that everybody may.
+    """Returns warnings about files that their group can change and a folder that everyone can change.
 
-    Raises UsageError for a file that others may change, or the main log being a link.
+    Raises UsageError for a file that other users can change, and for a main log that is a link.
     """
     shared = []
     for path, most in _files(options, home):
@@ -127,7 +129,7 @@ def check_files(options: StartOptions, home: Home) -> list[str]:
 
 
 def _files(options: StartOptions, home: Home) -> Iterator[tuple[Path, int | None]]:
-    """The files that decide what runs, with the largest size of those that are read."""
+    """Yields the files that decide what runs, with the size limit of those that are read."""
     if options.jobs_file:
         yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
     yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), JSON_BYTES
@@ -137,8 +139,8 @@ def _files(options: StartOptions, home: Home) -> Iterator[tuple[Path, int | None
 
 def _of_group(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
-        who = "others" if trust else "its group"
-        yield f"{', '.join(shared)} may be written by {who}, who can change what runs here"
+        who = "other users" if trust else "its group"
+        yield f"{', '.join(shared)} is writable by {who}, who can change what runs here"
 
 
 def _of_folder(folder: Path) -> Iterator[str]:
@@ -147,4 +149,4 @@ def _of_folder(folder: Path) -> Iterator[str]:
     except OSError:
         return
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        yield f"{folder} may be written by everybody, who can replace what lies in it: `chmod o-w` it"
+        yield f"{folder} is writable by everyone, who can replace the files in it: `chmod o-w` it"

@@ -1,4 +1,4 @@
-"""The only reader of the time for decisions."""
+"""Reads the time for all decisions; nothing else does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpu_scheduler.core.now import Now
 
 
 class Clock:
-    """The real clocks. Boot seconds count through suspend and never jump."""
+    """The system clocks. Boot seconds continue during suspend and never jump."""
 
     def __init__(self) -> None:
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def now(self) -> Now:
-        """One reading."""
+        """Returns the present wall time, boot time and boot id."""
         return Now(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self.boot_id)

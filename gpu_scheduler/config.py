@@ -1,11 +1,11 @@
-"""The options of `start`, as values. Reading them from words is the command line's business."""
+"""Defines the options of `start` as values; the command line parses them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: The names that the older scheduler used (docs/migrating.md).
+#: Default file names, those of the older scheduler (docs/migrating.md).
 STATE_FILE = "gpu_scheduler_state.json"
 JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"
@@ -13,15 +13,15 @@ LLM_CONFIG = "llm_config.json"
 
 @dataclass(frozen=True)
 class StartOptions:
-    """One `start`. Intervals and waits in seconds, thresholds as fractions of 1, memory in MiB.
+    """The options of one `start`: intervals in seconds, thresholds as fractions of 1, memory in MiB.
 
-    poll_s: between two samples of the GPUs; tolerance: by which a declaration may be off before it is said;
-    spike_buffer: added to observed peaks; learn: needs that no line says are learned from finished jobs;
-    fresh: forget history first; restore: rebuild a lost record from its newest backup and the attempt
-    folders; as_copy: go on with a copied record; keep_history: go on with that of the other kind of GPUs;
-    verbose: tell each job's memory as its peak grows; ignore_old_sessions: start beside jobs of the older
-    scheduler; trust_files: use files that others own or that everybody may write.
-    llm_config None: the default file, which may be absent; a named one must exist. jobs_file "": none.
+    poll_s: time between two GPU samples; tolerance: relative error of a declaration above which a warning is
+    logged; spike_buffer: fraction added to observed peaks; learn: learn undeclared needs from finished jobs;
+    fresh: delete the history first; restore: rebuild a lost store from its newest backup and the attempt
+    folders; as_copy: continue with a copied store; keep_history: continue with a store of the other kind of
+    GPUs; verbose: log each job's memory as its peak grows; ignore_old_sessions: start beside jobs of the
+    older scheduler; trust_files: use files that others own or that everyone may write; llm_config None: the
+    default file, which may be absent (a named one must exist); jobs_file "": no jobs file.
     """
 
     state_file: str = STATE_FILE
@@ -62,5 +62,5 @@ class StartOptions:
 
     @property
     def simulated(self) -> bool:
-        """Whether the GPUs are simulated ones."""
+        """Returns whether the GPUs are simulated."""
         return self.simulate is not None or self.gpu_probe == "simulated"

@@ -1,15 +1,15 @@
-"""The tree of errors that a user can meet, each with its exit code and the next move in its text.
+"""Defines the errors shown to users, each with its exit code and a message that names the remedy.
 
     SchedulerError            1  the request failed
     ├── NoRecordError         1  no scheduler has been started with this state file
-    ├── NotOwnerError         1  this scheduler is not the one of its record any more
-    ├── SchemaError           1  the record is that of another version of the program
-    ├── DamagedRecordError    1  the database of the record is damaged
+    ├── NotOwnerError         1  this scheduler no longer owns its store
+    ├── SchemaError           1  another version of the program wrote the store
+    ├── DamagedRecordError    1  the database of the store is damaged
     ├── UsageError            2  bad invocation: a value, a file or an option is wrong
     └── GpuStateError         4  the state of the GPUs cannot be read
 
-A text names the file, line and value, and the remedy, in one or two lines; the command line prints it without
-a traceback. Anything else that escapes is a fault of ours and keeps its traceback.
+A message names the file, line and value and the remedy in one or two lines; the command line prints it
+without a traceback. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class NoRecordError(SchedulerError):
 
 
 class NotOwnerError(SchedulerError):
-    """This scheduler is not the one of its record any more."""
+    """This scheduler no longer owns its store."""
 
 
 class SchemaError(SchedulerError):
-    """The record is that of another version of the program."""
+    """Another version of the program wrote the store."""
 
 
 class DamagedRecordError(SchedulerError):
-    """The database of the record is damaged."""
+    """The database of the store is damaged."""
 
 
 class UsageError(SchedulerError):

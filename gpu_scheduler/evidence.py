@@ -1,4 +1,4 @@
-"""What a command that failed has left: the end of its log, and the GPU ids that it was given."""
+"""Collects the context of a failed command: the end of its log, and the GPU ids it was given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK = "THE-GPU-IDS"
 
 
 def evidence_of(store: Store, row: sqlite3.Row, seen: Sighting) -> Evidence:
-    """Of an attempt whose result says that it failed."""
+    """Returns the failure context of an attempt whose result reports a failure."""
     job = store.job(row["job_id"])
     assert job is not None
     spec = JobSpec.from_json(job["spec"])
@@ -30,7 +30,7 @@ def evidence_of(store: Store, row: sqlite3.Row, seen: Sighting) -> Evidence:
 
 
 def _misleading_ids(store: Store, row: sqlite3.Row, spec: JobSpec) -> tuple[int, ...]:
-    """The physical ids that its command was given, unless they are the ones that count what it sees."""
+    """Returns the physical GPU ids given to the command, unless they equal its visible numbering."""
     index = store.indices()
     gpus = tuple(index[uuid] for uuid in json.loads(row["gpus"]) if uuid in index)
     mode = spec.cuda_ids or started_with(store).cuda_ids

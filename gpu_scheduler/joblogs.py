@@ -1,4 +1,4 @@
-"""Where job logs go: a folder that is ours, never reached through a link, and one new file per attempt."""
+"""Manages the folder of job logs: owned by us, never reached through a link, with a new file per attempt."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from gpu_scheduler.core.session import log_name
 from gpu_scheduler.safefile import judge_folder
 
-#: The folder that the older scheduler used.
+#: The log folder of the older scheduler.
 DEFAULT = Path("/tmp/gpu_scheduler_logs")
 
 
 @dataclass(frozen=True)
 class LogFolder:
-    """The places that may be used, the better one first, and the user they belong to.
+    """The candidate folders for job logs, preferred one first, and the uid that must own them.
 
-    One path: the folder of `--log-dir`. Two: the default and the one named for the user. maker: who makes a
-    folder that is missing, where that may be another than its first owner.
+    One path: the folder of `--log-dir`. Two: the default folder and one named after the user. maker: the uid
+    that creates a missing folder, where it may differ from the first owner.
     """
 
     paths: tuple[Path, ...]
@@ -30,8 +30,11 @@ class LogFolder:
 
     @classmethod
     def of(cls, chosen: str | None) -> LogFolder:
-        """What `--log-dir` names, made if missing; it may be a link, or another's, by the user's own word at
-        the start, and becomes neither afterwards. Raises OSError."""
+        """Returns the log folder for the value of `--log-dir`, created if missing. Raises OSError.
+
+        At the start, a folder that the user names may be a link or belong to another user; later it must be
+        the same folder.
+        """
         if chosen is None:
             default = Path(os.path.realpath(DEFAULT.parent)) / DEFAULT.name
             return cls((default, default.with_name(f"{default.name}_{user_name()}")), os.geteuid())
@@ -41,20 +44,20 @@ class LogFolder:
 
     @classmethod
     def from_json(cls, text: str) -> LogFolder:
-        """What `to_json` wrote."""
+        """Returns the folder that `to_json` wrote."""
         paths, owner, maker = json.loads(text)
         return cls(tuple(Path(path) for path in paths), owner, maker)
 
     def to_json(self) -> str:
-        """For the record, so that readers look at the same folders."""
+        """Returns the JSON text for the store, from which readers find the same folders."""
         return json.dumps([[str(path) for path in self.paths], self.owner, self.maker])
 
     def usable(self) -> Path | None:
-        """The first place that is ours or free; it may be missing. None: there is none."""
+        """Returns the first path that we own or that is missing; None if no path can be used."""
         return next((path for path in self.paths if self.foreign(path) is None), None)
 
     def foreign(self, path: Path) -> str | None:
-        """Why this place must not be used, as a predicate; None if it is ours, or missing."""
+        """Returns why the path must not be used, as a predicate; None if it is ours or missing."""
         if os.path.realpath(path.parent) != str(path.parent):
             return "is reached through a link"
         try:
@@ -62,17 +65,19 @@ class LogFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            return f"cannot be looked at ({error.strerror})"
+            return f"cannot be accessed ({error.strerror})"
         return self._problem(status)
 
     def make(self) -> Path:
-        """The folder to use now, made if missing. Raises OSError."""
+        """Returns the folder to use now, created if missing. Raises OSError."""
         folder = self.usable()
         if folder is None:
             last = self.paths[-1]
-            raise PermissionError(errno.EPERM, self.foreign(last) or "is ours again", str(last))
+            raise PermissionError(
+                errno.EPERM, self.foreign(last) or "has just become usable again", str(last)
+            )
         folder.mkdir(parents=len(self.paths) == 1, exist_ok=True, mode=0o700)
-        # What is there now, which nobody else can replace in a folder like /tmp if it is ours.
+        # In a folder like /tmp nobody else can replace a folder that is ours, so the descriptor decides.
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -91,7 +96,7 @@ class LogFolder:
 
 
 def new_log(folder: Path, job_id: int, when: datetime) -> Path:
-    """Make an empty private log file of a name that nobody has. Raises OSError."""
+    """Creates an empty private log file with an unused name. Raises OSError."""
     name = log_name(job_id, when)
     for suffix in ("", *(f".{n}" for n in range(1, 1000))):
         path = folder / f"{name}{suffix}"
@@ -101,12 +106,12 @@ def new_log(folder: Path, job_id: int, when: datetime) -> Path:
             continue
         os.close(fd)
         return path
-    raise FileExistsError(f"{folder / name} and a thousand others are taken")
+    raise FileExistsError(f"{folder / name} and its 999 numbered variants exist already")
 
 
 def user_name() -> str:
-    """Of the user that we run as; the number, where there is no name."""
-    import getpass  # readers never come here
+    """Returns the name of the user that we run as; the uid if it has no name."""
+    import getpass  # only needed here; readers stay without its import time
 
     try:
         return getpass.getuser()

@@ -1,4 +1,4 @@
-"""The end of a job's log, as far as it is needed."""
+"""Reads the end of a job's log."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import stat
 
 from gpu_scheduler.shortages import reraise
 
-#: Bytes of a log that are looked through for its last error.
+#: Bytes at the end of a log that are searched for its last error.
 TAIL = 64 * 1024
-#: Of a line that is longer than that, the bytes at its end that count.
+#: Bytes that are kept of a first line that is cut and longer than this.
 _END = 4 * 1024
 
 
 def tail_of(path: str | None, most: int = TAIL) -> str:
-    """The end of a log, from the beginning of a line, or where that would be all of it or most of it, as of a
-    progress bar, from somewhere in its end; "" where it cannot be read.
+    """Returns the last `most` bytes of a log as text, starting at a line; "" if the log cannot be read.
 
-    Neither a link nor anything but a plain file is opened: the folder may be one that others write to.
-    Raises OSError for a shortage.
+    If the first, cut line is long, such as a progress bar, its last 4 KiB are kept. Only regular files are
+    read and links are not followed, since others may write to the folder. Raises OSError for a shortage of
+    processes, memory or open files.
     """
     if path is None:
         return ""

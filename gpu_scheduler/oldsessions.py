@@ -1,6 +1,6 @@
-"""Screen sessions that the older scheduler started and that still live: its jobs, unknown to every record.
+"""Finds live Screen sessions of the older scheduler, whose jobs no store knows.
 
-Looks at processes only: `screen -ls` misses new sessions and shows dead ones.
+It reads processes only, since `screen -ls` misses new sessions and shows dead ones.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpu_scheduler.procfs import Proc
 from gpu_scheduler.views.words import duration
 
 _NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
-#: Of a first start beside jobs of the older scheduler: why it is refused, and what to do.
+#: Reason and remedy when a first start is refused because jobs of the older scheduler run.
 STILL_RUN = "jobs of the older scheduler run in Screen; a line that runs there would run a second time here"
-WHEN_ENDED = "start when they have ended; or take their lines out of jobs.txt and add --ignore-old-sessions"
+WHEN_ENDED = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
 
 
 @dataclass(frozen=True)
 class OldSession:
-    """name: `PID.NAME`, as Screen takes it; gpus: as in the name; began: wall seconds."""
+    """A live session. name: `PID.NAME`, as Screen accepts it; gpus: as in the name; began: wall seconds."""
 
     name: str
     gpus: str
@@ -36,7 +36,7 @@ class OldSession:
 
 
 def old_sessions(proc: Proc | None = None) -> list[OldSession]:
-    """Sessions of this user named `gpujob_*` in which a process runs, but none with a token of ours."""
+    """Returns this user's sessions named `gpujob_*` in which processes run, none of them with our token."""
     proc = Proc() if proc is None else proc
     found = {}
     for process in proc.processes():
@@ -58,7 +58,7 @@ def old_sessions(proc: Proc | None = None) -> list[OldSession]:
 
 
 def _session(words: Sequence[str]) -> re.Match[str] | None:
-    """The name of the session that a process with these words serves: `SCREEN -dmS NAME …`."""
+    """Returns the session name in a Screen server's command line (`SCREEN -dmS NAME …`), else None."""
     if not words or PurePosixPath(words[0]).name != "SCREEN":
         return None
     for option, value in pairwise(words):
@@ -68,7 +68,7 @@ def _session(words: Sequence[str]) -> re.Match[str] | None:
 
 
 def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
-    """Whether these children of a session run something, none of them for us. words: of the session."""
-    # Until it has become the command of the window, a child is a copy of the session itself.
+    """Returns whether children of a session run commands, none of them ours. words: the session's own."""
+    # Before it executes the window's command, a child is a copy of the session process.
     begun = [pid for pid in children if proc.words(pid) not in ([], words)]
     return bool(begun) and not any(proc.token(pid) for pid in begun)

@@ -1,7 +1,7 @@
-"""Reads files that the scheduler does not own: regular files only, up to a size, and never waiting.
+"""Reads files that the scheduler does not own: regular files only, up to a size limit, and never blocking.
 
-`judge` is the one place that decides, from the open descriptor, whether a file is used at all: its kind, its
-size, whose it is and who may write it. `judge_folder` decides the same of a folder.
+`judge` alone decides, from the open descriptor, whether a file is used: by its kind, its size, its owner and
+its permissions. `judge_folder` decides the same for a folder.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-#: A larger JSON file (state file, llm_config.json, the name of a host) is refused.
+#: Largest JSON file that is read (state file, llm_config.json, the name of a host).
 JSON_BYTES = 16 * 1024 * 1024
-#: Bytes that one read asks for.
+#: Bytes of one read call.
 _PIECE = 256 * 1024
 
 
 class Kind(Enum):
-    """Why a file is not read, as the predicate that people are told."""
+    """The reason why a file is not read; the value is the predicate in messages."""
 
-    MISSING = "there is no such file"
+    MISSING = "does not exist"
     NOT_REGULAR = "is not a regular file"
     TOO_LARGE = "is larger than {}"
     UNREADABLE = "cannot be read: {}"
@@ -31,7 +31,7 @@ class Kind(Enum):
     NOT_A_FOLDER = "is not a folder"
     FOREIGN = "belongs to another user (uid {})"
     FOREIGN_LINK = "is a link of another user (uid {})"
-    WORLD_WRITABLE = "may be written by everybody"
+    WORLD_WRITABLE = "is writable by everyone"
 
 
 _ERRNO = {
@@ -43,10 +43,10 @@ _ERRNO = {
     Kind.FOREIGN_LINK: errno.EPERM,
     Kind.WORLD_WRITABLE: errno.EPERM,
 }
-#: What to do about a file that is not used for the sake of those who may change it.
+#: Remedies for a file that is not used because others could change it.
 _REMEDIES = {
-    Kind.FOREIGN: "use a file of yours, or `start --trust-files`",
-    Kind.FOREIGN_LINK: "use a file of yours, or `start --trust-files`",
+    Kind.FOREIGN: "use a file that you own, or `start --trust-files`",
+    Kind.FOREIGN_LINK: "use a file that you own, or `start --trust-files`",
     Kind.WORLD_WRITABLE: "`chmod o-w` it, or `start --trust-files`",
     Kind.LINK: "remove it",
 }
@@ -54,7 +54,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class FileProblem:
-    """Why a file or folder is not used. detail: a limit, the system's word for an error, or a uid."""
+    """The problem of an unusable file or folder. detail: a limit, the system's error text, or a uid."""
 
     kind: Kind
     detail: str = ""
@@ -62,19 +62,19 @@ class FileProblem:
 
     @property
     def says(self) -> str:
-        """The problem as a predicate, without a remedy."""
+        """Returns the problem as a predicate, without a remedy."""
         return self.kind.value.format(self.detail)
 
     @property
     def remedy(self) -> str:
-        """What to do, where that is the same for every file; else ""."""
+        """Returns the remedy if it is the same for every file, else ""."""
         return _REMEDIES.get(self.kind, "")
 
     def __str__(self) -> str:
         return f"{self.says}; {self.remedy}" if self.remedy else self.says
 
     def error(self, path: Path) -> OSError:
-        """The same as an exception, for what passes the system's errors on."""
+        """Returns the problem as an OSError, for callers that pass on system errors."""
         if self.kind is Kind.UNREADABLE:
             return OSError(self.errno, self.detail, str(path))
         return OSError(_ERRNO.get(self.kind, errno.EINVAL), str(self), str(path))
@@ -82,14 +82,14 @@ class FileProblem:
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a file. status: of the descriptor that it was read from, before the first byte."""
+    """The content of a file. status: the descriptor's status before the first byte was read."""
 
     data: bytes
     status: os.stat_result
 
 
 def read(path: str | Path, most: int = JSON_BYTES, *, trust: bool = False) -> Content | FileProblem:
-    """The whole file, links followed, or why it is not read. A FIFO or a device holds up nobody.
+    """Returns the whole file, following links, or why it is not read. Never blocks on a FIFO or device.
 
     trust: read it whoever owns it or may write it.
     """
@@ -112,7 +112,7 @@ def read(path: str | Path, most: int = JSON_BYTES, *, trust: bool = False) -> Co
 def look(
     path: str | Path, most: int | None, *, trust: bool = False, follow: bool = True
 ) -> os.stat_result | FileProblem:
-    """The status of a file that may be used, or why it may not; nothing is read. follow: links are."""
+    """Returns a file's status, or the reason why it must not be used; reads nothing. follow: follow links."""
     try:
         allowed = None if trust else owners(path)
         if follow and (problem := _judge_link(path, allowed)) is not None:
@@ -128,10 +128,10 @@ def look(
 
 
 def owners(path: str | Path) -> frozenset[int]:
-    """The users whose file is used at this path: ourselves and root.
+    """Returns the users whose files are used at this path: ourselves and root.
 
-    For root, who may be root of a container alone, also the owner of the folder, if nobody else may write it.
-    A group with the number of the owner is his alone, as Linux systems make one for each user.
+    For root, possibly of a container only, also the folder's owner if nobody else may write the folder.
+    A group whose number equals the owner's uid is taken for the owner's private group, as Linux creates them.
     """
     me = os.geteuid()
     if me != 0:
@@ -144,10 +144,9 @@ def owners(path: str | Path) -> frozenset[int]:
 def judge(
     status: os.stat_result, most: int | None, allowed: Collection[int] | None = None
 ) -> FileProblem | None:
-    """Judges a file by the status of its open descriptor; None: it may be used.
+    """Returns why a file must not be used, by the status of its open descriptor; None: it may be used.
 
-    most: the bytes that it may have, None = any number. allowed: its `owners`; None: anybody may own and
-    write it.
+    most: size limit in bytes; None: no limit. allowed: its `owners`; None: anyone may own and write it.
     """
     if stat.S_ISLNK(status.st_mode):
         return FileProblem(Kind.LINK)
@@ -163,7 +162,7 @@ def judge(
 
 
 def judge_folder(status: os.stat_result, allowed: Collection[int | None]) -> FileProblem | None:
-    """Judges a folder that is private to us by its status, links not followed; None: it may be used."""
+    """Returns why a folder cannot be our private one, by its status from `lstat`; None: it can."""
     if stat.S_ISLNK(status.st_mode):
         return FileProblem(Kind.LINK)
     if not stat.S_ISDIR(status.st_mode):
@@ -172,13 +171,15 @@ def judge_folder(status: os.stat_result, allowed: Collection[int | None]) -> Fil
 
 
 def writable_by_others(status: os.stat_result) -> bool:
-    """Whether its group or everybody may write it."""
+    """Returns whether the group or everyone may write it."""
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _judge_link(path: str | Path, allowed: Collection[int] | None) -> FileProblem | None:
-    """Judges who made the link that the path may be, even where it leads to nothing: through a planted one
-    any file of ours could be taken, and one be made anywhere."""
+    """Returns the problem if the path is another user's link, even a dangling one.
+
+    A planted link could make us read any of our files, or create one anywhere.
+    """
     if allowed is None:
         return None
     status = os.lstat(path)
@@ -187,9 +188,9 @@ def _judge_link(path: str | Path, allowed: Collection[int] | None) -> FileProble
 
 
 def read_descriptor(fd: int, most: int) -> bytes | FileProblem:
-    """All that can be read there, piece by piece; TOO_LARGE once it is more than `most` bytes.
+    """Returns all bytes of a descriptor, or TOO_LARGE if there are more than `most`. Raises OSError.
 
-    The size at the opening is no bound: a file may grow while it is read. Raises OSError.
+    The size at opening is no limit: a file may grow while it is read.
     """
     pieces: list[bytes] = []
     size = 0
@@ -203,7 +204,7 @@ def read_descriptor(fd: int, most: int) -> bytes | FileProblem:
 
 
 def json_bytes(path: Path, *, trust: bool) -> bytes:
-    """The bytes of a JSON file. trust: as in `read`. Raises OSError, also for what only we refuse to read."""
+    """Returns the bytes of a JSON file. trust: as in `read`. Raises OSError, also for a rejected file."""
     found = read(path, trust=trust)
     if isinstance(found, FileProblem):
         raise found.error(path)
@@ -211,7 +212,7 @@ def json_bytes(path: Path, *, trust: bool) -> bytes:
 
 
 def of_error(error: OSError) -> FileProblem:
-    """The problem that an error of opening or reading comes to."""
+    """Returns the problem that an OSError of opening or reading stands for."""
     if error.errno == errno.ENOENT:
         return FileProblem(Kind.MISSING)
     if error.errno == errno.ENXIO:  # a socket, a device without a driver

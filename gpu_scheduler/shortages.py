@@ -1,6 +1,6 @@
-"""Shortages of processes, memory and open files: the limit that is reached, in words, with the remedy.
+"""Describes shortages of processes, memory and open files: the limit that is reached, and the remedy.
 
-A shortage belongs to the machine and its limits. No job, line or GPU is judged by it.
+A shortage belongs to the machine and its limits, and never counts against a job, a line or a GPU.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from pathlib import Path
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.safefile import Content, read
 
-#: A limit counts as reached when fewer processes than a job in Screen needs still fit under it.
+#: Processes that a job in Screen needs; a limit that leaves fewer counts as reached.
 NEEDED = 4
-#: Open files that a limit is raised to.
+#: Limit of open files that the remedy suggests.
 _ENOUGH_FILES = 65536
 _CGROUPS = "/sys/fs/cgroup"
 _ENDING = "end processes, or raise it"
 
 
 def shortage_of(error: BaseException | None) -> int | None:
-    """The errno of a shortage; None: the error tells of something else."""
+    """Returns the errno of a shortage; None if the error is not one."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     return error.errno if isinstance(error, OSError) and error.errno in SHORTAGE else None
 
 
 def reraise(error: OSError) -> None:
-    """Raises the error again if it tells of a shortage: a look that could not be made has found nothing."""
+    """Raises the error again if it is a shortage, since a read that failed for it proves nothing."""
     if error.errno in SHORTAGE:
         raise error
 
 
 def described(number: int) -> str:
-    """Names the limit that is reached, and the remedy."""
+    """Returns the limit that is reached, with the remedy."""
     if number == errno.EMFILE:
         return _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     if number == errno.ENFILE:
-        return "the machine's limit of open files reached (fs.file-max): raise it with `sudo sysctl`"
+        return "system limit of open files reached (fs.file-max): raise it with `sudo sysctl`"
     if number == errno.ENOMEM:
         return _memory()
     return _processes()
@@ -48,7 +48,7 @@ def described(number: int) -> str:
 
 def _open_files(limit: int, hard: int) -> str:
     most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
-    # Up to the hard limit everybody may raise his own; beyond it root alone.
+    # A user may raise the limit up to the hard limit; only root may raise it further.
     raising = f"prlimit --pid {os.getpid()} --nofile={most}:"
     if most <= limit:
         raising = f"sudo prlimit --pid {os.getpid()} --nofile={max(2 * limit, _ENOUGH_FILES)}"
@@ -70,7 +70,7 @@ def _processes() -> str:
 
 
 def _process_limits() -> Iterator[tuple[int, int, str]]:
-    """(limit, how many there are, a phrase for the limit) of every limit that can be read."""
+    """Yields (limit, current number, text template) for every process limit that can be read."""
     for folder in _control_groups():
         limit, current = _number(f"{folder}/pids.max"), _number(f"{folder}/pids.current")
         if limit is not None and current is not None:
@@ -87,7 +87,7 @@ def _process_limits() -> Iterator[tuple[int, int, str]]:
 
 
 def _control_groups() -> Iterator[Path]:
-    """The own control group and those around it, of either version."""
+    """Yields our own control group and its ancestors, of cgroup version 1 or 2."""
     for line in _text("/proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "pids" not in controllers.split(","):
@@ -104,7 +104,7 @@ def _tasks_of(user: int) -> int:
             if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == user:
                 count += len(os.listdir(f"/proc/{name}/task"))
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
     return count
 
 

@@ -1,7 +1,7 @@
-"""The places that we write to, and what is wrong with them: told by trying, since no number of free bytes
-says whether a quota, a mount or a permission lets us write.
+"""Finds health issues of the files and folders that we write to.
 
-`troubles` is one look, for the scheduler and for readers alike.
+The checks try to write, since the number of free bytes does not show whether a quota, a mount or a permission
+allows it. `troubles` runs all checks once, for the scheduler and for readers alike.
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.home import Home
 
-#: What may fail for a while without a fault of ours: a disk that is full, a record that is locked.
+#: Errors that may occur for a while without a defect of ours: a full disk, a locked store.
 FAILURES = (OSError, sqlite3.OperationalError)
-#: The key under which the record says where job logs go.
+#: Key of the log folder in the store.
 LOG_FOLDER = "log_folder"
-#: Bytes that must fit: the folder of one more attempt, and the ends of those that run.
+#: Bytes that must be free: for one more attempt folder, and for the results of the running attempts.
 ROOM = 64 * 1024
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-#: What a folder says that cannot be written; another error only tells that it knows no files without a name.
+#: Errors that mean a folder cannot be written; others only mean that unnamed files are not supported.
 _TOLD = (*_FORBIDDEN, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOTDIR, errno.ESTALE)
 
 
 def troubles(home: Home, logs: LogFolder | None, *, trust: bool = False) -> tuple[Trouble, ...]:
-    """What is wrong now, what stops new starts first. Changes nothing. logs None: not known; trust: files are
-    used whoever owns them or may write them."""
+    """Returns the present health issues, those that stop new starts first. Changes nothing.
+
+    logs: None if not known. trust: files are used whoever owns them or may write them.
+    """
     found = [*_of_logs(logs)] if logs is not None else []
-    record = _of_folder("record", home.folder, home.runs)
-    if record is not None:
-        found.append(record)
-    told = record is not None and _same_disk(home.folder, statefile.target(home.state_file).parent)
-    found += _of_files(home, told=told, trust=trust)
-    return tuple(sorted(found, key=lambda trouble: not trouble.stops))
+    store = _of_folder("store", home.folder, home.runs)
+    if store is not None:
+        found.append(store)
+    is_reported = store is not None and _same_disk(home.folder, statefile.target(home.state_file).parent)
+    found += _of_files(home, told=is_reported, trust=trust)
+    return tuple(sorted(found, key=lambda issue: not issue.stops))
 
 
 def refusal(home: Home, error: Exception) -> str:
-    """Why the record cannot be used, in words, with the remedy."""
-    for trouble in troubles(home, None):
-        if trouble.stops:
-            return f"{trouble} ({error})"
+    """Returns a message saying why the store cannot be used, with the remedy."""
+    for issue in troubles(home, None):
+        if issue.stops:
+            return f"{issue} ({error})"
     if "locked" in str(error):
-        return f"{home.database}: {error}: end the program that holds it locked, then try again"
-    return f"{home.database}: {error}: look at its permissions and at those of its folder"
+        return f"{home.database}: {error}: end the program that holds the lock, then try again"
+    return f"{home.database}: {error}: check its permissions and those of its folder"
 
 
 def _of_logs(logs: LogFolder) -> Iterator[Trouble]:
     usable = logs.usable()
-    remedy = "remove it, or name a folder of yours with --log-dir"
+    remedy = "remove it, or name a folder that you own with --log-dir"
     for path in logs.paths:
         why = logs.foreign(path)
         if why is None:
@@ -64,13 +66,17 @@ def _of_logs(logs: LogFolder) -> Iterator[Trouble]:
         instead = f"job logs go to {usable}; {remedy}" if usable is not None else remedy
         yield Trouble("log folder", str(path), why, instead, stops=usable is None)
     if usable is not None:
-        trouble = _of_folder("log folder", usable)
-        if trouble is not None:
-            yield trouble
+        issue = _of_folder("log folder", usable)
+        if issue is not None:
+            yield issue
 
 
 def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble | None:
-    """One that is missing is made when it is needed, if the folder above it allows. within: where in it."""
+    """Returns the issue that keeps a folder from being written; None if it can be.
+
+    For a missing folder, which is created when needed, the nearest existing parent is checked. within: a
+    path inside the folder to check instead.
+    """
     path = within or folder
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
@@ -79,7 +85,7 @@ def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble |
 
 
 def _of_files(home: Home, *, told: bool, trust: bool) -> Iterator[Trouble]:
-    """The state file and the main log, without which all goes on. told: their disk is told of already."""
+    """Yields issues of the state file and the main log, which stop nothing. told: their disk is reported."""
     path = statefile.target(home.state_file)
     error = _cannot_hold(path.parent)
     if error is not None and (not told or error.errno in _FORBIDDEN):
@@ -90,30 +96,32 @@ def _of_files(home: Home, *, told: bool, trust: bool) -> Iterator[Trouble]:
 
 
 def refused(what: str, path: Path, *, trust: bool, most: int | None = JSON_BYTES) -> Trouble | None:
-    """The trouble of a file that is not used for its kind, its size, its owner or its permissions; None: it
-    is used, or not there."""
+    """Returns the issue of a file that is rejected for its kind, size, owner or permissions.
+
+    None: the file is used, or missing.
+    """
     found = look(path, most, trust=trust, follow=most is not None)
     if not isinstance(found, FileProblem) or found.kind is Kind.MISSING:
         return None
     if found.kind is Kind.UNREADABLE and found.errno in SHORTAGE:
-        return None  # nothing is wrong with the file
+        return None  # the machine is short of resources; the file may be fine
     if found.kind is Kind.UNREADABLE:
         return Trouble(what, str(path), f"cannot be opened ({found.detail})", "remove it", stops=False)
     return Trouble(what, str(path), found.says, found.remedy or "remove it, or move it aside", stops=False)
 
 
 def _of_file(what: str, path: Path, access: int, trust: bool) -> Iterator[Trouble]:
-    trouble = refused(what, path, trust=trust, most=JSON_BYTES if access == os.R_OK else None)
-    if trouble is not None:
-        yield trouble
+    issue = refused(what, path, trust=trust, most=JSON_BYTES if access == os.R_OK else None)
+    if issue is not None:
+        yield issue
     elif path.exists() and not os.access(path, access, effective_ids=True):
-        verb = "read" if access == os.R_OK else "written"
+        verb = "readable" if access == os.R_OK else "writable"
         remedy = f"chmod u+rw {shlex.quote(str(path))}"
-        yield Trouble(what, str(path), f"may not be {verb}", remedy, stops=False)
+        yield Trouble(what, str(path), f"is not {verb}", remedy, stops=False)
 
 
 def _cannot_hold(folder: Path) -> OSError | None:
-    """The error of writing ROOM bytes into a file without a name; None if there is none."""
+    """Writes ROOM bytes into an unnamed file in the folder; returns the error, None if it succeeds."""
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -152,8 +160,8 @@ def _words(error: OSError, folder: Path) -> tuple[str, str]:
     if error.errno == errno.EROFS:
         return "is on a read-only file system", "mount it for writing"
     if error.errno in _FORBIDDEN:
-        return "may not be written", f"chmod u+rwx {shlex.quote(str(folder))}"
-    return f"cannot be written ({error.strerror})", f"look at {folder}"
+        return "is not writable", f"chmod u+rwx {shlex.quote(str(folder))}"
+    return f"cannot be written ({error.strerror})", f"check {folder}"
 
 
 def _same_disk(one: Path, other: Path) -> bool:

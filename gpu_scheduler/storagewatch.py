@@ -1,7 +1,7 @@
-"""The scheduler's look at the places that it writes to: what keeps it from starting anything, told once.
+"""Monitors the files and folders that the scheduler writes to, and logs each health issue once.
 
-A launch may fail for what no look finds missing: the quota of a project, or a shortage of processes, memory
-or open files. Then nothing is started for a while, which doubles while that goes on.
+A launch may also fail for a cause that no check finds: a project quota, or a shortage of processes, memory or
+open files. Launches then pause for a while, and the pause doubles while they go on failing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from gpu_scheduler.store.home import Home
 
 log = logging.getLogger(__name__)
 
-#: The least seconds between two looks; the loop wants one a second while there is a trouble.
+#: Least seconds between two checks; the loop asks once a second while there is an issue.
 LOOK_EVERY_S = 0.5
-#: Seconds without a launch after one that failed so, the first time and at most.
+#: Seconds without launches after such a failure: at first, and at most.
 BLAME_S, LONGEST_BLAME_S = 0.5, 30.0
-#: A launch that fails with one of these failed for the storage's sake, whatever the next look finds.
+#: Errors that mean a launch failed because of storage, whatever the next check finds.
 _BLAMED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class StorageWatch:
-    """Looks at most twice a second, and says once when a trouble comes and when it is over. trust: as in
-    `troubles`."""
+    """A monitor that checks at most twice a second and logs when a health issue begins and ends.
+
+    trust: files are used whoever owns them or may write them.
+    """
 
     def __init__(self, home: Home, logs: LogFolder, clock: Clock, *, trust: bool = False) -> None:
         self._trust = trust
@@ -43,18 +45,17 @@ class StorageWatch:
         self._told: frozenset[Trouble] = frozenset()
 
     def trouble(self, *, at_once: bool = False) -> str | None:
-        """Why nothing new can be started now, None: it can; at_once: by a fresh look."""
+        """Returns the issue that stops new starts, None if there is none. at_once: check now."""
         now = self._clock.now().boot
         if at_once or now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             found = troubles(self._home, self._logs, trust=self._trust)
-            self._stops = next((str(trouble) for trouble in found if trouble.stops), None)
+            self._stops = next((str(issue) for issue in found if issue.stops), None)
             self._tell(frozenset(found))
         return self._stops or (self._blame.text if now < self._blame.until else None)
 
     def is_to_blame(self, error: BaseException | None) -> bool:
-        """Whether a launch failed with this error for the storage's sake, or for a shortage; then nothing is
-        launched for a while."""
+        """Returns whether storage or a shortage made a launch fail; if so, launches pause for a while."""
         number = shortage_of(error)
         if number is not None:
             self.note_shortage(number)
@@ -65,18 +66,18 @@ class StorageWatch:
             return True
         if error.errno not in _BLAMED:
             return False
-        # Of a log or a temporary file the folder: their names are new each time.
+        # Logs and temporary files have new names each time; their folder stays the same.
         where = os.path.dirname(error.filename or "") or error.filename
         self._note(f"{where or 'launch'}: {error.strerror}: free space there")
         return True
 
     def note_shortage(self, number: int) -> None:
-        """Something could not be started: nothing is launched for a while. number: errno of the shortage."""
+        """Pauses launches after a shortage kept something from starting. number: errno of the shortage."""
         if self.trouble() is None:
             self._note(described(number))
 
     def try_processes(self) -> str | None:
-        """The shortage for which the processes of a job cannot be started now; None: they can be."""
+        """Tries to start a job's processes; returns the shortage that prevents it, None on success."""
         number = start_error(NEEDED)
         if number is None:
             return None
@@ -85,21 +86,21 @@ class StorageWatch:
 
     def _note(self, text: str) -> None:
         if self._blame.is_new(text, self._clock.now().boot):
-            log.error("%s; until then launches are tried now and then, running jobs go on", text)
+            log.error("%s; until then launches are retried now and then, running jobs continue", text)
 
     def _tell(self, found: frozenset[Trouble]) -> None:
-        for trouble in sorted(found - self._told, key=str):
-            if trouble.stops:
-                log.error("%s; until then nothing new is started, running jobs go on", trouble)
+        for issue in sorted(found - self._told, key=str):
+            if issue.stops:
+                log.error("%s; until then no new job starts, running jobs continue", issue)
             else:
-                log.warning("%s", trouble)
-        for trouble in sorted(self._told - found, key=str):
-            log.info("%s %s can be used again", trouble.what, trouble.path)
+                log.warning("%s", issue)
+        for issue in sorted(self._told - found, key=str):
+            log.info("%s %s can be used again", issue.what, issue.path)
         self._told = found
 
 
 class _Blame:
-    """What launches fail for though no look finds it. until: boot seconds before which nothing is started."""
+    """A growing pause after launches fail for a cause that no check finds. until: boot seconds of its end."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -107,7 +108,7 @@ class _Blame:
         self._wait_s = 0.0
 
     def is_new(self, text: str, now: float) -> bool:
-        """Note one more failure; False if it is that which was noted last, a moment ago."""
+        """Records a failure and extends the pause; returns whether its cause is new or not recent."""
         goes_on = now < self.until + LONGEST_BLAME_S
         new = text != self.text or not goes_on
         self._wait_s = min(2 * self._wait_s, LONGEST_BLAME_S) if goes_on else BLAME_S

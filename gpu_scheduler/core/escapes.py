@@ -1,5 +1,4 @@
-"""Escape sequences of terminals, as programs write them into their logs, and the last line of a log without
-them."""
+"""Matches the terminal escape sequences in job logs, and finds the last visible line of a log."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]*(?:\x1b\\)?"
     r"|[ -/]*[0-Z\\^-~])?"
 )
-#: How the runner's own lines begin: the header of a log, and its last line.
+#: Beginnings of the lines that the runner writes: the header of a log, and its last line.
 _HEADER, _TRAILER = "# ", "--- "
 
 
 def last_frame(tail: str) -> str | None:
-    """The last line of the end of a log that is not blank; of a progress bar, its newest state.
+    """Returns the last line of a log's tail that is not blank; for a progress bar, its newest state.
 
     None: the job has printed nothing yet.
     """

@@ -1,44 +1,44 @@
-"""Output of a job line by line, without the frames that a progress bar has drawn over.
+"""Drops the overdrawn frames of progress bars from a job's output, line by line.
 
-A carriage return starts a line over: what follows the last one is the line's last frame. A line that moves
-the cursor up, as a bar inside another bar does, draws over the lines above it and counts as a frame as well.
+A carriage return starts a line over: the text after the last one is the line's last frame. A line that moves
+the cursor up, as a bar inside another bar does, overwrites the lines above it and counts as a frame as well.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Bytes of a frame that are kept back; a longer one is passed on as it comes.
+#: Most bytes of a frame that are held back; a longer frame is passed on as it comes.
 LONGEST = 1 << 20
-#: Moves the cursor up, as a bar inside another bar does.
+#: Sequence that moves the cursor up, as a bar inside another bar does.
 CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
-#: Sets colours and draws nothing.
+#: Sequence that sets colours and draws nothing.
 _COLOURS = re.compile(rb"\x1b\[[\d:;]*m")
-#: Bytes of a sequence that is looked for at the end of a frame.
+#: Most bytes of a sequence that is searched for at the end of a frame.
 _SEQUENCE = 32
 
 
 class Frames:
-    """Passes output on line by line, of each line the last frame only.
+    """A filter that passes output on line by line, with only the last frame of each line.
 
     every_s: seconds between two updates; an update passes the newest frame of an unfinished line on as a
-    line of its own. None: there are none.
+    line of its own. None: no updates.
     """
 
     def __init__(self, every_s: float | None = None) -> None:
         self._every_s = every_s
         self._updated_at = float("-inf")
-        self._open = b""  # what follows the last carriage return or newline
-        self._frame = b""  # the last whole frame of this line
-        self._above = b""  # the last frame of the lines above that this one may draw over
-        self._shown = b""  # the frame that was passed on last, of this bar
+        self._open = b""  # text after the last carriage return or newline
+        self._frame = b""  # the last complete frame of this line
+        self._above = b""  # the last frame of the lines above, which this line may overwrite
+        self._shown = b""  # the last frame of this bar that was passed on
         self._is_bar = self._moves_up = False
-        self._is_begun = False  # the beginning of this line was passed on already
+        self._is_begun = False  # the beginning of this line has been passed on
 
     def take(self, data: bytes, now: float) -> bytes:
-        """The lines that `data` finishes, and an update where one is due. now: seconds from any origin.
+        """Returns the lines that `data` completes, and an update if one is due. now: seconds from any origin.
 
-        Empty data says that nothing came for a moment: then what stands after a carriage return is whole.
+        Empty data means that no output came for a moment: the text after a carriage return is then complete.
         """
         out: list[bytes] = []
         is_within = self._is_bar or self._open or self._above or self._is_begun
@@ -57,7 +57,7 @@ class Frames:
         return b"".join(out)
 
     def rest(self) -> bytes:
-        """Returns the last frame of an unfinished line, without a newline, when no more comes."""
+        """Returns the last frame of an unfinished line, without a newline, at the end of the output."""
         out: list[bytes] = []
         if self._open or self._frame or self._is_begun:
             self._end_line(out, 0.0)
@@ -116,20 +116,20 @@ class Frames:
 
 
 def _whole(frame: bytes) -> bytes:
-    """A frame as a line of its own; nothing where it only clears the line."""
+    """Returns a frame as a line of its own; empty if it only clears the line."""
     text = _without_end(frame, CURSOR_UP)
     return text if text.strip() else b""
 
 
 def _drawn_over(frame: bytes, text: bytes) -> bytes:
-    """The line once `text` is written from its beginning. Colours alone leave it as it is, and end it."""
+    """Returns the line after `text` overwrote it from its beginning. Text of colours alone is appended."""
     if not frame or _without_end(text, _COLOURS):
         return text
     return _without_end(frame, _COLOURS) + text if text else frame
 
 
 def _without_end(text: bytes, sequence: re.Pattern[bytes]) -> bytes:
-    """The text without the sequences of this kind at its end; each byte is looked at a few times only."""
+    """Returns the text without the sequences of this kind at its end, in linear time."""
     end = len(text)
     while (begin := text.rfind(b"\x1b[", max(0, end - _SEQUENCE), end)) >= 0:
         if sequence.fullmatch(text, begin, end) is None:

@@ -1,6 +1,7 @@
-"""JSON that other people and programs write: one parser with limits, which refuses what cannot be meant.
+"""Parses JSON written by other people and programs, with limits, and rejects ambiguous input.
 
-Every error is a ValueError in words, also where Python's own parser ends in another way or takes very long.
+Every error is a ValueError with a readable message, also where Python's own parser raises another exception
+or takes very long.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ import json
 import math
 from typing import Any
 
-#: Objects and lists inside each other: more end Python's own parser in a RecursionError.
+#: Most objects and lists inside each other; Python's own parser raises RecursionError for more.
 MOST_LEVELS = 100
-#: Digits of one number: a longer one takes a time that grows with their square.
+#: Most digits of one number; the time to read a number grows with their square.
 MOST_DIGITS = 1000
 
 
 def decode(data: bytes) -> str:
-    """The text in UTF-8, without its byte order mark. Raises ValueError naming a byte that is none."""
+    """Decodes UTF-8 text and drops its byte order mark. Raises ValueError naming a byte that is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The codec leaves out the mark where it counts.
+        # `error.object` lacks the byte order mark, and so do the positions.
         whole = error.object
         begin = whole.rfind(b"\n", 0, error.start) + 1
         column = len(whole[begin : error.start].decode("utf-8")) + 1
@@ -31,7 +32,7 @@ def decode(data: bytes) -> str:
 
 
 def parse(text: str) -> Any:
-    """The value in the text. Raises ValueError saying where it is not JSON, or which limit it exceeds."""
+    """Parses the text. Raises ValueError naming the place that is not JSON, or the limit that is exceeded."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float)
     except json.JSONDecodeError as error:
@@ -52,7 +53,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = set[str]()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"the name {json.dumps(name)} stands twice in one object")
+                raise ValueError(f"the name {json.dumps(name)} occurs twice in one object")
             seen.add(name)
     return found
 
@@ -66,14 +67,14 @@ def _float(digits: str) -> float:
     _check(digits)
     value = float(digits)
     if math.isinf(value):
-        # It would be written as Infinity, which is not JSON.
+        # Python would write it as Infinity, which is not JSON.
         raise ValueError(f"the number {digits[:20]} is too large")
     return value
 
 
 def _check(digits: str) -> None:
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits):,} digits; at most {MOST_DIGITS:,} are read")
+        raise ValueError(f"a number has {len(digits):,} digits; at most {MOST_DIGITS:,} are allowed")
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The error that ended a program, found in the end of its log.
+"""Finds the error that ended a program in the end of its log.
 
-Above all a Python traceback: chained, of a group, of one rank among several, behind colours and progress
-bars. Of what is found only one line is told. It refuses to guess: a log without an error gives None.
+Mostly that is a Python traceback, be it chained, of an exception group, of one rank among several, or mixed
+with colours and progress bars. Only one line of it is returned; a log without an error gives None.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.escapes import ESCAPE
 
-#: Lines of one traceback that are looked through for its end.
+#: Most lines of one traceback that are searched for its end.
 _LONGEST = 400
-#: Words that begin what Python prints about errors that ended nothing.
+#: Beginnings of what Python prints about errors that did not end the program.
 _HARMLESS = ("Exception ignored in", "Error in atexit", "--- Logging error", "Exception in thread")
 _CHAINED = ("The above exception was", "During handling of the above")
 
-#: What launchers put before each line of a process: torch, torchrun, accelerate, ray.
+#: Prefixes that launchers put before each line of a process: torch, torchrun, accelerate, ray.
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|stderr: |\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ")
 _MARGIN = re.compile(r"( +)(?:[|+](?: |$)|\+[-+]{3,}.*)")
 _HEADER = re.compile(r"(?:Exception Group |Original )?Traceback \(most recent call last\):")
 _NAME = r"[^\W\d][\w.]*(?:\.<locals>[\w.]*)*"
 _ERROR = re.compile(rf"{_NAME}(?::(?: .*)?)?")
 _LOOSE = re.compile(r"(?:[^\W\d][\w.]*\.)?\w*(?:Error|Exception)(?:: .*)?")
-#: Errors of a program that only says that another one failed.
+#: Errors by which a program only reports that another one failed.
 _WRAPPER = re.compile(r"(?:.*\.)?(?:ChildFailedError|CalledProcessError)\b.*")
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
 _FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
-#: What other programs say last: the shell, argparse and its kind, Python of its script, an aborting C++.
+#: Last lines of other programs: the shell, argparse and the like, Python without its script, aborting C++.
 _OTHERS = re.compile(
     r".*: (?:command not found|No such file or directory|Permission denied|Is a directory|cannot execute.*)"
     r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"
@@ -38,7 +38,7 @@ _OTHERS = re.compile(
 
 @dataclass(frozen=True)
 class _Line:
-    """A line without its rank and its margin; depth: blanks before the bar of a group, -1 without one."""
+    """A line without its rank and margin. depth: blanks before the bar of an exception group; -1: no bar."""
 
     text: str
     rank: str = ""
@@ -56,9 +56,9 @@ class _Found:
 
 
 def last_error(tail: str, near: int | None = None) -> str | None:
-    """The line that names the error; None if there is none.
+    """Returns the line that names the error that ended the program; None if there is none.
 
-    near: an error that is followed by more than so many lines is not the one that ended the program.
+    near: an error followed by more lines than this did not end the program.
     """
     lines = list(_lines(tail))
     found = _tracebacks(lines)
@@ -69,11 +69,11 @@ def last_error(tail: str, near: int | None = None) -> str | None:
 
 
 def text_lines(tail: str) -> list[str]:
-    """The lines of a log as a terminal would show them in the end: no colours, the last state of each bar."""
+    """Returns a log's lines as a terminal finally shows them: no colours, only the last state of each bar."""
     shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPE.sub("", tail).split("\n")]
     if shown and not shown[-1]:
         shown.pop()
-    # The runner's own last word.
+    # The runner writes the last line.
     if shown and shown[-1].startswith("--- "):
         shown.pop()
     return shown
@@ -100,7 +100,7 @@ def _tracebacks(lines: Sequence[_Line]) -> list[_Found]:
         if header is None:
             continue
         if group is not None and line.depth > group:
-            continue  # a part of the group, told with it
+            continue  # part of the group, reported with it
         group = None
         end = _end(lines, at, line)
         if end is None:
@@ -114,12 +114,12 @@ def _tracebacks(lines: Sequence[_Line]) -> list[_Found]:
 
 
 def _end(lines: Sequence[_Line], header: int, like: _Line) -> int | None:
-    """Where the error of the traceback stands that begins at `header`."""
+    """Returns the index of the error line of the traceback that begins at `header`; None if it has none."""
     base: int | None = None
     for at in range(header + 1, min(len(lines), header + 1 + _LONGEST)):
         line = lines[at]
         if line.rank != like.rank:
-            continue  # another process wrote in between
+            continue  # another process's line in between
         if line.depth >= 0 > like.depth:
             continue  # a bar in the source text
         if line.depth != like.depth or _HEADER.search(line.text):
@@ -134,7 +134,7 @@ def _end(lines: Sequence[_Line], header: int, like: _Line) -> int | None:
 
 
 def _with_more(lines: Sequence[_Line], at: int) -> str:
-    """The error's line; where its message begins on a later line, that one too."""
+    """Returns the error's line, joined with a later line if its message begins there."""
     text = lines[at].text.strip()
     if not text.endswith(":"):
         return text
@@ -169,7 +169,7 @@ def _is_harmless(lines: Sequence[_Line], header: int, before: Sequence[_Found]) 
 
 
 def _chosen(found: Sequence[_Found], lines: Sequence[_Line]) -> _Found | None:
-    """The traceback that tells why the program ended: the last, but for those that only report another."""
+    """Returns the traceback that ended the program: the last one that does not only report another error."""
     serious = [one for one in found if not one.harmless] or list(found)
     if not serious or not _WRAPPER.fullmatch(serious[-1].text):
         return serious[-1] if serious else None
@@ -182,13 +182,15 @@ def _chosen(found: Sequence[_Found], lines: Sequence[_Line]) -> _Found | None:
     if not cause:
         return last
     name = last.text.partition(":")[0].rpartition(".")[2]
-    told = [cause.get("exitcode", "?"), cause.get("traceback", "")]
-    told = [text for text in told if text and not text.startswith("To enable traceback")]
-    return _Found(f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(told)}", last.at, "", False)
+    details = [cause.get("exitcode", "?"), cause.get("traceback", "")]
+    details = [text for text in details if text and not text.startswith("To enable traceback")]
+    return _Found(
+        f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(details)}", last.at, "", False
+    )
 
 
 def _root_cause(lines: Sequence[_Line]) -> dict[str, str]:
-    """The fields of torchrun's summary about the first process that failed."""
+    """Returns the fields of torchrun's summary of the first process that failed."""
     at = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE.search(lines[i].text)), None)
     if at is None:
         return {}
@@ -197,7 +199,7 @@ def _root_cause(lines: Sequence[_Line]) -> dict[str, str]:
 
 
 def _other(lines: Sequence[_Line]) -> str | None:
-    """The last of the last lines that has the form of an error."""
+    """Returns the last of the final 20 lines that has the form of an error; None if there is none."""
     for line in reversed(lines[-20:]):
         text = line.text
         if _LOOSE.fullmatch(text.strip()) or _OTHERS.fullmatch(text):

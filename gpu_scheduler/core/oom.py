@@ -1,14 +1,14 @@
-"""Whether a failed job died for want of GPU memory, found in the end of its log.
+"""Decides from the end of a failed job's log whether the job ran out of GPU memory.
 
-The answer decides whether the job is tried again with more memory. So a line that tells of it (a table:
-oomtexts.SIGNATURES) is not enough; it must be what the program died of: no other error after it, but for
-errors that only report that one (a launcher's, the other ranks', one raised while it was handled), and the
-program did not go on. Memory of the host is another matter and never counts. A program that catches the error
-may print it in its own words, and exit with an error: these count among the last lines only.
+The answer decides whether the job is retried with more memory, so a line that reports exhausted memory (one
+of the SIGNATURES) is not enough: it must be what ended the program. No other error may follow it, except
+errors that only report the first one (a launcher's, another rank's, one raised while it was handled), and the
+program must not have gone on. Host memory never counts. A program that catches the error may print a message
+of its own and exit with an error; such messages count among the last lines only.
 
-Not counted though it looks alike: vLLM's "max seq len ... larger than the maximum number of tokens that can
-be stored in KV cache". No allocation failed there; the length asked for does not suit the share of the card
-that vLLM takes anyway, and the same line fails alike whatever memory is booked for it.
+One similar message does not count: vLLM's "max seq len ... larger than the maximum number of tokens that can
+be stored in KV cache". No allocation failed there; the requested length does not fit the share of the GPU
+that vLLM takes anyway, and the job fails in the same way whatever memory is allocated to it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import NamedTuple
 from gpu_scheduler.core.lasterror import last_error, text_lines
 from gpu_scheduler.core.oomtexts import ABOUT, BEFORE, BEHIND, HANDLED, KEY_WORDS, PHRASE, SIGNATURES
 
-#: Lines of ordinary output that may follow: after more of them the program had gone on.
+#: Lines of ordinary output that may follow the error; after more, the program had gone on.
 _NEAR = 40
-#: The same for a line that a library logs whether or not its caller can do without the memory, or that a
-#: program has worded itself.
+#: The same limit for a line that a library logs even if its caller can do without the memory, and for a
+#: message of the program's own.
 _NEAR_LOGGED = 5
-#: Characters around such words that are looked at.
+#: Characters that are searched on each side of such a message.
 _AROUND = 200
-#: Lines of one traceback, from its end up to its head.
+#: Most lines of one traceback, searched from its end up to its header.
 _LONGEST = 400
 
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-#: What a signature's line also holds when it tells of the host's memory, or of no failure.
+#: A line that holds one of these reports host memory, or no failure, although a signature matches it.
 _HARMLESS = re.compile(
     r"\bbytes on host\b|\bpinned (?:system )?memory\b|host_mem|_nchwc"
     r"|\bcaller indicates that this is not a failure\b"
 )
-#: Advice about what might happen: it stands before the signature.
+#: Words before a signature that make it advice about a possible error.
 _ADVICE = re.compile(r"(?i)\b(?:if|when|in case) (?:you|there)\b")
 _LOGGED = re.compile(r"\b[IWE]\d* (?:tensorflow|external)/|^[IW]\d{4} |\bWARN(?:ING)?\b|Warning: ")
 _RECOVERED = re.compile(
@@ -48,7 +48,7 @@ _RECOVERED = re.compile(
 )
 _OF_MEMORY = re.compile(r"(?i)batch|memory|\boom\b")
 
-#: What stands before a line of one process: torchrun, MPI, Ray, vLLM's log; the margin of an exception group.
+#: Prefix of a line of one process (torchrun, MPI, Ray, vLLM's log), and the margin of an exception group.
 _PREFIX = re.compile(
     r"(?:\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|\[\d+,(\d+)\]<std(?:err|out)>: ?|stderr: "
     r"|\((?:\w+ )?(?:rank=\d+ )?pid=(\d+)[^()]{0,120}\) ?)?"
@@ -71,17 +71,17 @@ _WRAPPER = re.compile(
     r"|\btask \S+ Terminated|\bInitialization failed|\bfor LlamaCpp\b"
     r"|(?i:\b(?:failed|unable|could not)\b.{0,6}\b(?:load|create)\b.{0,20}\b(?:model|llama))"
 )
-#: Errors that another process's death brings about, or a library that could not be set up.
+#: Errors that follow from the death of another process, or from a library that could not be set up.
 _CONSEQUENCE = re.compile(
     r"(?i)\bnccl|\bDist(?:Store|Network)Error|HorovodInternal|Connection ?(?:closed|reset|refused)"
     r"|Broken ?pipe|\bEOFError|Socket Timeout|TCPStore|\bprocess group\b|coordination service"
     r"|Failed to get convolution algorithm|DNN library is not found|Blas \w+ launch failed|/pymp-"
 )
-#: SGLang kills itself when a part of it has failed; the shell says so.
+#: SGLang kills itself when a part of it has failed; the shell then reports "Killed".
 _KILLED_ITSELF = "Received sigquit from a child process"
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _RANK_FIELD = re.compile(r"\s+rank\s*: (\d+)")
-#: Lines that a dying program, or who started it, leaves behind: stacks, rules, summaries, memory maps.
+#: Lines that a dying program or its launcher prints: stacks, rules, summaries, memory maps.
 _AFTERMATH = re.compile(
     r"\s|$|frame #\d|#\d+ |\[New LWP|\[bt\]|[-=*_#~^|+]{3,}|wandb: |[IWEF]\d{4} "
     r"|.*\b[IWE] (?:tensorflow|external)/|.*\bNCCL INFO\b|.*\bKilling subprocess\b"
@@ -90,14 +90,14 @@ _AFTERMATH = re.compile(
 
 class _Line(NamedTuple):
     text: str
-    #: Which process of several wrote it; empty if the log does not tell.
+    #: The rank of the process that wrote the line; empty if unknown.
     rank: str
 
 
 def cuda_oom(tail: str) -> str | None:
-    """The line by which a program that failed ran out of GPU memory; None if it died of something else.
+    """Returns the line that reports GPU memory exhaustion as the end of a failed program, else None.
 
-    tail: the end of its log.
+    tail: the end of the program's log.
     """
     if not _has_key_word(_COLOUR.sub("", tail)):
         return None
@@ -119,7 +119,7 @@ def _has_key_word(text: str) -> bool:
 
 
 def _is_signature(text: str) -> bool:
-    """Whether a library says here that GPU memory is exhausted."""
+    """Returns whether the line is a library's report that GPU memory is exhausted."""
     for row in SIGNATURES:
         found = row.pattern.search(text)
         if found is not None:
@@ -129,7 +129,7 @@ def _is_signature(text: str) -> bool:
 
 
 def _is_own_words(text: str) -> bool:
-    """Whether a program says here, in its own words, that it ran out of GPU memory."""
+    """Returns whether the line is a program's own message that it ran out of GPU memory."""
     if HANDLED.search(text):
         return False
     for found in PHRASE.finditer(text):
@@ -142,7 +142,7 @@ def _is_own_words(text: str) -> bool:
 
 def _parted(text: str) -> _Line:
     prefix = _PREFIX.match(text)
-    assert prefix is not None  # every part of it may be missing
+    assert prefix is not None  # every part of the pattern is optional
     return _Line(text[prefix.end() :], next(filter(None, prefix.groups()), ""))
 
 
@@ -151,7 +151,7 @@ class _Log:
     lines: Sequence[_Line]
 
     def is_oom(self, at: int) -> bool:
-        """Whether the line tells that GPU memory was exhausted, and not that the program could do without."""
+        """Returns whether the line reports exhausted GPU memory from which the program did not recover."""
         text = self.lines[at].text
         if not _has_key_word(text) or self._is_source(at):
             return False
@@ -160,9 +160,9 @@ class _Log:
         return _is_signature(text) or _is_own_words(text)
 
     def is_other(self, at: int, named: bool) -> bool:
-        """Whether the line tells of another end than by what stands above it, or that there was none yet.
+        """Returns whether the line shows another cause of the end than the lines above, or a recovery.
 
-        named: it is the error that the log's last traceback ends with, whatever it is called.
+        named: the line is the error that ends the log's last traceback, whatever its class is called.
         """
         text = self.lines[at].text
         if _RECOVERED.search(text) and _OF_MEMORY.search(text):
@@ -177,21 +177,21 @@ class _Log:
         return not self._above(at).startswith((*_CHAINED, *_IGNORED))
 
     def cause(self) -> str:
-        """The rank that failed first by torchrun's summary; empty if there is none."""
-        told = [at for at, line in enumerate(self.lines) if _ROOT_CAUSE in line.text]
-        summary = self.lines[told[-1] :][:10] if told else ()
+        """Returns the rank that failed first according to torchrun's summary; empty without a summary."""
+        starts = [index for index, line in enumerate(self.lines) if _ROOT_CAUSE in line.text]
+        summary = self.lines[starts[-1] :][:10] if starts else ()
         fields = (_RANK_FIELD.match(line.text) for line in summary)
         return next((field[1] for field in fields if field is not None), "")
 
     def ends_after(self, at: int) -> bool:
-        """Whether the program said little more after this line."""
+        """Returns whether the program printed only little after this line."""
         text, rank = self.lines[at]
-        more = (line.text for line in self.lines[at + 1 :] if line.rank in ("", rank))
+        later = (line.text for line in self.lines[at + 1 :] if line.rank in ("", rank))
         near = _NEAR_LOGGED if _LOGGED.search(text) or not _is_signature(text) else _NEAR
-        return sum(not _AFTERMATH.match(text) for text in more) <= near
+        return sum(not _AFTERMATH.match(text) for text in later) <= near
 
     def find(self, error: str | None) -> int | None:
-        """Where the error stands; it may be one that is told with what follows its colon."""
+        """Returns the error's index in the lines; `error` may include text from after its line's colon."""
         if error is None:
             return None
         for at in reversed(range(len(self.lines))):
@@ -201,7 +201,7 @@ class _Log:
         return None
 
     def _message(self, at: int) -> str:
-        """The error, with the line on which its message begins where that is a later one."""
+        """Returns the error, with a later line if its own ends with a colon and its message begins there."""
         text = self.lines[at].text.rstrip()
         if not text.endswith(":"):
             return text
@@ -209,7 +209,7 @@ class _Log:
         return f"{text} {next(filter(None, more), '')}"
 
     def _above(self, at: int) -> str:
-        """What is said above the traceback that ends here; empty if none does."""
+        """Returns the text above the traceback that ends here; empty if no traceback ends here."""
         rank = self.lines[at].rank
         own = [line.text for line in self.lines[max(0, at - _LONGEST) : at] if line.rank == rank]
         while own and _HEADER not in own[-1]:
@@ -219,7 +219,7 @@ class _Log:
         return next((text.strip() for text in reversed(own[-3:]) if text.strip()), "")
 
     def _is_source(self, at: int) -> bool:
-        """Whether this is a line of the program's text in a traceback."""
+        """Returns whether the line is source code quoted in a traceback."""
         text, rank = self.lines[at]
         above = next((line.text for line in reversed(self.lines[:at]) if line.rank == rank), "")
         return text.startswith(" ") and above.lstrip().startswith('File "')

@@ -1,4 +1,4 @@
-"""How libraries say that GPU memory is exhausted: the texts of frameworks, as their users report them."""
+"""Messages by which libraries report exhausted GPU memory, as users of the frameworks quote them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Signature(NamedTuple):
-    """How one library says that GPU memory is exhausted; the example is of this row alone.
+    """One library's message about exhausted GPU memory, with an example that only this signature matches.
 
-    is_name: it is the name of an error, which settings and sentences about it hold too.
+    is_name: the pattern matches the name of an error, which also occurs in settings and in prose.
     """
 
     name: str
@@ -36,7 +36,7 @@ SIGNATURES = (
         is_name=True,
     ),
     _row(
-        "PyTorch that cannot ask NVML for its message's figures",
+        "PyTorch without NVML figures",
         r'NVML_SUCCESS == .{0,200}INTERNAL ASSERT FAILED at ".{0,200}CUDACachingAllocator\.cpp"',
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830',
     ),
@@ -44,12 +44,12 @@ SIGNATURES = (
         "accelerate", r"\bNo executable batch size found\b", "No executable batch size found, reached zero."
     ),
     _row(
-        "CUDA, in words",
+        "CUDA, message",
         r"(?i:\b(?:cuda|hip|rocm) (?:runtime |driver )?error\b.{0,200}?\bout of memory)",
         "RuntimeError: CUDA error: out of memory",
     ),
     _row(
-        "CUDA, by name",
+        "CUDA, error name",
         r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory",
         "CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
     ),
@@ -72,7 +72,7 @@ SIGNATURES = (
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ),
     _row(
-        "cuDNN that names memory",
+        "cuDNN, out of memory",
         r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)\b.{0,200}?\bout of memory",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR (out of memory)",
     ),
@@ -163,7 +163,7 @@ SIGNATURES = (
     _row("Vulkan", r"\bErrorOutOfDeviceMemory\b", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
 )
 
-#: A line without any of these, in lower case, matches no signature.
+#: A line that contains none of these in lower case matches no signature.
 KEY_WORDS = (
     *("out of memory", "outofmemory", "out_of_memory", "out of gpu memory"),
     *("outofdevicememory", "memoryallocation", "cudacachingallocator"),
@@ -172,26 +172,26 @@ KEY_WORDS = (
     *("no executable batch size", "pool size exceeded"),
 )
 
-#: What a program that has caught the error prints of it. These words stand in help, settings and statistics
-#: as well: only together with what is BEFORE and BEHIND them do they tell that memory was exhausted.
+#: Text that a program prints after it caught the error. The same words occur in help, settings and
+#: statistics: they report exhausted memory only between BEFORE and BEHIND.
 PHRASE = re.compile(
     r"(?i:\b(?:CUDA|HIP) out of memory\b)"
     r"|(?<![\w.])(?:(?:CUDA |torch\.(?:cuda\.)?)?OutOfMemoryError)\b(?!: (?!.{0,200}(?:CUDA|HIP|GPU)\b))"
 )
-#: Where a clause begins: a line, a log's time or level, a mark, some verbs; or the message of a log in JSON.
+#: Start of a clause: a line start, a log's time or level, punctuation, some verbs, a JSON log's message.
 BEFORE = re.compile(
     r"(?i)(?:^\W*|[:\]>|!*)]\s*|[^\w\s\x00-\x7f]\s*|[.-]\s+|\d\d:\d\d(?::[\d.,]+)?\s+|<class '"
     r"|\b(?:error|exception|fatal|critical|warning|info|caught|got|hit|encountered|raised|due to|because of"
     r"|caused by|(?:failed|crashed|died|ended|exit(?:ed|ing)|abort(?:ed|ing)|stopp(?:ed|ing)|terminated)"
     r" (?:with|on|by|from))\s+(?:an? |the )?|\"(?:message|msg|error|exception|event|reason)\": ?\")$"
 )
-#: Where one ends, or goes on with when and where it happened.
+#: End of a clause, or words that go on with the time or place of the error.
 BEHIND = re.compile(
     r"(?i)(?:'>|\(\))?(?:\s+(?:error|exception))?"
     r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
     r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
 )
-#: A setting, an item, advice, another run: what stands before the name of an error that is not reported.
+#: Words before an error name that only mention it: a setting, a list item, advice, another run.
 ABOUT = re.compile(
     r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
     r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"
@@ -199,7 +199,7 @@ ABOUT = re.compile(
     r"|tips?|see|faq|examples?|patterns?|match\w*|expect\w*|avoid\w*|prevent\w*|recover\w*|common|possible"
     r"|oom_\w+)\W*|\w_oom\W*)$"
 )
-#: A line of a program that goes on, or that counts.
+#: Words in a line of a program that went on, or that counts such errors.
 HANDLED = re.compile(
     r"(?i)\b(?:handl(?:ed|ers?|ing)|recover(?:ed|ing|y)|ignor(?:ed|ing)|continuing|resum(?:ed|ing)|survived"
     r"|counte?r?|events?|policy|hook|callback|enabled|disabled|supported)\b|\w=(?:True|False|None)\b"

@@ -1,5 +1,4 @@
-"""Output of a job made safe for a terminal: what a terminal would act upon is left out, but for colours and
-what draws a progress bar on its own line.
+"""Makes job output safe for a terminal by dropping control sequences other than colours and progress bars.
 
 Carriage returns, backspaces, tabs, newlines, SGR sequences (colours) and EL sequences (erase in line) pass.
 Sequences that move the cursor, set modes, titles or the clipboard, bells and other control characters do not.
@@ -11,13 +10,13 @@ import codecs
 import re
 from enum import Enum, auto
 
-#: Characters that begin a sequence or are dropped. A byte that is not UTF-8 stands as U+DC00 + the byte, as
-#: which 0x80 to 0x9f are control characters too.
+#: Characters that begin a sequence or are dropped. A byte that is not UTF-8 is decoded as U+DC00 + the byte;
+#: 0x80 to 0x9f are control characters in that form too.
 _SPECIAL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]")
 _PARAMETERS = re.compile(r"[ -?]*")
 _STRING_END = re.compile(r"[\x07\n\x18\x1a\x1b\x9c\udc9c]")
 _PASSED = re.compile(r"[0-9:;]*m|[0-2]?K")
-#: Of the parameters of a sequence that passes; a longer one is dropped.
+#: Most characters of a sequence that passes; a longer one is dropped.
 _LONGEST = 64
 
 
@@ -30,7 +29,7 @@ class _In(Enum):
 
 
 class Sanitizer:
-    """Takes output in pieces of any size; where it is cut makes no difference."""
+    """A filter that takes output in pieces of any size, cut at any byte."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -38,11 +37,11 @@ class Sanitizer:
         self._parameters = ""
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the printable part of the next piece. A cut character or sequence waits for the rest."""
+        """Returns the safe part of the next piece. A cut character or sequence waits for the rest."""
         return self._passed(self._decoder.decode(data))
 
     def rest(self) -> bytes:
-        """The last bytes, where the output ends within a character."""
+        """Returns the remaining bytes if the output ends within a character."""
         return self._passed(self._decoder.decode(b"", final=True))
 
     def _passed(self, text: str) -> bytes:
@@ -77,7 +76,7 @@ class Sanitizer:
         return found.end()
 
     def _escape(self, text: str, at: int) -> int:
-        """Behind ESC, or behind that and some intermediate characters."""
+        """Continues after ESC, or after ESC and intermediate characters."""
         begun, character = self._in, text[at]
         self._in = _In.TEXT
         if " " <= character <= "/":
@@ -87,11 +86,11 @@ class Sanitizer:
         elif begun is _In.ESCAPE and character in "]PX^_":
             self._in = _In.STRING
         elif not "0" <= character <= "~":
-            return at  # no part of a sequence
+            return at  # not part of a sequence
         return at + 1
 
     def _control(self, text: str, at: int, out: list[str]) -> int:
-        """Behind CSI: parameters, then the character that says what the sequence does."""
+        """Continues after CSI: parameters, then the final character that selects the function."""
         run = _PARAMETERS.match(text, at)
         assert run is not None
         self._parameters = (self._parameters + run[0])[: _LONGEST + 1]
@@ -106,7 +105,7 @@ class Sanitizer:
         return at + 1
 
     def _string(self, text: str, at: int) -> int:
-        """In a title, a link or the like, which ends at a newline at the latest."""
+        """Skips a title, a link or the like, which ends at a newline at the latest."""
         end = _STRING_END.search(text, at)
         if end is None:
             return len(text)
@@ -115,6 +114,6 @@ class Sanitizer:
 
 
 def sanitized(data: bytes) -> bytes:
-    """Output that is there as a whole."""
+    """Returns complete output, made safe for a terminal."""
     sanitizer = Sanitizer()
     return sanitizer.feed(data) + sanitizer.rest()

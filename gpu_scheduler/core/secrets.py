@@ -1,6 +1,6 @@
-"""Which parts of a text are secrets, by the name that a value is given to or by its own form.
+"""Finds and hides secrets in text, by the name that a value is assigned to or by the value's own form.
 
-Everything that is shown or logged has them hidden; the record, `command.sh` and the job have them whole.
+Everything shown or logged is masked; the store, `command.sh` and the job keep the values.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Stands for a value that nobody should read over a shoulder.
+#: Replaces a secret value in everything shown or logged.
 HIDDEN = "(hidden)"
 
 _WORDS = "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
-#: Names of variables that hold one of these words and whose values are no secrets.
+#: Names of variables that contain one of these words but whose values are not secret.
 _HARMLESS = (
     r"(?:OLD)?PWD|PASS_(?:AT_)?K"
     r"|(?:\w*_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
@@ -22,41 +22,41 @@ _HARMLESS = (
 )
 _VARIABLE = rf"(?!(?:{_HARMLESS})(?:=|\Z))(?:\w*_)?(?:{_WORDS})(?:_\w*)?"
 _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
-#: An option, or a setting such as `wandb.api_key=…`, whose value is secret, up to its end. The word is taken
-#: in one piece: no part of it is tried.
+#: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The word is
+#: matched as one piece, so that no part of it is tried.
 _OPTION = (
     r"(?=(?P<word{0}>-{{0,2}}[\w.-]+))(?P=word{0})(?i:(?<=api[-_]key)|(?<=apikey)|(?<=secret)|(?<=password)"
     r"|(?<=access[-_]token)|(?<=accesstoken)|(?<=auth[-_]token)|(?<=authtoken)|(?<=hf[-_]token)"
     r"|(?<=hftoken))"
 )
-#: In a command a variable counts in capitals only: `max_tokens=5` is a setting of some program.
+#: In a command only a variable in capitals counts: `max_tokens=5` is a setting of some program.
 _ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
 
-#: Pieces of a word as a shell, POSIX quoting or a quoted CSV field (doubled quotes) has them. A quote at the
-#: end of a word closes what the word stands in.
+#: Pieces of a word in a shell, in POSIX quoting or in a quoted CSV field (doubled quotes). A quote at the
+#: end of a word closes the quotation around the word.
 _PIECE = (
     r"""(?:""[^"\s][^"]*""|\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
 )  # fmt: skip
-#: A quote that is not closed reaches to the end of the text.
+#: An unclosed quote extends to the end of the text.
 _OPEN = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
-#: It begins with what is before a name, so that nothing inside a word is tried.
+#: The match begins with the character before a name, so that nothing inside a word is tried.
 _NAMED = re.compile(
-    # Quoted as a whole: '--api-key=…'. What follows `bash -c` is a command and no such word.
+    # Quoted as a whole: '--api-key=…'. The word after `bash -c` is a command, not such an option.
     rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
     rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_PIECE}*"""
     rf"""|(?P<name>{_ASSIGNED}"""
     rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|(?:""|\\?["'])\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
     rf"(?P<value>{_OPEN}|{_PIECE}+))"
 )
-#: Values that are none: of a flag, a variable that a shell fills in, what stands in our own texts.
+#: Values that hide nothing: of a flag, a variable that a shell expands, placeholders in our own texts.
 _NO_VALUE = re.compile(
     r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
 )
-#: Behind a value: the GPU list of a CSV line, the end of an attribute block.
+#: Text after a value: the GPU list of a CSV line.
 _GPUS = re.compile(r",[-\d,]*\Z")
 
 _IN_URL = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
-#: Searched in small letters: an expression that begins with a string is found as fast as that string.
+#: Searched in lower case: an expression that begins with a literal is found as fast as the literal.
 _WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
 _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
 _TOKEN = re.compile(
@@ -68,7 +68,7 @@ _TOKEN = re.compile(
 
 
 def masked(text: str) -> str:
-    """The text with `(hidden)` in the place of every secret."""
+    """Returns the text with every secret replaced by `(hidden)`."""
     lowered = text.lower()
     if _may_name_one(text, lowered):
         text = _NAMED.sub(_hidden, f" {text}")[1:]
@@ -82,22 +82,22 @@ def masked(text: str) -> str:
 
 
 def masked_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line, each as it is given to a program, with every secret hidden."""
-    said: list[str] = []
+    """Returns the words of a command line, as a program receives them, with every secret hidden."""
+    masked_list: list[str] = []
     for at, word in enumerate(words):
         before = words[at - 1] if at else ""
         given = _IS_GIVEN.match(word)
         if _IS_OPTION.fullmatch(before) and not word.startswith("--") and not _NO_VALUE.fullmatch(word):
-            said.append(HIDDEN)
+            masked_list.append(HIDDEN)
         elif given and not _NO_VALUE.fullmatch(word, given.end()):
-            said.append(f"{given[0]}{HIDDEN}")
+            masked_list.append(f"{given[0]}{HIDDEN}")
         else:
-            said.append(masked(word))
-    return said
+            masked_list.append(masked(word))
+    return masked_list
 
 
 def masked_values(value: Any) -> Any:
-    """A value for JSON with every text in it masked; a list of texts counts as the words of a command."""
+    """Returns a JSON value with every string masked; a list of strings counts as the words of a command."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def masked_values(value: Any) -> Any:
 
 
 def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The variables with the values hidden that look like secrets, by their names or by themselves."""
+    """Returns the variables, with each value hidden that is secret by its name or by its own form."""
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
 
@@ -118,10 +118,10 @@ _IS_GIVEN = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
 _IS_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
 
 
-# Asked of every text that is shown. Nearly none has any of these strings, and looking for each of them takes
-# a tenth of the time of an expression, or of a loop over them.
+# These run on every text that is shown. Few texts contain any of these strings, and searching for each of
+# them takes a tenth of the time of a regular expression or of a loop.
 def _may_name_one(text: str, lowered: str) -> bool:
-    """Whether a text may hold a name that `_NAMED` knows."""
+    """Returns whether the text may contain a name that `_NAMED` matches."""
     return (
         "api" in lowered or "secret" in lowered or "password" in lowered or "env:" in lowered
         or ("token" in lowered and ("access" in lowered or "auth" in lowered or "hf" in lowered))
@@ -135,7 +135,7 @@ def _may_name_one(text: str, lowered: str) -> bool:
 
 
 def _may_hold_one(text: str) -> bool:
-    """Whether a text may hold a value that `_TOKEN` knows."""
+    """Returns whether the text may contain a value that `_TOKEN` matches."""
     return (
         "hf_" in text or "sk-" in text or "gho_" in text or "ghp_" in text or "ghr_" in text or "ghs_" in text
         or "ghu_" in text or "github_pat_" in text or "glpat-" in text or "xox" in text or "AKIA" in text

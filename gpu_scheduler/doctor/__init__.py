@@ -1,2 +1,4 @@
-"""What could go wrong on this machine: a small function per check, each given what it looks at. They look,
-ask programs with a deadline, and change nothing."""
+"""Checks what could go wrong on this machine or with a job, one small function per check.
+
+The checks read files, run programs with a timeout, and change nothing.
+"""

@@ -1,4 +1,4 @@
-"""Asks conda for its environments. Apart from the other checks, since asking brings `subprocess` with it."""
+"""Lists conda's environments. This is a module of its own because it imports `subprocess`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _CONDA_S = 20.0
 
 
 def ask_conda(conda_sh: str) -> Answer:
-    """What `conda env list` prints; `environments` reads it."""
+    """Runs `conda env list`; `environments` parses its output."""
     return ask(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_CONDA_S)
 
 
 def environments(text: str) -> list[str]:
-    """The environments that `conda env list` prints; those without a name by their folder."""
+    """Returns the environments in the output of `conda env list`; unnamed ones by their folder."""
     rows = (line.split() for line in text.splitlines())
     return [words[0] for words in rows if words and not words[0].startswith("#")]

@@ -1,4 +1,4 @@
-"""All checks in their order, one finding after the other."""
+"""Runs all checks of `doctor` in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_scheduler.store.home import Home
 
 @dataclass(frozen=True)
 class Asked:
-    """What `start` would be given."""
+    """The options of `start` that the checks depend on."""
 
     home: Home
     jobs_file: str
@@ -32,7 +32,7 @@ class Asked:
 
 
 def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
-    """Every finding, as soon as it is known. waits: called with what is asked next, if that may take long."""
+    """Yields every finding as soon as it is known. waits: called before a slow check, with what it does."""
     home, uid, user = asked.home, os.geteuid(), user_name()
     simulated = asked.simulate is not None or asked.gpu_probe == "simulated"
     yield software.python()
@@ -40,13 +40,13 @@ def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> I
     yield software.user(uid)
     yield from screen()
     yield older.sessions(home)
-    waits("asks conda")
+    waits("running conda")
     yield from software.conda(
         asked.conda_sh or find_conda_sh(os.environ, os.path.exists), asked.conda_sh is not None
     )
     if not simulated:
         yield gpus.driver()
-    waits(f"asks the GPUs, for {gpus.PROBE_S:g} s at most")
+    waits(f"reading the GPUs, at most {gpus.PROBE_S:g} s")
     yield from gpus.probe(asked.gpu_probe, asked.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
     yield from files.folders(home, _logs(asked.log_dir), trust=asked.trust_files)
     yield from files.record(home)
@@ -62,7 +62,7 @@ def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> I
 
 
 def _logs(chosen: str | None) -> LogFolder:
-    # LogFolder.of would make a folder that is named.
+    # LogFolder.of would create a named folder.
     return (
         LogFolder.of(None) if chosen is None else LogFolder((Path(os.path.realpath(chosen)),), os.geteuid())
     )

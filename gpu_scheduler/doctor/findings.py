@@ -1,4 +1,4 @@
-"""What a check found, as a value and as text."""
+"""Defines the findings of checks and formats them as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Grade = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `doctor`. remedy: what to do, "" where nothing is to be done.
+    """The result of one check. remedy: what to do; "" if nothing.
 
     bad: something will not work; warn: it may go wrong, or does in some cases.
     """
@@ -26,22 +26,22 @@ class Finding:
 
 
 def ok(check: str, says: str) -> Finding:
-    """Nothing is to be done."""
+    """Returns a finding that needs no action."""
     return Finding(check, "ok", says)
 
 
 def warn(check: str, says: str, remedy: str) -> Finding:
-    """Something may go wrong."""
+    """Returns a finding of something that may go wrong."""
     return Finding(check, "warn", says, remedy)
 
 
 def bad(check: str, says: str, remedy: str) -> Finding:
-    """Something will not work."""
+    """Returns a finding of something that will not work."""
     return Finding(check, "bad", says, remedy)
 
 
 def of_trouble(trouble: Trouble) -> Finding:
-    """Bad where it stops new starts."""
+    """Returns the finding of a health issue; bad if it stops new starts."""
     judge = bad if trouble.stops else warn
     return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
 
@@ -57,9 +57,9 @@ def finding_object(finding: Finding) -> dict[str, str]:
 
 
 def line(finding: Finding, columns: int | None = None) -> str:
-    """A finding as a line, and another for the remedy. columns: of the terminal that they are fitted to."""
+    """Formats a finding and its remedy as lines. columns: terminal width to wrap to; None: no wrapping."""
     head = f"{finding.grade:<4}  {finding.check:<20}  "
-    said = [visible(shortened(finding.says)), *([visible(finding.remedy)] if finding.remedy else [])]
+    texts = [visible(shortened(finding.says)), *([visible(finding.remedy)] if finding.remedy else [])]
     if columns is not None:
-        said = [row for text in said for row in rows(text, max(20, columns - len(head)))]
-    return head + f"\n{' ' * len(head)}".join(said)
+        texts = [row for text in texts for row in rows(text, max(20, columns - len(head)))]
+    return head + f"\n{' ' * len(head)}".join(texts)

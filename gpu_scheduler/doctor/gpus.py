@@ -1,4 +1,4 @@
-"""The driver, and what each GPU says to the probe that `start` would use."""
+"""Checks the driver, and each GPU with the probe that `start` would use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpu_scheduler.probes import ProbeKind
 from gpu_scheduler.probes.asked import AskedProbe
 from gpu_scheduler.probes.visible import restrict
 
-#: Seconds for the first answer.
+#: Seconds that the first sample may take.
 PROBE_S = 5.0
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
-    """The kernel's part of it."""
+    """Returns the finding about the kernel driver."""
     try:
         text = version.read_text("utf-8", "replace")
     except OSError:
@@ -28,18 +28,18 @@ def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
 
 
 def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterator[Finding]:
-    """Each GPU. visible: the value of CUDA_VISIBLE_DEVICES, None = not set."""
+    """Yields a finding for each GPU. visible: the value of CUDA_VISIBLE_DEVICES; None: not set."""
     with AskedProbe(kind, simulate) as asked:
         try:
             snapshot = asked.first_sample(PROBE_S)
         except GpuStateError as error:
             says, _, remedy = str(error).partition("\n")
-            yield bad("probe", says, remedy or "see whether `nvidia-smi` answers")
+            yield bad("probe", says, remedy or "check whether `nvidia-smi` answers")
             return
     managed, note = restrict(snapshot.gpus, visible)
     if note is not None:
         judge = warn if managed else bad
-        yield judge("CUDA_VISIBLE_DEVICES", note, "unset it, if all GPUs shall be used")
+        yield judge("CUDA_VISIBLE_DEVICES", note, "unset it to use all GPUs")
     for gpu in snapshot.gpus:
         yield _one(gpu)
 
@@ -47,12 +47,12 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
 def _one(gpu: GpuSample) -> Finding:
     check = f"GPU {gpu.index}"
     if gpu.fault is not None:
-        return bad(check, f"{gpu.name}: {gpu.fault}", "see what `nvidia-smi` and the kernel's log say of it")
+        return bad(check, f"{gpu.name}: {gpu.fault}", "check it with `nvidia-smi` and in the kernel log")
     unknown = [
         name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None
     ]
     if unknown:
         says = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
-        return warn(check, says, f"see what `nvidia-smi -q -i {gpu.index}` says of it")
+        return warn(check, says, f"check it with `nvidia-smi -q -i {gpu.index}`")
     memory = f"{gpu.used_mib} of {gpu.total_mib} MiB in use"
     return ok(check, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %")

@@ -1,4 +1,4 @@
-"""Why one job does not start, check by check: each is given what it looks at, and answers with a finding."""
+"""Checks why one job does not start; every check takes its facts as arguments and returns a finding."""
 
 from __future__ import annotations
 
@@ -20,35 +20,33 @@ _SHOWN = 5
 
 
 def scheduler(pid: int | None, host: str | None, *, waits: bool) -> Finding:
-    """Whether anything can start it. waits: whether it is to be started at all."""
+    """Returns whether a scheduler can start the job. waits: the job waits to be started."""
     if host is not None:
-        return warn(
-            "scheduler", f"on host {host}; whether it runs cannot be told from here", f"ask on {host}"
-        )
+        return warn("scheduler", f"on host {host}; unknown from here whether it runs", f"run this on {host}")
     if pid is None and not waits:
         return ok("scheduler", "not running")
     if pid is None:
-        return bad("scheduler", "not running: nothing is started", "`start` runs it")
+        return bad("scheduler", "not running: no job starts", "run `start`")
     return ok("scheduler", f"running, {pid_words(pid)}")
 
 
 def held(job_id: int, by: str | None, reason: str | None) -> Finding:
-    """Of a held job: by whom, and the way out."""
+    """Returns why a job is held, and the command that queues it."""
     verb = "release" if by in ("user", "line") else "retry"
-    return bad("held", reason or "it is held", f"`{verb} {job_id}` queues it")
+    return bad("held", reason or "the job is held", f"`{verb} {job_id}` queues it")
 
 
 def placing(need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuView], limits: Limits) -> Finding:
-    """What placement answers for it, as if it were its turn now."""
+    """Returns the result of placement for the job, as if it were its turn now."""
     answer = place(need, allowed, views, limits)
     if isinstance(answer, Reason):
         if answer.infeasible:
             less = "less memory (vram=), " if need.vram is not None else ""
-            remedy = f"mend its line: {less}fewer GPUs, or others; or start the scheduler with more (--gpus)"
+            remedy = f"change its line: {less}fewer or other GPUs; or start the scheduler with more (--gpus)"
             return bad("placing", answer.text, remedy)
         return warn("placing", answer.text, "")
     chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
-    return ok("placing", f"GPU {chosen} would take it now")
+    return ok("placing", f"it would start on GPU {chosen} now")
 
 
 def gpu(
@@ -58,13 +56,16 @@ def gpu(
     limits: Limits,
     holders: Collection[int],
 ) -> Finding:
-    """Whether one GPU takes it, and what is measured against the thresholds. holders: jobs of ours on it."""
+    """Returns whether one GPU takes the job, with the values compared to the thresholds.
+
+    holders: ids of our jobs on the GPU.
+    """
     name = f"GPU {view.index}"
     measured = _measured(view, need, limits, holders)
     if need.vram is not None:
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
-        return ok(name, f"not for this job, which may use {format_gpu_list(allowed)}; {measured}")
+        return ok(name, f"not allowed for this job, which may use {format_gpu_list(allowed)}; {measured}")
     why = obstacle(view, need, limits)
     if why is None:
         return ok(name, f"takes it; {measured}")
@@ -73,39 +74,41 @@ def gpu(
 
 def _measured(view: GpuView, need: Need, limits: Limits, holders: Collection[int]) -> str:
     jobs = (
-        f"share {format_share(view.booked)} held by {_jobs(sorted(holders))}" if holders else "no job of ours"
+        f"share {format_share(view.booked)} allocated to {_jobs(sorted(holders))}"
+        if holders
+        else "no job of ours"
     )
     load = "load unknown" if view.load is None else f"load {view.load:.0f} %"
     return f"{jobs}, {load}, {_foreign(view, need, limits)}"
 
 
 def _foreign(view: GpuView, need: Need, limits: Limits) -> str:
-    """Words the use by foreign processes, and the thresholds that judge it; the idle threshold goes first."""
+    """Describes the use by foreign processes and the thresholds for it; the idle threshold comes first."""
     if view.foreign_mib is None:
-        return "memory of others unknown"
+        return "foreign memory unknown"
     if not view.foreign_mib:
-        return "others hold no memory"
-    holds = f"others hold {size(view.foreign_mib)}"
+        return "no foreign memory"
+    holds = f"foreign memory {size(view.foreign_mib)}"
     if view.foreign_mib <= limits.idle_mib:
-        return f"{holds}, which counts as none (idle threshold {limits.idle_mib} MiB)"
+        return f"{holds}, counts as idle (idle threshold {limits.idle_mib} MiB)"
     if need.alone:
         return f"{holds} (idle threshold {limits.idle_mib} MiB)"
     if need.vram is None and view.total_mib:
         part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.memory
         holds += f", {part:.0f} % of it (threshold {most:.0f} %)"
-    made = "unknown, which keeps no job out"
+    load = "unknown, which excludes no job"
     if view.foreign_load is not None:
-        made = f"{view.foreign_load:.0f} % (threshold {100 * limits.load:.0f} %)"
-    return f"{holds}, load of others {made}"
+        load = f"{view.foreign_load:.0f} % (threshold {100 * limits.load:.0f} %)"
+    return f"{holds}, foreign load {load}"
 
 
 def _headroom(view: GpuView, limits: Limits) -> str:
-    """What the memory ledger leaves to one more declaration."""
+    """Describes the memory left for one more declaration by memory accounting."""
     if view.total_mib is None or view.memory_mib is None:
-        return ", memory booked on it unknown"
+        return ", allocated memory unknown"
     left = size(max(0, view.total_mib - view.memory_mib - limits.margin_mib))
-    taken = f"{size(view.memory_mib)} of {size(view.total_mib)} booked or held"
-    return f", {taken}, {left} to be declared beside the margin of {limits.margin_mib} MiB"
+    taken = f"{size(view.memory_mib)} of {size(view.total_mib)} allocated or in use"
+    return f", {taken}, {left} left for a declaration (margin {limits.margin_mib} MiB)"
 
 
 def _jobs(ids: Sequence[int]) -> str:
@@ -113,17 +116,17 @@ def _jobs(ids: Sequence[int]) -> str:
 
 
 def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:
-    """GPUs that its line allows and the scheduler does not manage."""
+    """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
     missing = [index for index in allowed or () if index not in managed]
     if missing:
         says = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
-        yield warn("allowed GPUs", says, "mend its line, or start --gpus")
+        yield warn("allowed GPUs", says, "correct its line, or use `start --gpus`")
 
 
 def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
-    """The working folder, and the conda or virtual environment. conda: the one that will be activated."""
+    """Yields findings about the working folder and the environment. conda: the environment to activate."""
     if not os.path.isdir(spec.cwd):
-        yield bad("folder", f"{spec.cwd} does not exist", "make it, or name another with [cwd=DIR]")
+        yield bad("folder", f"{spec.cwd} does not exist", "create it, or name another with [cwd=DIR]")
     if spec.venv is not None:
         there = os.path.isfile(os.path.join(spec.venv, "bin", "activate"))
         says = f"virtual environment {spec.venv}"
@@ -131,11 +134,11 @@ def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Itera
             ok("environment", says)
             if there
             else bad(
-                "environment", f"{says} does not exist (no bin/activate in it)", "make it, or mend venv="
+                "environment", f"{says} does not exist (no bin/activate in it)", "create it, or correct venv="
             )
         )
     elif conda is None:
-        yield ok("environment", "none named, and none needed")
+        yield ok("environment", "none named")
     elif conda_sh is None or not os.path.isfile(conda_sh):
         yield bad(
             "environment", f"conda {conda}: no conda was found", "start --conda-sh PATH/profile.d/conda.sh"
@@ -145,56 +148,55 @@ def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Itera
 
 
 def _conda(name: str, conda_sh: str) -> Finding:
-    from gpu_scheduler.doctor.conda import ask_conda, environments  # few jobs need the answer
+    from gpu_scheduler.doctor.conda import ask_conda, environments  # few jobs need it
 
-    said = ask_conda(conda_sh)
-    if not said.good:
-        return bad(
-            "environment", f"`conda env list`: {said.why()}", f"see what `. {conda_sh}; conda env list` says"
-        )
-    known = environments(said.text)
+    result = ask_conda(conda_sh)
+    if not result.good:
+        return bad("environment", f"`conda env list`: {result.why()}", f"run `. {conda_sh}; conda env list`")
+    known = environments(result.text)
     if name in known or os.path.isdir(os.path.expanduser(name)):
         return ok("environment", f"conda {name} exists")
     return bad(
         "environment",
         f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
-        f"conda create -n {shlex.quote(name)}, or mend the line",
+        f"conda create -n {shlex.quote(name)}, or correct the line",
     )
 
 
 def script(spec: JobSpec) -> Finding:
-    """Of a CSV line: whether the script is there. Of a command nothing can be told without running it."""
+    """Returns whether the script of a CSV line exists; a command cannot be checked without running it."""
     path = spec.script
     if path is None:
-        return ok("script", "a shell command; its programs are looked for when it runs")
-    said = f"{path} (absolute)"
+        return ok("script", "a shell command; its programs are only found when it runs")
     if not os.path.exists(path):
-        return bad("script", f"{path} does not exist", f"relative paths begin at {spec.cwd}; mend the line")
+        return bad(
+            "script", f"{path} does not exist", f"relative paths start at {spec.cwd}; correct the line"
+        )
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
         return bad("script", f"{path} is a folder without __main__.py", "name a script")
     if not os.access(path, os.R_OK):
         return bad("script", f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
-    return ok("script", said)
+    return ok("script", f"{path} (absolute)")
 
 
 def order(priority: int, count: int, first: Sequence[int]) -> Finding:
-    """How many queued jobs come before it, and which."""
+    """Returns how many queued jobs come before the job, and the first of them."""
     if not count:
-        return ok("order", f"it is the first in the queue (priority {priority})")
+        return ok("order", f"first in the queue (priority {priority})")
     more = f" and {count - len(first):,} more" if count > len(first) else ""
     listed = ", ".join(map(str, first))
     return ok(
         "order",
         f"priority {priority}; {plural(count, 'queued job')} before it: {listed}{more};"
-        " it waits for none of them: in that order every job that fits starts",
+        " it waits for none of them: every job that fits starts, in that order",
     )
 
 
 def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]:
-    """Launches that failed, and the wait before the next."""
+    """Yields the number of failed launches, and the wait before the next one."""
     if wait_s is not None and wait_s > 0:
         failed = f"{plural(failures, 'failed start')}; " if failures else ""
-        yield warn("retry", f"{failed}tried again in {wait_s:.0f} s", "")
+        yield warn("retry", f"{failed}next try in {wait_s:.0f} s", "")
     elif failures:
         yield ok("retry", f"{plural(failures, 'failed start')}; the next try is due")
 
@@ -206,23 +208,29 @@ def line(
     near: Sequence[tuple[int, str]],
     malformed: int,
 ) -> Iterator[Finding]:
-    """Its line of the jobs file, and what it waits for there. near: malformed lines around it; malformed: how
-    many the file has."""
+    """Yields findings about the job's line in its jobs file.
+
+    near: malformed lines around it, with their problems; malformed: how many malformed lines the file has.
+    """
     kind, _, path = source.partition(":")
     if kind != "file":
-        yield ok("line", f"none: it came from `{kind}`")
+        yield ok("line", f"none: submitted by `{kind}`")
         return
     if wait is not None and wait.kind == "malformed":
         yield bad(
-            "line", f"{path}:{wait.number} is malformed now; the job waits until it is mended", "mend it"
+            "line",
+            f"{path}:{wait.number} is malformed now; the job waits until it is corrected",
+            "correct it",
         )
     elif where is None or (wait is not None and wait.kind == "gone"):
-        yield warn("line", f"it is not in {path} any more", "write it there again, or `cancel` the job")
+        yield warn("line", f"no longer in {path}", "write it there again, or `cancel` the job")
     else:
         yield ok("line", f"{where[0]}:{where[1]}")
     for number, problem in near[:_SHOWN]:
         yield warn(
-            "near it", f"{path}:{number} is malformed: {problem}", "mend it; `status` says what is accepted"
+            "near it",
+            f"{path}:{number} is malformed: {problem}",
+            "correct it; `status` shows the accepted form",
         )
     rest = malformed - len(near[:_SHOWN])
     if rest > 0:
@@ -230,5 +238,5 @@ def line(
 
 
 def by_hand(folder: str) -> Finding:
-    """How a failed attempt is run again by hand."""
+    """Returns the command that runs a failed attempt again by hand."""
     return ok("by hand", f"bash {shlex.quote(folder)}/command.sh")

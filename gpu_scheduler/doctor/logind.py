@@ -1,7 +1,7 @@
-"""What happens to processes when their user logs out, as systemd-logind has it.
+"""Checks what systemd-logind does to processes when their user logs out.
 
-KillUserProcesses ends what lies in the session's scope, lingering or not; lingering keeps the user's manager,
-and with it what was started there, and the shared memory that RemoveIPC would delete.
+KillUserProcesses ends the processes in the session's scope, with or without lingering. Lingering keeps the
+user's manager with the processes started in it, and the shared memory that RemoveIPC would delete.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gpu_scheduler.asking import ask
 from gpu_scheduler.doctor.findings import Finding, ok, warn
 from gpu_scheduler.joblogs import user_name
 
-#: Where logind is configured, the stronger one last.
+#: Folders of logind's configuration; later ones override earlier ones.
 _CONFIGURED = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
-#: There where systemd runs the machine.
+#: Exists if systemd runs the machine.
 BOOTED = Path("/run/systemd/system")
 _LINGERING = Path("/var/lib/systemd/linger")
 _SYSTEM_UIDS = 1000
@@ -27,7 +27,7 @@ _SETTING = re.compile(r"^[ \t]*(#?)[ \t]*([A-Za-z]+)[ \t]*=[ \t]*(.*?)[ \t]*$", 
 
 @dataclass(frozen=True)
 class Logind:
-    """What is set; None = not known. scope: of this process: "session", "manager" (the user's) or None."""
+    """Settings of logind; None: unknown. scope: this process's, "session", "manager" (the user's) or None."""
 
     kills: bool | None = None
     removes_ipc: bool | None = None
@@ -38,13 +38,13 @@ class Logind:
 
 
 def read(user: str, timeout_s: float = 5.0, booted: Path = BOOTED) -> Logind | None:
-    """What logind says, else what its files say; None where there is neither."""
+    """Returns logind's settings from its service, else from its files; None if neither exists."""
     if not booted.exists():
         return None
     names = ("KillUserProcesses", "RemoveIPC", "KillExcludeUsers", "KillOnlyUsers")
     where = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-    said = ask(["busctl", "get-property", *where, *names], timeout_s=timeout_s / 2)
-    answered = _answered(said.text) if said.good else None
+    properties = ask(["busctl", "get-property", *where, *names], timeout_s=timeout_s / 2)
+    answered = _answered(properties.text) if properties.good else None
     found = answered or _configured(_files())
     if found is None:
         return None
@@ -57,7 +57,7 @@ def read(user: str, timeout_s: float = 5.0, booted: Path = BOOTED) -> Logind | N
 
 
 def _answered(text: str) -> Logind | None:
-    """What busctl prints: a line per property, in their order (`b true`, `as 1 "root"`)."""
+    """Parses the output of busctl, one line per property in the order asked (`b true`, `as 1 "root"`)."""
     lines = text.strip().splitlines()
     if len(lines) != 4:
         return None
@@ -76,23 +76,23 @@ def _files() -> Iterator[str]:
 
 
 def _configured(texts: Iterable[str]) -> Logind | None:
-    """What the files of logind set; comments in them show what it was built with."""
+    """Parses logind's configuration files; their comments show the built-in defaults."""
     built: dict[str, str] = {}
-    said: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for text in texts:
         for mark, key, value in _SETTING.findall(text):
-            (built if mark else said)[key] = value
-    said = built | said
-    if not said:
+            (built if mark else assigned)[key] = value
+    values = built | assigned
+    if not values:
         return None
     words = {True: ("yes", "true", "1", "on"), False: ("no", "false", "0", "off")}
 
     def flag(key: str) -> bool | None:
-        value = said.get(key, "").lower()
+        value = values.get(key, "").lower()
         return next((truth for truth, spelled in words.items() if value in spelled), None)
 
-    excluded = tuple(said.get("KillExcludeUsers", "root").split())
-    only = tuple(said.get("KillOnlyUsers", "").split())
+    excluded = tuple(values.get("KillExcludeUsers", "root").split())
+    only = tuple(values.get("KillOnlyUsers", "").split())
     return Logind(flag("KillUserProcesses"), flag("RemoveIPC"), excluded=excluded, only=only)
 
 
@@ -107,9 +107,9 @@ def _scope() -> str | None:
 
 
 def judge(found: Logind | None, user: str, uid: int) -> Iterator[Finding]:
-    """What logging out does to a scheduler that this user starts here, and to its jobs."""
+    """Yields the effect of a logout on a scheduler that this user starts here, and on its jobs."""
     if found is None:
-        yield ok("logind", "not found: nothing ends processes when their user logs out")
+        yield ok("logind", "not found: processes survive the logout of their user")
         return
     linger = f"sudo loginctl enable-linger {user}"
     kills = found.kills and user not in found.excluded and (not found.only or user in found.only)
@@ -117,29 +117,29 @@ def judge(found: Logind | None, user: str, uid: int) -> Iterator[Finding]:
         yield _kept(found, linger)
     elif kills:
         says = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
-        start = "start it by `systemd-run --user --scope gpu-scheduler start …`"
+        start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
         yield warn("logind", says, start if found.lingers else f"{linger}, and {start}")
     elif found.scope == "manager":
         yield _kept(found, linger)
     else:
-        said = {None: "is not known", False: "=no", True: "=yes, but not for you"}[found.kills]
-        yield ok("logind", f"KillUserProcesses{said}: processes outlive the session")
+        value = {None: " unknown", False: "=no", True: "=yes, but not for you"}[found.kills]
+        yield ok("logind", f"KillUserProcesses{value}: processes survive the session")
     if uid >= _SYSTEM_UIDS and found.removes_ipc is not False and not found.lingers:
-        # Not known is yes: systemd's own default.
-        says = "RemoveIPC=yes: when you log out, shared memory of your jobs is deleted (data loaders fail)"
+        # An unknown value counts as yes, systemd's default.
+        says = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted (data loaders fail)"
         yield warn("logind's RemoveIPC", says, linger)
     else:
-        yield ok("logind's RemoveIPC", "no shared memory of yours is deleted when you log out")
+        yield ok("logind's RemoveIPC", "your shared memory is kept when you log out")
 
 
 def _kept(found: Logind, linger: str) -> Finding:
     if found.lingers:
-        return ok("logind", "Linger=yes: your services go on when you log out")
-    return warn("logind", "Linger=no: what your user manager runs ends when you log out", linger)
+        return ok("logind", "Linger=yes: your services continue when you log out")
+    return warn("logind", "Linger=no: the processes of your user manager end when you log out", linger)
 
 
 def warning(timeout_s: float) -> str | None:
-    """What `start` has to say about logging out, with the remedy; None if all is well, or cannot be told."""
+    """Returns the warning of `start` about logging out, with the remedy; None if all is well or unknown."""
     user = user_name()
     finding = next(iter(judge(read(user, timeout_s), user, os.geteuid())))
     return None if finding.grade == "ok" else f"{finding.says}; {finding.remedy}"

@@ -1,4 +1,4 @@
-"""Limits of the kernel that many jobs can reach, and the clock."""
+"""Checks kernel limits that many jobs can reach, and the clock."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ from pathlib import Path
 
 from gpu_scheduler.doctor.findings import Finding, ok, warn
 
-#: Watches that a scheduler with some hundred jobs uses, and ptys that should be left.
+#: Watches that a scheduler with some hundred jobs uses, and ptys that should be free.
 _WATCHES, _PTYS = 1024, 64
-#: 2024-01-01; a clock before it was never set. Seconds that files may be ahead of it.
+#: 2024-01-01: an earlier clock was never set. Seconds that a file may be newer than the clock.
 _LEAST, _AHEAD_S = 1_704_067_200.0, 60.0
 
 
 def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
-    """Whether a new instance can be had, and how many files it may watch."""
+    """Returns whether an inotify instance is available, and how many files it may watch."""
     from inotify_simple import INotify
 
     instances, watches = (_number(limits / f"max_user_{name}") for name in ("instances", "watches"))
     try:
         INotify().close()
     except OSError as error:
-        says = f"no instance is left ({error.strerror}): changes are seen by looking every few seconds"
+        says = f"no instance is available ({error.strerror}): changes are polled every few seconds"
         return warn("inotify", says, f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}")
     if watches is not None and watches < _WATCHES:
-        says = f"{watches} watches at most: with many jobs, changes are seen by looking every few seconds"
+        says = f"{watches} watches at most: with many jobs, changes are polled every few seconds"
         return warn("inotify", says, "sudo sysctl fs.inotify.max_user_watches=65536")
     return ok("inotify", f"{_shown(instances)} instances, {_shown(watches)} watches at most")
 
 
 def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
-    """Each session takes two."""
+    """Returns how many ptys are free; each job in Screen takes two."""
     most, used = _number(limits / "max"), _number(limits / "nr")
     if most is not None and used is not None and most - used < _PTYS:
-        says = f"{most - used} of {most} are left; each job in Screen takes two"
+        says = f"{most - used} of {most} are free; each job in Screen takes two"
         return warn("ptys", says, f"sudo sysctl kernel.pty.max={2 * most}")
     return ok("ptys", f"{_shown(used)} of {_shown(most)} in use")
 
 
 def clock(now: float, files: Iterable[Path]) -> Finding:
-    """now: wall seconds; files: some that were written before it."""
+    """Returns whether the clock is plausible. now: wall seconds; files: some written before now."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < _LEAST:
-        return warn("clock", f"{shown}: it was never set", "set it (timedatectl): ages and times are wrong")
+        return warn(
+            "clock", f"{shown}: the clock was never set", "set it (timedatectl): ages and times are wrong"
+        )
     ahead = [path for path in files if _written(path) > now + _AHEAD_S]
     if ahead:
-        says = f"{shown}: {ahead[0]} was written later than that"
-        return warn("clock", says, "set it (timedatectl); what was recorded keeps its times")
+        says = f"{shown}: {ahead[0]} is newer than that"
+        return warn("clock", says, "set it (timedatectl); recorded times stay as they are")
     return ok("clock", shown)
 
 

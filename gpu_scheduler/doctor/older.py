@@ -1,4 +1,4 @@
-"""The older scheduler: whether jobs of it still run beside this one."""
+"""Checks whether jobs of the older scheduler still run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from gpu_scheduler.store.home import Home
 
 
 def sessions(home: Home) -> Finding:
-    """Bad where `start` would be refused for their sake."""
+    """Returns the finding about live sessions of the older scheduler; bad if `start` would be refused."""
     found = old_sessions()
     if not found:
         return ok("older sessions", "none: no job of the older scheduler runs in Screen")
     named = "; ".join(map(str, found))
     if imports_older(home):
         return bad("older sessions", f"{STILL_RUN}: {named}", WHEN_ENDED)
-    return warn("older sessions", named, "no record knows these jobs of the older scheduler; they use GPUs")
+    return warn(
+        "older sessions", named, "these jobs of the older scheduler use GPUs, and no store knows them"
+    )

@@ -1,4 +1,4 @@
-"""GNU Screen: only `--screen` needs it, and nothing is decided from it."""
+"""Checks GNU Screen, which only `--screen` needs; no scheduling decision depends on it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gpu_scheduler.core.sessionlist import parse
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
 
-#: Versions that let a local user become root where Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).
+#: Versions that let a local user become root if Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).
 _DANGEROUS = ((4, 5, 0), (5, 0, 0))
 
 
 def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Finding]:
-    """Whether it is there, which, and whether it can make sessions. problem: asks it, as `start` does."""
+    """Yields Screen's version and whether it can create sessions. problem: tests it, as `start` does."""
     program = shutil.which("screen")
     if program is None:
-        remedy = "sudo apt-get install screen, if jobs shall have sessions"
+        remedy = "sudo apt-get install screen, if jobs are to run in sessions"
         yield warn("Screen", "not installed; `start --screen` is refused", remedy)
         return
     yield _version(program)
@@ -34,33 +34,35 @@ def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Findi
 
 
 def _version(program: str) -> Finding:
-    said = ask([program, "-v"])
-    found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", said.text)
+    result = ask([program, "-v"])
+    found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.text)
     if found is None:
-        return bad("Screen", f"{program} -v: {said.why()}", "install it again: sudo apt-get install screen")
+        return bad("Screen", f"{program} -v: {result.why()}", "install it again: sudo apt-get install screen")
     number = tuple(int(part or 0) for part in found.groups())
     text = f"{'.'.join(map(str, number))}, {program}"
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
     if number in _DANGEROUS and is_set_uid:
         remedy = f"sudo chmod u-s {program}, and update it: any user can become root through it"
-        return bad("Screen", f"{text}, set-uid, a version with a known hole", remedy)
+        return bad("Screen", f"{text}, set-uid, a version with a known vulnerability", remedy)
     if is_set_uid:
-        return warn("Screen", f"{text}, set-uid", f"sudo chmod u-s {program}; one user does not need it")
+        return warn(
+            "Screen", f"{text}, set-uid", f"sudo chmod u-s {program}; a single user does not need the bit"
+        )
     if number in _DANGEROUS:
-        return warn("Screen", f"{text}: a version with known holes", "update it")
+        return warn("Screen", f"{text}: a version with a known vulnerability", "update it")
     return ok("Screen", text)
 
 
 def sockets(folder: str | None) -> Finding:
-    """The folder of its sockets. None: it is not known; Screen checks its permissions itself."""
+    """Returns whether Screen's socket folder can be used. None: unknown; Screen checks it by itself."""
     if folder is None:
-        return ok("Screen's sockets", "in the usual place")
+        return ok("Screen's sockets", "in the default folder")
     try:
         status = os.stat(folder)
     except OSError as error:
         return bad("Screen's sockets", f"{folder}: {error.strerror}", f"mkdir -m 700 {folder}")
     if status.st_uid != os.geteuid():
-        remedy = "set SCREENDIR to a folder of yours, or unset it"
+        remedy = "set SCREENDIR to a folder that you own, or unset it"
         return bad("Screen's sockets", f"{folder} belongs to uid {status.st_uid}", remedy)
     if stat.S_IMODE(status.st_mode) != 0o700:
         mode = f"{stat.S_IMODE(status.st_mode):o}"

@@ -1,5 +1,4 @@
-"""The managed GPUs as placement sees them, from the record: the values of the last sample, judged by the code
-that the scheduler itself goes by."""
+"""Builds placement's view of the managed GPUs from the stored samples, with the scheduler's own code."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ def views(
     limits: Limits,
     now: Now,
 ) -> list[GpuView]:
-    """A view of each GPU of these rows (`Store.gpus`). attempts: all that are not settled."""
+    """Returns a view of each GPU of these rows (`Store.gpus`). attempts: all that are not reconciled."""
     sampled = [(row, json.loads(row["loads"])) for row in rows if row["sampled_at"] is not None]
     watch = GpuWatch()
-    # The samples again, the newest last; of the earlier ones only the load is left, and matters.
+    # Replays the samples, newest last; of earlier ones only the load is kept and matters.
     for ago in reversed(range(max((len(loads) for _, loads in sampled), default=1) or 1)):
         samples = [_sample(row, loads, ago) for row, loads in sampled if ago < max(1, len(loads))]
         watch.take(Snapshot(now.boot, tuple(samples)))

@@ -1,4 +1,4 @@
-"""The programs that we rest on: Python, our packages, conda; and as whom we run."""
+"""Checks the software that the scheduler depends on (Python, packages, conda) and the user it runs as."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler import __version__
 from gpu_scheduler.doctor.conda import ask_conda, environments
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 
-#: Module -> the package that brings it.
+#: Module -> the package that provides it.
 PACKAGES = {
     "GPUtil": "GPUtil",
     "pynvml": "nvidia-ml-py",
@@ -27,16 +27,16 @@ _SHOWN = 12
 
 
 def python() -> Finding:
-    """The interpreter, which runs the scheduler and its runners."""
+    """Returns the finding about the interpreter, which runs the scheduler and its runners."""
     found = ".".join(map(str, sys.version_info[:3]))
     if not sys.executable:
-        remedy = "start it with a Python that knows its own path"
-        return bad("Python", f"{found}, of which the path is unknown", remedy)
+        remedy = "run it with a Python interpreter that knows its own path"
+        return bad("Python", f"{found}, whose path is unknown", remedy)
     return ok("Python", f"{found}, {sys.executable}")
 
 
 def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
-    """Ours and those that it needs."""
+    """Returns the versions of our package and its dependencies, or the missing ones."""
     missing = [package for module, package in wanted.items() if find_spec(module) is None]
     if missing:
         return bad("packages", f"missing: {', '.join(missing)}", "make install, or pip install .")
@@ -52,28 +52,28 @@ def _version(package: str) -> str:
 
 
 def user(uid: int) -> Finding:
-    """As whom jobs run."""
+    """Returns the finding about the user that jobs run as."""
     if uid == 0:
         says = "root: whoever can write the jobs file runs commands as root"
-        return warn("user", says, "run it as a user of its own")
+        return warn("user", says, "run it as a dedicated user")
     return ok("user", f"uid {uid}")
 
 
 def conda(conda_sh: str | None, named: bool) -> Iterator[Finding]:
-    """conda_sh: the file that defines `conda`, None where none was found; named: by --conda-sh."""
+    """Yields findings about conda. conda_sh: its script, None if not found; named: given by --conda-sh."""
     if conda_sh is None:
-        yield ok("conda", "none found; jobs whose line names no environment run without it")
+        yield ok("conda", "not found; jobs whose line names no environment run without it")
         return
     if not os.path.isfile(conda_sh):
         remedy = "name etc/profile.d/conda.sh of the installation" if named else "install conda again"
-        yield bad("conda", f"{conda_sh}: no such file", remedy)
+        yield bad("conda", f"{conda_sh} does not exist", remedy)
         return
-    said = ask_conda(conda_sh)
-    if not said.good:
-        remedy = f"see what `. {conda_sh}; conda env list` says"
-        yield bad("conda", f"{conda_sh}: `conda env list`: {said.why()}", remedy)
+    result = ask_conda(conda_sh)
+    if not result.good:
+        remedy = f"run `. {conda_sh}; conda env list`"
+        yield bad("conda", f"{conda_sh}: `conda env list`: {result.why()}", remedy)
         return
-    yield ok("conda", f"{conda_sh}; environments: {_listed(environments(said.text))}")
+    yield ok("conda", f"{conda_sh}; environments: {_listed(environments(result.text))}")
 
 
 def _listed(names: Iterable[str]) -> str:

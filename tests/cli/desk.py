@@ -63,7 +63,7 @@ class Desk:
         return self.store.insert_job(JobSpec(**spec), "cli")
 
     def attempt(self, job_id: int, gpu: str = "SIM-0") -> Any:
-        """An open attempt of a queued job, its folder not made yet. Its row."""
+        """An open attempt of a queued job, its folder not created yet. Its row."""
         opened = self.record(act.Start(job_id, (gpu,), 500))
         row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", opened[job_id])
         assert row is not None

@@ -47,7 +47,7 @@ def test_every_check_runs_without_a_record_and_makes_nothing(desk: Desk) -> None
     told = json.loads(desk.run("doctor", *words)[1])
     names = [one["check"] for one in told["checks"]]
     expected = {
-        "Python", "packages", "user", "Screen", "conda", "GPU 0", "GPU 1", "log folder", "record",
+        "Python", "packages", "user", "Screen", "conda", "GPU 0", "GPU 1", "log folder", "store",
         "file system", "database", "state file", "jobs file", "llm_config", "scheduler", "logind", "inotify",
         "ptys", "clock",
     }  # fmt: skip
@@ -61,7 +61,7 @@ def test_the_scheduler_that_is_up_is_named(desk: Desk) -> None:
         told = json.loads(desk.run("doctor", "--simulate", "1", "--json")[1])
     says = {one["check"]: one["message"] for one in told["checks"]}
     assert says["scheduler"] == f"running, pid {pid}"
-    assert "whole" in says["database"]
+    assert "intact" in says["database"]
 
 
 def test_what_start_would_be_given_is_looked_at(desk: Desk) -> None:
@@ -79,6 +79,6 @@ def test_what_may_take_long_is_told_on_a_terminal_only(desk: Desk, monkeypatch: 
     monkeypatch.setattr("gpu_scheduler.doctor.gpus.probe", lambda *asked: iter(()))
     asked = Asked(desk.home, "", None, None, "auto", "1", None)
     assert list(examine(asked, said.append))
-    assert said == ["asks conda", "asks the GPUs, for 5 s at most"]
+    assert said == ["running conda", "reading the GPUs, at most 5 s"]
     findings(monkeypatch, ok("a", "fine"))
     assert desk.run("doctor")[2] == ""

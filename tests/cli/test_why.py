@@ -42,7 +42,7 @@ def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
 def test_whether_a_scheduler_is_up(desk: Desk) -> None:
     job = desk.job()
     assert checks(desk, job)["scheduler"][0] == "bad"
-    assert "`start` runs it" in desk.run("why", job)[1]
+    assert "run `start`" in desk.run("why", job)[1]
     assert checks(desk, job)["values"][1].startswith("those of the GPUs are as of ")
     with desk.scheduler("deaf") as pid:
         found = checks(desk, job)
@@ -58,15 +58,15 @@ def test_each_gpu_says_whether_it_takes_the_job(desk: Desk) -> None:
     found = checks(desk, job)
     assert found["GPU 0"][:2] == (
         "warn",
-        f"does not take it: 0.4 free; share 0.6 held by job {holder}, load 0 %, others hold no memory",
+        f"does not take it: 0.4 free; share 0.6 allocated to job {holder}, load 0 %, no foreign memory",
     )
     assert found["GPU 1"][0] == "warn"
     assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
-    assert found["GPU 1"][2] == "`resume 1` lets it take jobs again"
+    assert found["GPU 1"][2] == "`resume 1` makes it available again"
     assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
     desk.store.wish("resume", "SIM-1")
     assert checks(desk, job)["GPU 1"][1].startswith("takes it; ")
-    assert checks(desk, job)["placing"][:2] == ("ok", "GPU 1 would take it now")
+    assert checks(desk, job)["placing"][:2] == ("ok", "it would start on GPU 1 now")
 
 
 def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
@@ -74,32 +74,32 @@ def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
     job = desk.job(share=500, allowed=(0,))
     desk.recorder.note_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["GPU 0"][1] == (
-        "takes it; no job of ours, load 28 %, others hold 600 MiB, 60 % of it (threshold 80 %),"
-        " load of others unknown, which keeps no job out"
+        "takes it; no job of ours, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
+        " foreign load unknown, which excludes no job"
     )
     note(desk.store, Started(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
     assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
-    assert "60 % of it (threshold 50 %), load of others " in says
+    assert "60 % of it (threshold 50 %), foreign load " in says
     # Neither is for a job that declares memory, nor that of memory for one that wants an idle GPU.
     assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
     idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
-    assert idle[1].endswith("load 28 %, others hold 600 MiB (idle threshold 200 MiB)")
+    assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
     assert idle[2].endswith("such as [vram=8G] or [share=0.5]")
     note(desk.store, Started(load_threshold=0.2))
     desk.record(act.NoteForeignLoad("SIM-0", (None, 10.0, 40.0), 7.0))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-16:]) == ("warn", "--load-threshold")
     assert f"foreign process {os.getpid()}, load 25 %" in says
-    assert says.endswith("load of others 25 % (threshold 20 %)")
-    assert checks(desk, job)["GPU 1"][1].startswith("not for this job, which may use 0; ")
+    assert says.endswith("foreign load 25 % (threshold 20 %)")
+    assert checks(desk, job)["GPU 1"][1].startswith("not allowed for this job, which may use 0; ")
 
 
 def test_what_can_never_fit(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
     assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, 2 managed")
-    assert remedy.startswith("mend its line: fewer GPUs, or others")
+    assert remedy.startswith("change its line: fewer or other GPUs")
     assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0,1"
 
 
@@ -111,11 +111,11 @@ def test_what_memory_leaves_to_a_declaration(desk: Desk) -> None:
     assert found["need"][1] == "8.0 GiB of a GPU (its attributes)"
     grade, says, remedy = found["GPU 0"]
     assert (grade, remedy) == ("warn", "")
-    assert says.startswith("does not take it: room for 7.5 GiB; share 0.667 held by job ")
+    assert says.startswith("does not take it: room for 7.5 GiB; share 0.667 allocated to job ")
     assert says.endswith(
-        ", 16.0 GiB of 24.0 GiB booked or held, 7.5 GiB to be declared beside the margin of 512 MiB"
+        ", 16.0 GiB of 24.0 GiB allocated or in use, 7.5 GiB left for a declaration (margin 512 MiB)"
     )
-    assert found["placing"][:2] == ("ok", "GPU 1 would take it now")
+    assert found["placing"][:2] == ("ok", "it would start on GPU 1 now")
     note(desk.store, Started(margin_mib=16384))
     told = "needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB"
     assert checks(desk, job)["placing"][1].startswith(told)
@@ -141,7 +141,7 @@ def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
     desk.record(act.NoteHeld("SIM-0", ((os.getpid(), start, 12000), (999_999_999, 1.0, 12000))))
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
-    assert "12.9 GiB of 24.0 GiB booked or held, 10.6 GiB to be declared" in says
+    assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left for a declaration" in says
 
 
 def test_what_can_never_fit_for_its_memory(desk: Desk) -> None:
@@ -151,7 +151,7 @@ def test_what_can_never_fit_for_its_memory(desk: Desk) -> None:
         "infeasible: needs 24.0 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
         " can be given to jobs (margin 512 MiB)",
     )
-    assert remedy.startswith("mend its line: less memory (vram=), fewer GPUs")
+    assert remedy.startswith("change its line: less memory (vram=), fewer")
 
 
 def test_the_memory_of_one_that_runs(desk: Desk) -> None:
@@ -192,7 +192,7 @@ def test_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPa
 def test_the_order_and_the_retry(desk: Desk) -> None:
     jobs = [desk.job(priority=1) for _ in range(8)]
     job = desk.job(priority=5)
-    assert checks(desk, jobs[0])["order"][1] == "it is the first in the queue (priority 1)"
+    assert checks(desk, jobs[0])["order"][1] == "first in the queue (priority 1)"
     listed = ", ".join(map(str, jobs[:5]))
     assert f"8 queued jobs before it: {listed} and 3 more;" in checks(desk, job)["order"][1]
     row = desk.attempt(job)
@@ -202,7 +202,7 @@ def test_the_order_and_the_retry(desk: Desk) -> None:
     )  # fmt: skip
     grade, says, _ = checks(desk, job)["retry"]
     assert grade == "warn"
-    assert says.startswith("2 failed starts; tried again in ")
+    assert says.startswith("2 failed starts; next try in ")
 
 
 def test_a_held_job(desk: Desk) -> None:
@@ -213,7 +213,7 @@ def test_a_held_job(desk: Desk) -> None:
 def test_its_line_and_malformed_ones_near_it(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
-    assert checks(desk, job)["line"][1] == f"it is not in {path} any more"
+    assert checks(desk, job)["line"][1] == f"no longer in {path}"
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (path, str(desk.path)))
         for position, (number, job_id, problem) in enumerate(
@@ -240,7 +240,7 @@ def test_a_job_that_failed(desk: Desk) -> None:
     assert (told["state"], told["outcome"], told["reason"]) == ("finished", "failed", reason)
     found = checks(desk, job)
     assert found["end"][:2] == ("bad", reason)
-    assert found["end"][2].startswith("install it in the environment of the job")
+    assert found["end"][2].startswith("install it in the job's environment")
     assert found["by hand"][1] == f"bash {desk.folder(row)}/command.sh"
     assert told["log_end"] == [*map(str, range(12, 21)), "ModuleNotFoundError: No module named 'torch'"]
     out = desk.run("why", job)[1]
@@ -270,7 +270,7 @@ def test_a_failure_is_told_by_reason_advice_and_end_of_the_log_and_with_v_by_eve
     job = ended(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     assert desk.run("why", job)[1].splitlines()[1:] == [
         "",
-        "What to do: install it in the environment of the job, or name the right one (conda=NAME or"
+        "What to do: install it in the job's environment, or name the right environment (conda=NAME or"
         f" venv=PATH); then `retry {job}` runs it again",
         "",
         "The end of its log:",
@@ -315,7 +315,7 @@ def test_an_error_of_several_hundred_characters_is_told_once(desk: Desk) -> None
 def test_what_to_do_is_broken_at_words_on_a_terminal(desk: Desk) -> None:
     job = ended(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     rows = on_terminal("why", job).decode().splitlines()
-    begin = rows.index("What to do: install it in the environment of the job, or name the right one")
+    begin = rows.index("What to do: install it in the job's environment, or name the right environment")
     assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
 
 
@@ -324,8 +324,8 @@ def test_checks_are_broken_at_words_on_a_terminal(desk: Desk) -> None:
     desk.record(act.Start(holder, ("SIM-0",), 600))
     rows = on_terminal("why", desk.job(share=500)).decode().splitlines()
     begin = next(at for at, row in enumerate(rows) if row.startswith("warn  GPU 0 "))
-    assert rows[begin] == f"{'warn  GPU 0':<28}does not take it: 0.4 free; share 0.6 held by job {holder},"
-    assert rows[begin + 1] == f"{'':<28}load 0 %, others hold no memory"
+    assert rows[begin] == f"{'warn  GPU 0':<28}does not take it: 0.4 free; share 0.6 allocated to"
+    assert rows[begin + 1] == f"{'':<28}job {holder}, load 0 %, no foreign memory"
     assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
 
@@ -350,8 +350,8 @@ def test_a_job_that_had_its_gpu_alone_is_not_told_to_ask_for_more_of_it(desk: De
     job = ended(desk, OOM)
     assert answer(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
-        "it had its GPU alone: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]), if the program can"
-        " split its model"
+        "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]) if the program"
+        " can split its model"
     )
     assert advice(desk, job) == alone
     assert f"What to do: {alone}; then `retry {job}`" in desk.run("why", job)[1]
@@ -363,15 +363,15 @@ def test_a_job_that_had_its_gpu_alone_is_not_told_to_ask_for_more_of_it(desk: De
 def test_a_job_that_shared_its_gpu_is_told_to_ask_for_more(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
     job = ended(desk, OOM)
-    shared = "the GPU was full, and others were on it: ask for more (vram= or share=)"
+    shared = "the GPU was full, and others used it too: request more memory (vram= or share=)"
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
         # It would have to be on the same GPU, at the same time.
         db.execute("UPDATE attempt SET gpus = '[\"SIM-1\"]' WHERE id = ?", (neighbor["id"],))
-    assert advice(desk, job).startswith("it had its GPU alone")
+    assert advice(desk, job).startswith("it had its GPU to itself")
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET gpus = '[\"SIM-0\"]', ended_at = 5.0 WHERE id = ?", (neighbor["id"],))
-    assert advice(desk, job).startswith("it had its GPU alone")
+    assert advice(desk, job).startswith("it had its GPU to itself")
 
 
 def test_the_job_that_had_the_gpu_just_before_is_no_neighbor(desk: Desk) -> None:
@@ -381,7 +381,7 @@ def test_the_job_that_had_the_gpu_just_before_is_no_neighbor(desk: Desk) -> None
     for ended_at, alone in ((began - 0.1, True), (began + 0.001, False)):
         with desk.store.db.transaction() as db:
             db.execute("UPDATE attempt SET ended_at = ? WHERE id = ?", (ended_at, before["id"]))
-        assert advice(desk, job).startswith("it had its GPU alone") is alone
+        assert advice(desk, job).startswith("it had its GPU to itself") is alone
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_programs_of_others_share_a_gpu_as_well(
             "UPDATE gpu SET held = ?, processes = ? WHERE uuid = 'SIM-0'",
             (json.dumps(held), json.dumps(processes)),
         )
-    assert advice(desk, job).startswith("it had its GPU alone") is alone
+    assert advice(desk, job).startswith("it had its GPU to itself") is alone
 
 
 def test_a_job_that_declared_all_that_a_gpu_can_give_is_not_told_to_ask_for_more(desk: Desk) -> None:
@@ -447,7 +447,8 @@ def test_a_job_whose_script_does_not_exist(desk: Desk) -> None:
                   reason="could not be started: script /no.py does not exist (tried 5 times)")
     )  # fmt: skip
     assert checks(desk, job)["end"][2] == (
-        "mend the line, which gives a new job; or put there what the line names; then `retry 1` runs it again"
+        "correct the line, which creates a new job, or create what the line names;"
+        " then `retry 1` runs it again"
     )
 
 

@@ -21,8 +21,8 @@ ValueError: handled
 """
 ORDINAL = "RuntimeError: CUDA error: invalid device ordinal"
 ADVICE = (
-    "; it was given --cuda 2,3, but what it sees is numbered from 0: put [cuda-ids=visible] before its line,"
-    " or start the scheduler with --cuda-ids visible"
+    "; it was given --cuda 2,3, but its visible GPUs are numbered from 0: put [cuda-ids=visible] before"
+    " its line, or start the scheduler with --cuda-ids visible"
 )
 
 
@@ -36,11 +36,11 @@ def result(
     ("exit_code", "signal", "oom", "words"),
     [
         (3, None, 0, "exit code 3"),
-        (126, None, 0, "exit code 126 (found, but it cannot be executed)"),
+        (126, None, 0, "exit code 126 (found, but cannot be executed)"),
         (127, None, 0, "exit code 127 (command not found)"),
-        (137, None, 0, "exit code 137 (a program that it ran was killed by SIGKILL)"),
-        (137, None, 1, "exit code 137 (a program that it ran was killed by SIGKILL), probably out of memory"),
-        (139, None, 5, "exit code 139 (a program that it ran was killed by SIGSEGV)"),
+        (137, None, 0, "exit code 137 (a program it ran was killed by SIGKILL)"),
+        (137, None, 1, "exit code 137 (a program it ran was killed by SIGKILL), probably out of memory"),
+        (139, None, 5, "exit code 139 (a program it ran was killed by SIGSEGV)"),
         (128, None, 0, "exit code 128"),
         (160, None, 0, "exit code 160"),
         (255, None, 0, "exit code 255"),
@@ -71,7 +71,7 @@ def test_code_and_signal_in_words(
             result(1, oom=1),
             Evidence("Killed\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"),
             "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
-            " a process of it was killed by SIGKILL, probably out of memory",
+            " one of its processes was killed by SIGKILL, probably out of memory",
         ),
         # The counter is shared with others: without a sign of it in the log nothing is said.
         (result(1, oom=1), Evidence("ValueError: x\n"), "exit code 1: ValueError: x"),
@@ -125,7 +125,7 @@ def test_two_processes_on_one_gpu_are_told() -> None:
         "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"
         " invalid usage; NCCL: Duplicate GPU detected"
     )
-    assert "ask for as many GPUs as it starts processes" in (remedy(told) or "")
+    assert "request one GPU for each process" in (remedy(told) or "")
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_it_is_always_one_line_that_can_be_printed(
         ("killed by SIGKILL, probably out of memory", "fewer workers"),
         ("exit code 1: ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
         ("exit code 127 (command not found)", "check the spelling"),
-        ("exit code 126 (found, but it cannot be executed)", "chmod +x"),
+        ("exit code 126 (found, but cannot be executed)", "chmod +x"),
         ("exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'a'", "[cwd=DIR]"),
         ("exit code 1: OSError: [Errno 28] No space left on device", "free disk space"),
-        ("killed by SIGKILL", "by force: `journalctl -k | grep -i oom` tells whether the kernel did"),
+        ("killed by SIGKILL", "killed it: `journalctl -k | grep -i oom` shows whether the kernel did"),
         ("exit code 1: DistBackendError: NCCL error in: a.cpp:9; NCCL: Duplicate GPU detected", "[gpus=2]"),
         ("exit code 3", None),
     ],
@@ -185,17 +185,17 @@ def test_the_remedy(told: str, words: str | None) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (OomCase(), "the GPU was full, and others were on it: ask for more (vram= or share=), let it run"),
-        (OomCase(alone=True), "it had its GPU alone: use a smaller batch, a larger GPU, or two GPUs"),
-        (OomCase(alone=True, larger=(1,)), "alone: use a smaller batch, a larger GPU (GPU 1), or two"),
+        (OomCase(), "the GPU was full, and others used it too: request more memory (vram= or share=), retry"),
+        (OomCase(alone=True), "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
+        (OomCase(alone=True, larger=(1,)), "to itself: use a smaller batch, a larger GPU (GPU 1), or two"),
         (OomCase(alone=True, larger=(1, 3)), "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
-        (OomCase(2, alone=True), "it had its GPUs alone: use a smaller batch, a larger GPU, or 3"),
+        (OomCase(2, alone=True), "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
         (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
     ],
 )  # fmt: skip
 def test_what_to_do_about_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) -> None:
     assert words in oom_remedy(case)
-    assert ("ask for more" in oom_remedy(case)) == (case == OomCase())
+    assert ("request more" in oom_remedy(case)) == (case == OomCase())
 
 
 def test_an_error_that_the_program_has_caught_is_told() -> None:
@@ -212,7 +212,7 @@ def test_an_error_that_the_program_has_caught_is_told() -> None:
         (GpuView("U", 3, 1000, closed="lost: the driver does not list it"), ONE, "`nvidia-smi -i 3`"),
         (GpuView("U", 3, 1000, closed="query failed: x"), ONE, "`doctor`"),
         (GpuView("U", 3, 1000, closed="quarantined: process 7 of job 1 is left"), ONE, "kill -9"),
-        (GpuView("U", 3, 1000, closed="cooling"), ONE, "in some seconds"),
+        (GpuView("U", 3, 1000, closed="cooling"), ONE, "in a few seconds"),
         (GpuView("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
         (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ONE, "--mem-threshold"),
         (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7", foreign_load=90.0), ONE, "--load-thre"),
@@ -244,5 +244,7 @@ def test_what_to_do_about_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part
     ],
 )
 def test_what_to_do_about_a_job_that_could_not_be_started(what: str) -> None:
-    assert (remedy(f"could not be started: {what}") or "").startswith("mend the line, which gives a new job")
+    assert (remedy(f"could not be started: {what}") or "").startswith(
+        "correct the line, which creates a new job"
+    )
     assert remedy(f"exit code 1: {what}") is None

@@ -37,10 +37,10 @@ def by_check(findings: list[Finding]) -> dict[str, Finding]:
 def test_nothing_is_there_yet_and_nothing_is_made(home: Home, tmp_path: Path) -> None:
     found = by_check([*files.folders(home, logs(tmp_path / "logs")), *files.record(home)])
     assert {finding.grade for finding in found.values()} == {"ok"}
-    assert "not made yet" in found["log folder"].says
-    assert "not made yet" in found["record"].says
+    assert "not created yet" in found["log folder"].says
+    assert "not created yet" in found["store"].says
     assert "none yet" in found["database"].says
-    assert "not there" in files.state_file(home).says
+    assert "does not exist" in files.state_file(home).says
     assert files.scheduler(home).says == "not running"
     assert list(tmp_path.iterdir()) == []
 
@@ -49,7 +49,7 @@ def test_a_record_is_read_through(home: Home) -> None:
     Store(home, create=True).close()
     found = by_check(list(files.record(home)))
     assert found["database"].grade == "ok"
-    assert "whole" in found["database"].says
+    assert "intact" in found["database"].says
 
 
 def test_a_record_of_the_other_kind_of_gpus_is_a_warning_with_the_ways_on(home: Home) -> None:
@@ -101,8 +101,8 @@ def test_little_room_is_a_warning(home: Home, tmp_path: Path, monkeypatch: pytes
         left = SimpleNamespace(total=1 << 40, used=0, free=free)
         monkeypatch.setattr("shutil.disk_usage", lambda path, left=left: left)
         found = by_check(list(files.folders(home, logs(tmp_path / "logs"))))
-        assert (found["record"].grade, found["log folder"].grade) == (grade, grade)
-    assert found["record"].remedy == "free space there"
+        assert (found["store"].grade, found["log folder"].grade) == (grade, grade)
+    assert found["store"].remedy == "free space there"
 
 
 def test_a_folder_that_others_may_write_is_a_warning(home: Home, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_folder_that_others_may_write_is_a_warning(home: Home, tmp_path: Path)
         ("{}", 0o644, "ok", "JSON"),
         ("{", 0o644, "warn", "not JSON"),
         ("[]", 0o644, "warn", "object"),
-        ("{}", 0o666, "bad", "everybody"),
+        ("{}", 0o666, "bad", "everyone"),
         ("{}", 0o664, "warn", "its group"),
     ],
 )
@@ -136,20 +136,20 @@ def test_the_jobs_file(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     tmp_path.chmod(0o700)
     assert files.jobs_file("").grade == "ok"
-    assert "waited for" in files.jobs_file(str(path)).says
+    assert "waits for it" in files.jobs_file(str(path)).says
     path.write_text("true\n")
     path.chmod(0o644)
     assert files.jobs_file(str(path)).grade == "ok"
     path.chmod(0o666)
     found = files.jobs_file(str(path))
-    assert (found.grade, found.says) == ("bad", f"{path} may be written by everybody")
+    assert (found.grade, found.says) == ("bad", f"{path} is writable by everyone")
     assert found.remedy == "`chmod o-w` it, or `start --trust-files`"
     assert files.jobs_file(str(path), trust=True).grade == "warn"
     path.chmod(0o660)
     assert files.jobs_file(str(path)).grade == "warn"
     path.chmod(0o644)
     tmp_path.chmod(0o777)
-    assert f"{tmp_path} may be written by everybody" in files.jobs_file(str(path)).says
+    assert f"{tmp_path} is writable by everyone" in files.jobs_file(str(path)).says
     tmp_path.chmod(0o1777)
     assert files.jobs_file(str(path)).grade == "ok"
     tmp_path.chmod(0o700)
@@ -178,7 +178,7 @@ def test_says_when_the_last_backup_was_made(home: Home, monkeypatch: pytest.Monk
     made = backups.make(store.db.connection, home)
     at = time.mktime((2026, 11, 20, 10, 15, 0, 0, 0, -1))
     os.utime(made.path, (at, at))
-    says = f"1 in {home.backups}, the newest of 2026-11-20 10:15"
+    says = f"1 in {home.backups}, the newest from 2026-11-20 10:15"
     for days, is_up, grade, told in (
         (1, True, "ok", says),
         (3, False, "ok", says),
@@ -199,7 +199,7 @@ def test_names_attempts_that_the_record_does_not_know_and_a_lost_record(home: Ho
     found = by_check(list(files.record(home)))["attempts"]
     assert (found.grade, found.says.split(":")[0]) == (
         "bad",
-        f"3 in {home.runs} not on the record, of job 3, 4",
+        f"3 in {home.runs} of job 3, 4 are not in the store, which is older",
     )
     assert "`start --restore`" in found.remedy
     store.close()

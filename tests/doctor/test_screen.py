@@ -25,7 +25,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, mode: int =
     [
         ("Screen version 4.09.00 (GNU) 30-Jan-22", 0o755, "ok", "4.9.0"),
         ("Screen version 4.09.00 (GNU) 30-Jan-22", 0o4755, "warn", "chmod u-s"),
-        ("Screen version 4.05.00 (GNU) 10-Dec-16", 0o755, "warn", "known holes"),
+        ("Screen version 4.05.00 (GNU) 10-Dec-16", 0o755, "warn", "known vulnerability"),
         ("Screen version 4.05.00 (GNU) 10-Dec-16", 0o4755, "bad", "become root"),
         ("Screen version 5.0.0 (build on 2024-08-29)", 0o4755, "bad", "become root"),
         ("Screen version 5.0.1 (build on 2025-05-12)", 0o755, "ok", "5.0.1"),

@@ -72,14 +72,14 @@ def test_status_tells_why_files_that_everybody_may_write_by_now_are_not_read(wor
     for path in (world.jobs_file, config):
         path.chmod(0o666)
     world.jobs_file.write_text("touch planted\n")
-    why = "may be written by everybody"
+    why = "is writable by everyone"
     wait_for(lambda: f"{world.jobs_file}: {why}" in world.said(), "what is said of the jobs file")
     wait_for(lambda: f"{config}: {why}" in world.said(), "what is said of llm_config.json")
     text, report = world.ok("status"), world.status()
     assert f"jobs.txt: {why}; `chmod o-w` it, or `start --tr" in text
     assert [(t["subject"], t["problem"]) for t in report["health_issues"]] == [("llm_config", why)]
     assert [(j["id"], j["state"]) for j in report["jobs"]] == [(1, "held")]
-    assert world.said().count("may be written by its group") == 1
+    assert world.said().count("is writable by its group") == 1
     world.jobs_file.write_text("[hold] touch held\ntouch mended\n")
     world.jobs_file.chmod(0o644)
     assert world.finished(2)[2]["outcome"] == "completed"

@@ -17,11 +17,11 @@ from tests.e2e.world import World
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--drain"], "jobs.txt: there is no such file; with --drain it must exist"),
+        (["--drain"], "jobs.txt: does not exist; with --drain it must"),
         (["--jobs-file", "folder"], "--jobs-file folder: is not a regular file"),
         (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a regular file"),
         (["--log-dir", "file"], "--log-dir file: "),
-        (["--llm-config", "none.json"], "--llm-config none.json: there is no such file"),
+        (["--llm-config", "none.json"], "--llm-config none.json: does not exist"),
         (["--gpus", "9"], "4 GPUs found"),
         (["--gpus", "0,7"], "--gpus 0,7"),
         (["--simulate", "none"], "--simulate"),

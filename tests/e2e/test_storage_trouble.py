@@ -88,12 +88,12 @@ def test_a_full_disk_under_the_record(
         world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo ran >> ran")
-        why = f"record {disk.path}/state.d is on a full disk: free space there"
+        why = f"store {disk.path}/state.d is on a full disk: free space there"
         wait_for(lambda: why in world.said(), "the scheduler says it")
 
         def is_full() -> bool:
             disk.fill()  # also what the scheduler has given back of its own
-            return troubles(world) == [("record", "is on a full disk", True)]
+            return troubles(world) == [("store", "is on a full disk", True)]
 
         wait_for(is_full, "status says it")
         refused = world.cli("hold", "1")
@@ -194,7 +194,7 @@ def test_a_log_folder_that_vanishes_is_made_again_and_one_that_is_taken_is_left_
     victim.mkdir()
     logs.symlink_to(victim)
     world.append("[share=1] echo three")
-    why = f"log folder {logs} is a link: remove it, or name a folder of yours with --log-dir"
+    why = f"log folder {logs} is a link: remove it, or name a folder that you own with --log-dir"
     world.until(lambda jobs: 3 in jobs and jobs[3]["reason"] == why, "job 3 says why it waits")
     assert troubles(world) == [("log folder", "is a link", True)]
     logs.unlink()

@@ -30,7 +30,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "twice": (
         lambda path: path.write_text('{"models": {"a": 1, "a": 0.5}}'),
-        'the name "a" stands twice in one object',
+        'the name "a" occurs twice in one object',
     ),
 }
 

@@ -48,7 +48,7 @@ def test_a_failure_is_explained_on_the_record_and_in_the_log(
     ("command", "reason"),
     [
         ("kill -9 $$", "killed by SIGKILL"),
-        ("bash -c 'kill -9 $$'; exit $?", "exit code 137 (a program that it ran was killed by SIGKILL)"),
+        ("bash -c 'kill -9 $$'; exit $?", "exit code 137 (a program it ran was killed by SIGKILL)"),
         (
             "no_such_program",
             "exit code 127 (command not found): bash: line 1: no_such_program: command not found",

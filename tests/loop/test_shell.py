@@ -120,7 +120,7 @@ def test_the_default_log_folder_is_ours_private_and_no_link(
     (tmp_path / "logs_ada").symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="logs_ada"):
         joblogs.LogFolder.of(None).make()
-    with pytest.raises(UsageError, match=r"logs_ada: is a link; name a folder of yours with --log-dir"):
+    with pytest.raises(UsageError, match=r"logs_ada: is a link; name a folder that you own with --log-dir"):
         check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 

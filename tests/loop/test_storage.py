@@ -68,7 +68,7 @@ def test_nothing_is_wrong_with_folders_that_can_be_written(home: Home, tmp_path:
         (errno.ENOSPC, "is on a full disk: free space there"),
         (errno.EDQUOT, "is over your quota: free space there"),
         (errno.EROFS, "is on a read-only file system: mount it for writing"),
-        (errno.EIO, "cannot be written (Input/output error): look at"),
+        (errno.EIO, "cannot be written (Input/output error): check"),
     ],
 )
 def test_each_error_has_its_words(
@@ -76,7 +76,7 @@ def test_each_error_has_its_words(
 ) -> None:
     monkeypatch.setattr(storage, "_cannot_hold", lambda folder: OSError(number, os.strerror(number)))
     [trouble] = troubles(home, None)
-    assert str(trouble).startswith(f"record {home.folder} {words}")
+    assert str(trouble).startswith(f"store {home.folder} {words}")
     assert trouble.stops
     assert refusal(home, OSError("text")) == f"{trouble} (text)"
 
@@ -95,7 +95,7 @@ def test_where_files_have_to_have_names_the_numbers_of_the_file_system_count(
     assert said(home) == []
     full = os.statvfs_result((4096, 4096, 1000, 15, 15, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    assert said(home) == [f"record {home.folder} is on a full disk: free space there"]
+    assert said(home) == [f"store {home.folder} is on a full disk: free space there"]
 
 
 def test_permissions(unprivileged: Path) -> None:
@@ -105,13 +105,13 @@ def test_permissions(unprivileged: Path) -> None:
     home.state_file.chmod(0)
     home.log.touch(mode=0o400)
     assert said(home) == [
-        f"state file {home.state_file} may not be read: chmod u+rw {home.state_file}",
-        f"main log {home.log} may not be written: chmod u+rw {home.log}",
+        f"state file {home.state_file} is not readable: chmod u+rw {home.state_file}",
+        f"main log {home.log} is not writable: chmod u+rw {home.log}",
     ]
     unprivileged.chmod(0o500)
     [trouble] = troubles(home, None)
     assert (trouble.problem, trouble.remedy, trouble.stops) == (
-        "may not be written", f"chmod u+rwx {unprivileged}", False,
+        "is not writable", f"chmod u+rwx {unprivileged}", False,
     )  # fmt: skip
     with pytest.raises(
         SchedulerError, match=r"cannot create .*Permission denied; choose another --state-file"
@@ -119,7 +119,7 @@ def test_permissions(unprivileged: Path) -> None:
         Home.of(str(unprivileged / "other.json")).create()
     home.runs.chmod(0o500)
     [first, _] = troubles(home, None)
-    assert (first.what, first.remedy, first.stops) == ("record", f"chmod u+rwx {home.runs}", True)
+    assert (first.what, first.remedy, first.stops) == ("store", f"chmod u+rwx {home.runs}", True)
 
 
 def test_a_linked_state_file_is_written_in_the_folder_of_its_target(unprivileged: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_linked_state_file_is_written_in_the_folder_of_its_target(unprivileged
     home.state_file.symlink_to(target)
     assert said(home) == []
     target.parent.chmod(0o500)
-    assert said(home) == [f"state file {target} may not be written: chmod u+rwx {target.parent}"]
+    assert said(home) == [f"state file {target} is not writable: chmod u+rwx {target.parent}"]
     target.parent.chmod(0o700)
 
 
@@ -174,7 +174,7 @@ def test_a_log_folder_that_is_taken_is_left_alone(
     plant(chosen)
     [trouble] = troubles(home, logs)
     assert trouble == Trouble(
-        "log folder", str(chosen), problem, "remove it, or name a folder of yours with --log-dir", True
+        "log folder", str(chosen), problem, "remove it, or name a folder that you own with --log-dir", True
     )
     with pytest.raises(PermissionError):
         logs.make()
@@ -342,11 +342,11 @@ def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
     assert watch.trouble(at_once=True) is None
     assert sorted(told) == [
         f"log folder {home.folder} can be used again",
-        f"log folder {home.folder} is on a full disk: free space there; until then nothing new is started, "
-        "running jobs go on",
-        f"record {home.folder} can be used again",
-        f"record {home.folder} is on a full disk: free space there; until then nothing new is started, "
-        "running jobs go on",
+        f"log folder {home.folder} is on a full disk: free space there; until then no new job starts, "
+        "running jobs continue",
+        f"store {home.folder} can be used again",
+        f"store {home.folder} is on a full disk: free space there; until then no new job starts, "
+        "running jobs continue",
     ]
 
 

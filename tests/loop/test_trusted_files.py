@@ -56,8 +56,10 @@ def test_start_refuses_a_file_that_everybody_may_write_but_for_trust_files(folde
     assert checked() == []
     (folder / name).chmod(0o646)
     said = refused()
-    assert f"{name}: may be written by everybody; `chmod o-w` it, or `start --trust-files`" in said
-    assert checked(trust=True) == [f"{folder / name} may be written by others, who can change what runs here"]
+    assert f"{name}: is writable by everyone; `chmod o-w` it, or `start --trust-files`" in said
+    assert checked(trust=True) == [
+        f"{folder / name} is writable by other users, who can change what runs here"
+    ]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -65,9 +67,9 @@ def test_start_refuses_a_file_of_another_user_but_for_trust_files(
     folder: Path, name: str, stranger: int
 ) -> None:
     os.chown(folder / name, stranger, stranger)
-    remedy = "use a file of yours"
+    remedy = "use a file that you own"
     if name == "gpu_scheduler.log":
-        remedy = "name a --state-file in a folder of yours, which has its own log"
+        remedy = "name a --state-file in a folder that you own, which has its own log"
     said = f"{name}: belongs to another user (uid {stranger}); {remedy}, or `start --trust-files`"
     assert said in refused()
     assert checked(trust=True) == []
@@ -77,7 +79,7 @@ def test_start_says_once_which_files_their_group_may_write(folder: Path) -> None
     for name in ("jobs.txt", "s.json"):
         (folder / name).chmod(0o664)
     both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
-    assert checked() == [f"{both} may be written by its group, who can change what runs here"]
+    assert checked() == [f"{both} is writable by its group, who can change what runs here"]
 
 
 def test_start_refuses_a_main_log_that_is_a_link_also_with_trust_files(folder: Path) -> None:
@@ -100,14 +102,12 @@ def test_start_takes_links_of_the_user_to_files_of_the_user(folder: Path) -> Non
         (folder / name).symlink_to(folder / "elsewhere" / name)
     assert checked() == []
     (folder / "elsewhere" / "jobs.txt").chmod(0o666)
-    assert "may be written by everybody" in refused()
+    assert "is writable by everyone" in refused()
 
 
 def test_start_warns_of_a_folder_in_which_everybody_may_exchange_what_lies_there(folder: Path) -> None:
     folder.chmod(0o777)
-    assert checked() == [
-        f"{folder} may be written by everybody, who can replace what lies in it: `chmod o-w` it"
-    ]
+    assert checked() == [f"{folder} is writable by everyone, who can replace the files in it: `chmod o-w` it"]
     folder.chmod(0o1777)
     assert checked() == []
 
@@ -132,7 +132,7 @@ def test_a_jobs_file_that_everybody_may_write_by_now_is_unreadable_and_takes_not
         watch.look(now)
     assert [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))] == ["true", "false"]
     assert rig.store.open_wishes() == []
-    problem = "may be written by everybody; `chmod o-w` it, or `start --trust-files`"
+    problem = "is writable by everyone; `chmod o-w` it, or `start --trust-files`"
     assert [row["problem"] for row in rig.store.jobs_files()] == [problem]
     trusting = JobsWatch(rig.store, str(path), None, trust=True)
     for now in (400.0, 500.0):
@@ -154,7 +154,7 @@ def test_a_config_that_everybody_may_write_by_now_is_not_read_again(
     assert [file.look(), file.look()] == [False, False]
     assert file.current is before
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
-        f"{path}: may be written by everybody; `chmod o-w` it, or `start --trust-files`; what it said last is"
+        f"{path}: is writable by everyone; `chmod o-w` it, or `start --trust-files`; what it said last is"
         " kept"
     ]
 
@@ -174,10 +174,10 @@ def test_a_state_file_that_everybody_may_write_by_now_is_neither_read_nor_writte
         watch.write(now)
     assert home.state_file.read_bytes() == planted
     assert rig.store.open_wishes() == []
-    assert len([r for r in caplog.records if "may be written by everybody" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "is writable by everyone" in r.getMessage()]) == 1
     [trouble] = troubles(home, None)
     assert (trouble.what, trouble.stops) == ("state file", False)
-    assert str(trouble).endswith("may be written by everybody: `chmod o-w` it, or `start --trust-files`")
+    assert str(trouble).endswith("is writable by everyone: `chmod o-w` it, or `start --trust-files`")
     assert troubles(home, None, trust=True) == ()
 
 
