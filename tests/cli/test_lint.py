@@ -181,7 +181,7 @@ def test_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["nowhere.txt"], "nowhere.txt: there is no such file"),
+        (["nowhere.txt"], "nowhere.txt: does not exist"),
         (["."], ".: is not a regular file"),
         (["--llm-config", "nowhere.json"], "--llm-config nowhere.json"),
         (["--gpus", "x"], "'x'"),

@@ -170,7 +170,7 @@ def test_a_state_file_that_cannot_be_written_keeps_no_job_from_running(
         def seen() -> tuple[list[int], list[str]]:
             report = json.loads(world.ok("status", "--json", *data))
             paused = [gpu["index"] for gpu in report["gpus"] if gpu["state"] == "paused"]
-            return paused, [f"{t['what']} {t['problem']}" for t in report["health_issues"]]
+            return paused, [f"{t['subject']} {t['problem']}" for t in report["health_issues"]]
 
         wait_for(lambda: seen() == ([3], ["state file is on a full disk"]), "GPU 3 paused", every_s=0.1)
         disk.free()
