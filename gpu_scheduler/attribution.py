@@ -1,11 +1,11 @@
-"""Whose a process on a GPU is: an attempt's, somebody else's, or not to be told from here.
+"""Attributes the processes on a GPU: to an attempt, as foreign, or as unmatched.
 
-`runner.membership` decides which processes belong to an attempt. Here a token of an attempt that is not open
-counts as none: the jobs of a scheduler which a job started use the GPUs of that job. Besides, a process is
-taken for an attempt's if it was seen to be before, if it is in a session of which a member was, or in a
-cgroup that the attempt moved to: enough to account for its memory, not to end it. A number that a probe lists
-may be of another pid namespace than ours: it is then looked for among the inner numbers of our own processes,
-and is otherwise unmatched, which is neither ours nor foreign.
+`runner.membership` decides which processes belong to an attempt. Here the token of an attempt that is not
+open counts as none, because the jobs of a scheduler that runs in a job use the GPUs of that job. A process
+also counts as an attempt's if it was attributed to it before, if it shares a session with a member, or if it
+is in a cgroup that the attempt has moved to. That is enough to account for its memory, but not to end it. A
+pid that a probe lists may be of another pid namespace. It is then searched among the inner pids of our own
+processes and otherwise stays unmatched, which is neither ours nor foreign.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gpu_scheduler.runner import membership
 from gpu_scheduler.runner.membership import Command, Membership
 
 _Key = TypeVar("_Key", int, str)
-#: Starts of two processes with one number differ by a clock tick at least; half of one, in seconds. Where the
-#: clock was set between two schedulers the process counts as another one, and never twice.
+#: Half a clock tick in seconds: the starts of two processes with one pid differ by at least one tick. If the
+#: clock was set between two schedulers, a process counts as another one, and never twice.
 _SAME_START_S = 0.005
-#: GPUs whose processes are told by a driver; those of simulated ones tell their numbers themselves.
+#: Prefixes of the UUIDs of real GPUs, whose processes the driver lists. Simulated jobs report their own pids.
 _CARDS = ("GPU-", "MIG-", NAMELESS)
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """The processes of one sample of a GPU.
+    """The owners of the processes in one sample of a GPU.
 
-    owners: pid -> attempt (None = foreign); starts: pid -> wall seconds, where it is known. A pid that has
-    just died unseen, or that is unmatched, is in neither. unmatched: there is one that cannot be told.
+    owners: pid -> attempt (None = foreign); starts: pid -> wall-clock seconds, if known. An unmatched pid, or
+    one that ended before it was examined, is in neither. unmatched: whether any pid is unmatched.
     """
 
     owners: Mapping[int, int | None] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Ownership:
 
 @dataclass(frozen=True)
 class _Known:
-    """A process that a listed number means, and the token of its attempt (None = foreign)."""
+    """The process of a listed pid, and the token of its attempt (None = foreign)."""
 
     process: Process
     token: str | None
@@ -51,7 +51,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Answer:
-    """known: the process is there, or was; token and start then say what is known of it."""
+    """The attribution of one listed pid. known: its process was found; token and start then describe it."""
 
     known: bool = True
     token: str | None = None
@@ -64,7 +64,7 @@ _UNMATCHED = _Answer(known=False, unmatched=True)
 
 
 def is_alive(pid: int, start: float, root: str = PROC) -> bool:
-    """Whether the process that began at `start` (wall seconds, 0 = not known) has not ended."""
+    """Returns whether the process that started at `start` (wall-clock seconds, 0 = unknown) is alive."""
     proc = Proc(root)
     process = proc.process(pid)
     if process is None:
@@ -73,28 +73,29 @@ def is_alive(pid: int, start: float, root: str = PROC) -> bool:
 
 
 class Owners:
-    """The owner of each listed process. Answers are kept for one sample, and what they rest on for longer."""
+    """The owners of the listed processes. Attributions last for one sample, what they rest on for longer."""
 
     def __init__(self, root: str = PROC) -> None:
         self._proc = Proc(root)
         self._open: frozenset[str] = frozenset()
         self._answers: dict[int, _Answer] = {}
         self._known: dict[int, _Known] = {}
-        #: In how many samples in a row a listed number was that of no process.
+        #: Number of consecutive samples in which a listed pid had no process.
         self._missed: dict[int, int] = {}
-        #: Session -> token -> start of a member; cgroup -> token -> start of the attempt's first process.
+        #: Session -> token -> start of a member; cgroup -> token -> start of the first process of the
+        #: attempt.
         self._sessions: dict[int, dict[str, int]] = {}
         self._groups: dict[str, dict[str, int]] = {}
-        #: Foreign processes for which all of /proc was searched; it is not again while they stay as they are.
+        #: Foreign processes for which all of /proc has been searched; it is again only if they change.
         self._searched: set[Process] = set()
         self._carriers: list[tuple[Process, str]] | None = None
         self._inner: dict[int, list[tuple[Process, str]]] | None = None
         self._command_of: Callable[[str], Command | None] = lambda token: None
-        #: Recorded commands; those that were not there when this sample asked for them.
+        #: Recorded commands; None for those that were missing when this sample read them.
         self._commands: dict[str, Command | None] = {}
 
     def take(self, pids: Collection[int]) -> None:
-        """A new sample lists these processes."""
+        """Begins a new sample, which lists these processes."""
         self._answers, self._carriers, self._inner = {}, None, None
         self._commands = {
             token: command
@@ -117,9 +118,9 @@ class Owners:
         tokens: Mapping[str, int],
         command_of: Callable[[str], Command | None] = lambda token: None,
     ) -> Ownership:
-        """Whose the processes of a GPU of the newest sample are.
+        """Returns the owners of the processes of a GPU in the newest sample.
 
-        tokens: token -> open attempt; command_of: the command that the attempt of a token has recorded.
+        tokens: token -> open attempt; command_of: returns the recorded command of the attempt with a token.
         """
         self._open, self._command_of = frozenset(tokens), command_of
         owners: dict[int, int | None] = {}
@@ -140,15 +141,15 @@ class Owners:
         process, known = self._proc.process(pid), self._known.get(pid)
         if process is None:
             return self._without_process(pid, known, card)
-        seen_before = known is not None and process.same(known.process)
-        # Where not every process is seen, the number may be that of one of ours by chance alone.
-        if card and not (seen_before or self._proc.sees_all or self._proc.uses_gpu(pid)):
+        known_before = known is not None and process.same(known.process)
+        # If /proc does not show every process, the pid may be that of one of ours by chance.
+        if card and not (known_before or self._proc.sees_all or self._proc.uses_gpu(pid)):
             return self._by_inner_number(pid, card) or _UNMATCHED
         self._known[pid] = _Known(process, self._owner(process))
         return self._answer(self._known[pid])
 
     def _without_process(self, pid: int, known: _Known | None, card: bool) -> _Answer:
-        """The number is that of no process: it has died, hides itself, or is one of another namespace."""
+        """Attributes a pid without a process: it has ended, is hidden, or is of another pid namespace."""
         self._missed[pid] = self._missed.get(pid, 0) + 1
         if known is not None:
             if not self._lives(known.process):
@@ -159,7 +160,7 @@ class Owners:
         found = self._by_inner_number(pid, card)
         if found is not None:
             return found
-        # Where every process is seen, a number that is missing for the first time has died since the sample.
+        # If /proc shows every process, a pid that is missing for the first time has ended since the sample.
         return _GONE if self._proc.sees_all and self._missed[pid] == 1 else _UNMATCHED
 
     def _answer(self, known: _Known) -> _Answer:
@@ -188,7 +189,7 @@ class Owners:
         return known.token if known and known.token in self._open and process.same(known.process) else None
 
     def _carried(self, process: Process) -> str | None:
-        """The token of an open attempt that it carries, or was seen to have."""
+        """Returns the token of an open attempt that a process carries or was attributed to; else None."""
         token = self._remembered(process) or self._proc.token(process.pid)
         return token if token in self._open else None
 
@@ -224,13 +225,13 @@ class Owners:
         )
 
     def _recorded(self) -> dict[str, Command | None]:
-        """The open attempts and their commands."""
+        """Returns the open attempts and their commands."""
         for token in self._open - self._commands.keys():
             self._commands[token] = self._command_of(token)
         return {token: self._commands[token] for token in self._open}
 
     def _learn(self, process: Process, first: Process, token: str) -> None:
-        """What this process of an attempt says of its session and its cgroup. first: the attempt's runner."""
+        """Remembers the session and the cgroup of a process of an attempt. first: its runner."""
         known = self._sessions.get(process.session, {})
         if token not in known:
             leader = self._leader(process)
@@ -242,7 +243,7 @@ class Owners:
             self._groups.setdefault(group, {}).setdefault(token, first.start)
 
     def _by_session(self, process: Process) -> str | None:
-        """The attempt of which a member of this session was seen."""
+        """Returns the token of the attempt that has a known member in this session; else None."""
         own = self._proc.own
         if process.session in (0, own.session if own else 0):
             return None
@@ -259,7 +260,8 @@ class Owners:
         return None if leader is None or leader.ended else leader
 
     def _by_group(self, process: Process) -> str | None:
-        """The innermost cgroup around it that one open attempt, older than it, has moved to."""
+        """Returns the token of the one open attempt, older than the process, that has moved to the innermost
+        cgroup around it; else None."""
         group = self._proc.cgroup(process.pid)
         around = [name for name in self._groups if _is_in(group, name)]
         if not around:
@@ -269,7 +271,7 @@ class Owners:
         return tokens[0] if len(tokens) == 1 and found[tokens[0]] <= process.start else None
 
     def _by_inner_number(self, pid: int, card: bool) -> _Answer | None:
-        """The process of ours that has this number in a pid namespace below ours, if it is one attempt's."""
+        """Returns the attribution to our process with this inner pid, if only one attempt has one."""
         self._search()
         if self._inner is None:
             self._inner = {}
@@ -287,21 +289,21 @@ class Owners:
         return self._answer(meant[0])
 
     def _search(self) -> None:
-        """Find every process that carries an open token, once a sample."""
+        """Finds every process that carries an open token, once per sample."""
         if self._carriers is not None:
             return
-        seen = {process.pid: (process, self._proc.token(process.pid)) for process in self._proc.processes()}
+        table = {process.pid: (process, self._proc.token(process.pid)) for process in self._proc.processes()}
         self._carriers = []
-        for process, token in seen.values():
+        for process, token in table.values():
             if token is None or token not in self._open:
                 continue
             self._carriers.append((process, token))
             first = process
-            while first.parent in seen and seen[first.parent][1] == token:
-                first = seen[first.parent][0]
+            while first.parent in table and table[first.parent][1] == token:
+                first = table[first.parent][0]
             self._learn(process, first, token)
 
 
 def _is_in(group: str, outer: str) -> bool:
-    """Whether a cgroup is the other one or below it."""
+    """Returns whether a cgroup is `outer` or below it."""
     return group == outer or group.startswith(f"{outer.rstrip('/')}/")

@@ -1,4 +1,4 @@
-"""The managed GPUs as the loop knows them: their newest samples, and whose processes are on them."""
+"""Keeps the newest samples of the managed GPUs and the owners of the processes on them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpu_scheduler.runner.membership import Command
 
 
 def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
-    """The GPUs that `--gpus` names: a count such as "4", a list such as "0,2,3" or "3,", or all (None).
+    """Returns the GPUs that `--gpus` selects: a count ("4"), a list ("0,2,3" or "3,"), or all (None).
 
-    Raises UsageError that says how many there are.
+    Raises UsageError, with the number of GPUs found, for an invalid option.
     """
     found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
     if option is None:
@@ -41,9 +41,9 @@ def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
 
 
 def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
-    """Explains `--gpus` where its number could be taken for that of a GPU; None where nothing is left out.
+    """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
 
-    samples: all GPUs, of which `choose` takes the first ones.
+    samples: all GPUs, of which `choose` returns the first ones.
     """
     count = None if option is None else _count(option)
     if count is None or count >= len(samples):
@@ -56,12 +56,12 @@ def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
 
 
 def _count(option: str) -> int | None:
-    """The number of a `--gpus` that is a count; None for a list."""
+    """Returns the number of a `--gpus` that is a count; None for a list."""
     return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None
 
 
 class GpuWatch:
-    """The newest snapshot, the load over the last ones, and the owner of each process on a GPU."""
+    """The newest snapshot, the mean load over the last ones, and the owner of each process on a GPU."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
@@ -70,14 +70,14 @@ class GpuWatch:
         self._owners = Owners()
 
     def take(self, snapshot: Snapshot) -> None:
-        """A complete sample has come."""
+        """Accepts a complete sample."""
         self.snapshot, self.failure = snapshot, None
         self._owners.take({process.pid for gpu in snapshot.gpus for process in gpu.processes or ()})
         for gpu in snapshot.gpus:
             self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES)).append(gpu.load_percent)
 
     def fail(self, text: str) -> None:
-        """The probe did not answer: nothing is placed until it does."""
+        """Records that the probe did not answer: no job starts until it does."""
         self.snapshot, self.failure = None, f"{UNREADABLE}{text}"
 
     def gpus(
@@ -86,8 +86,11 @@ class GpuWatch:
         tokens: Mapping[str, int],
         command_of: Callable[[str], Command | None] = lambda token: None,
     ) -> tuple[Gpu, ...]:
-        """The managed GPUs. paused: UUID -> (index, paused); tokens: token -> attempt of ours; command_of:
-        the recorded command of the attempt with this token."""
+        """Returns the GPUs by index.
+
+        paused: UUID -> (index, paused); tokens: token -> attempt; command_of: returns the recorded command of
+        the attempt with a token.
+        """
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
         at = self.snapshot.taken_at if self.snapshot else None
         gpus = []
@@ -113,7 +116,7 @@ class GpuWatch:
 
 
 def as_recorded(gpu: Gpu, row: sqlite3.Row) -> Gpu:
-    """The GPU with what its row of the record adds to the newest sample."""
+    """Returns the GPU with the values that its row in the store adds to the newest sample."""
     return replace(
         with_held(gpu, row["held"]),
         total_mib=row["total_mib"],
@@ -123,8 +126,10 @@ def as_recorded(gpu: Gpu, row: sqlite3.Row) -> Gpu:
 
 
 def with_held(gpu: Gpu, held: str) -> Gpu:
-    """The GPU with the peaks on the record (its column `held`) of foreign processes that still live, or are
-    in its sample."""
+    """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample.
+
+    held: the column `held` of its row, in which the store keeps these peaks.
+    """
     processes = (gpu.sample.processes if gpu.sample else None) or ()
     here = {(process.pid, gpu.starts.get(process.pid, 0.0)) for process in processes}
     peaks = {

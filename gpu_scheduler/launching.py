@@ -1,4 +1,4 @@
-"""From an attempt on the record to a runner: its command, its folder, its log, its launch."""
+"""Launches an attempt of the store: builds its command, prepares its folder and log, starts its runner."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from gpu_scheduler.views.words import visible
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What every attempt of this scheduler has in common.
+    """The settings that all attempts of this scheduler share.
 
-    umask: of the jobs; extra: added to their environment; sessions: each runs in a Screen session.
+    umask: of the jobs; extra: variables added to their environment; sessions: run each job in a Screen
+    session.
     """
 
     environment: Mapping[str, str]
@@ -38,7 +39,10 @@ class LaunchOptions:
 
 
 class Launcher:
-    """Completes the folder of an attempt and starts a runner for it. logs: None = by `options.log_dir`."""
+    """Completes the folder of an attempt and starts a runner for it.
+
+    logs: None = the log folder of `options.log_dir`.
+    """
 
     def __init__(
         self,
@@ -58,8 +62,11 @@ class Launcher:
         self._options = options
 
     def launch(self, attempt_id: int) -> None:
-        """Start a runner. Raises LaunchError with the reason, and what `check_owner` raises, which is asked
-        once more when the folder is complete: nothing runs from a folder that took the place of ours."""
+        """Starts a runner. Raises LaunchError with the reason, and what `check_owner` raises.
+
+        Calls `check_owner` once the folder is complete, so that nothing runs from a folder that has replaced
+        ours.
+        """
         row = self._store.db.row(
             "SELECT attempt.*, job.spec, job.text, job.source, job.priority, job.raised_mib, job.oom_used,"
             " job.fail_used FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.id = ?",
@@ -85,7 +92,7 @@ class Launcher:
         try:
             self._make(row, str(log), when)
         except BaseException:
-            log.unlink(missing_ok=True)  # of a launch that never was
+            log.unlink(missing_ok=True)  # the launch has failed
             raise
 
     def _make(self, row: sqlite3.Row, log: str, when: datetime) -> None:
@@ -123,7 +130,7 @@ class Launcher:
         )  # fmt: skip
 
     def _source_cwd(self, source: str) -> str | None:
-        """The working folder of the lines of the jobs file that a job came from."""
+        """Returns the working folder of the jobs file that a job came from; None if it came from none."""
         path = source.removeprefix("file:")
         row = self._store.db.row("SELECT cwd FROM jobs_file WHERE path = ?", path) if path != source else None
         return None if row is None else row["cwd"]

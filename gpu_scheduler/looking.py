@@ -1,4 +1,4 @@
-"""The facts of a round: the record, the folder of each open attempt, the processes left, the GPUs."""
+"""Gathers the facts of a round: the store, the status of each open attempt, the survivors, the GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpu_scheduler.store.measured import Learned
 from gpu_scheduler.store.readings import job_fact
 from gpu_scheduler.store.store import Store
 
-#: Jobs of one ask that a round looks at; a round that starts all of them is followed by another.
+#: Jobs of one pending group that a round reads; a round that starts all of them is followed by another.
 HEADS = 64
 
 
@@ -43,8 +43,10 @@ def look(
     placing: bool = True,
     learned: Learned | None = None,
 ) -> Facts:
-    """Everything that one round decides from. placing: whether jobs may be started; learned: None = needs are
-    not learned."""
+    """Returns all facts from which one round decides.
+
+    placing: whether jobs may be started; learned: None = needs are not learned.
+    """
     rows = store.unsettled()
     folders = {row["token"]: store.home.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
     attempts = _attempts(store, rows, folders, now)
@@ -56,9 +58,9 @@ def look(
     managed = store.gpus()
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
     recorded = {row["uuid"]: row for row in managed}
-    seen = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
-    others = {gpu.uuid: (gpu.index, False) for gpu in seen if gpu.uuid not in paused}
-    wishes = tuple(
+    sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
+    unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
+    requests = tuple(
         Wish(row["id"], row["verb"], row["target"], json.loads(row["args"])) for row in store.open_wishes()
     )
     return Facts(
@@ -66,14 +68,14 @@ def look(
         settings=settings,
         config=config,
         gpus=tuple(as_recorded(gpu, recorded[gpu.uuid]) for gpu in watch.gpus(paused, tokens, command_of)),
-        others=watch.gpus(others, tokens, command_of),
+        others=watch.gpus(unmanaged, tokens, command_of),
         complete=watch.snapshot is not None,
         blind=watch.failure,
         trouble=trouble,
         attempts=attempts,
         lines=_lines(store, now) if placing else (),
-        wishes=wishes,
-        jobs=_jobs(store, {wish.target for wish in wishes}),
+        wishes=requests,
+        jobs=_jobs(store, {request.target for request in requests}),
         learned=learned.needs() if learned is not None else {},
     )
 
@@ -85,13 +87,13 @@ def _attempts(
     wanted = {attempt.token: attempt for attempt in attempts if needs_scan(attempt, now)}
     if not wanted:
         return tuple(attempts)
-    # A runner that published a result had seen the end of all its processes; a killed one had not.
-    unwatched = [
+    # A runner publishes its result after the end of all its processes; a killed one could not wait for that.
+    unsupervised = [
         token
         for token, attempt in wanted.items()
         if attempt.outcome is None and attempt.sighting.result is None
     ]
-    alive = processes_of({token: folders[token] for token in wanted}, unwatched)
+    alive = processes_of({token: folders[token] for token in wanted}, unsupervised)
     return tuple(
         _scanned(store, row, attempt, alive.get(attempt.token, ())) if attempt.token in wanted else attempt
         for row, attempt in zip(rows, attempts, strict=True)
@@ -99,8 +101,11 @@ def _attempts(
 
 
 def _scanned(store: Store, row: sqlite3.Row, attempt: Attempt, survivors: tuple[int, ...]) -> Attempt:
-    """An attempt with its processes. The folder of one that has none left and was not seen dead is looked at
-    again: its runner may have written the result between the look and the scan."""
+    """Returns an attempt with its surviving processes.
+
+    Reads the folder again if none are left and the runner was not found dead, because the runner may have
+    written the result between the first reading and the scan.
+    """
     if not survivors and attempt.outcome is None and attempt.sighting.claim != "dead":
         attempt = replace(look_at(store, row), made=attempt.made, begun=attempt.begun)
     return replace(attempt, survivors=survivors)
@@ -111,21 +116,21 @@ def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:
     if attempt.outcome is not None or attempt.sighting.claim != "none":
         return attempt
     if recorded_command(folder, row["token"]) is not None:
-        # It was claimed before its command began: now there is a claim, or it was removed.
+        # The claim precedes the command: it has appeared meanwhile, or it was removed.
         return replace(look_at(store, row), made=True, begun=True)
     return replace(attempt, made=is_made(folder))
 
 
 def _lines(store: Store, now: Now) -> tuple[Line, ...]:
-    lines = []
-    for ask, reason in store.asks().items():
-        rows = store.startable(ask, now.boot, now.boot_id, HEADS + 1)
+    groups = []
+    for key, reason in store.asks().items():
+        rows = store.startable(key, now.boot, now.boot_id, HEADS + 1)
         jobs = tuple(
             QueuedJob(row["id"], row["priority"], row["place"], row["passed_at"] is not None) for row in rows
         )
         if jobs:
-            lines.append(Line(Ask.from_key(ask), jobs[:HEADS], len(jobs) > HEADS, reason))
-    return tuple(lines)
+            groups.append(Line(Ask.from_key(key), jobs[:HEADS], len(jobs) > HEADS, reason))
+    return tuple(groups)
 
 
 def _jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:

@@ -1,6 +1,6 @@
-"""What /proc says of processes. One that is gone, or may not be looked at, is nothing, never an error.
+"""Reads processes from /proc. A process that is gone or not readable yields an empty value, never an error.
 
-A look that a shortage prevents raises OSError.
+A shortage of open files or memory raises OSError.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import cached_property, lru_cache
 from gpu_scheduler.shortages import reraise
 
 PROC = "/proc"
-#: What /proc/self/ns/pid names in the pid namespace that sees every process of the machine.
+#: Target of /proc/self/ns/pid in the initial pid namespace, which contains every process of the machine.
 INITIAL = "pid:[4026531836]"
 
 _TOKEN = b"GPU_SCHEDULER_TOKEN"
-#: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
+#: Forms of the token in an environment; while bash starts, its variables have a null byte for the "=".
 _MARKS = (b"\0" + _TOKEN + b"=", b"\0" + _TOKEN + b"\0")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc/PID/stat. start: clock ticks since boot; ended: a zombie, which holds nothing."""
+    """The values of /proc/PID/stat. start: clock ticks since boot; ended: it is a zombie."""
 
     pid: int
     start: int
@@ -33,19 +33,19 @@ class Process:
     ended: bool
 
     def same(self, other: Process | None) -> bool:
-        """Whether both are looks at one process."""
+        """Returns whether both values describe the same process."""
         return other is not None and (self.pid, self.start) == (other.pid, other.start)
 
 
 class Proc:
-    """A /proc, which a test may make of ordinary files."""
+    """A reader of /proc, or of ordinary files in a test."""
 
     def __init__(self, root: str = PROC) -> None:
         self._root = root
 
     @cached_property
     def sees_all(self) -> bool:
-        """Whether every process of the machine is here, under the number that the driver knows."""
+        """Whether this /proc shows every process of the machine, with the pids that the driver uses."""
         try:
             return os.readlink(f"{self._root}/self/ns/pid") == INITIAL
         except OSError:
@@ -53,49 +53,49 @@ class Proc:
 
     @cached_property
     def own(self) -> Process | None:
-        """This process."""
+        """This process; None if it cannot be read."""
         return self.process("self")
 
     def process(self, pid: int | str) -> Process | None:
-        """None if there is none of this number."""
+        """Returns the process with this pid; None if there is none."""
         head, _, rest = self._read(pid, "stat").rpartition(b")")
         fields = rest.split()
         if len(fields) < 20:
             return None
-        # The first thread of a process that lives on in others shows as a zombie too.
+        # The first thread also shows as a zombie while other threads of the process are alive.
         ended = fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
         return Process(int(head.split()[0]), int(fields[19]), int(fields[1]), int(fields[3]), ended)
 
     def processes(self) -> Iterator[Process]:
-        """All of them."""
+        """Yields all processes."""
         for name in _names(self._root):
             process = self.process(name) if name.isdecimal() else None
             if process is not None:
                 yield process
 
     def line(self, process: Process) -> Iterator[Process]:
-        """The process, its parent, the parent of that, and so on."""
+        """Yields the process and its ancestors."""
         link: Process | None = process
         while link is not None:
             yield link
             parent = self.process(link.parent) if link.parent > 0 else None
-            # A parent that began later has the number of one that has died meanwhile.
+            # A parent that started later has reused the pid of the real one.
             link = parent if parent is not None and parent.start <= link.start else None
 
     def words(self, pid: int) -> list[str]:
-        """Its command line; empty if it has none."""
+        """Returns the command line of a process; empty if it has none."""
         content = self._read(pid, "cmdline")
         return [os.fsdecode(word) for word in content.removesuffix(b"\0").split(b"\0")] if content else []
 
     def user(self, pid: int) -> int | None:
-        """Its real user id."""
+        """Returns the real user id of a process; None if unknown."""
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"Uid:"):
                 return int(line.split()[1])
         return None
 
     def token(self, pid: int) -> str | None:
-        """The attempt's token in its environment."""
+        """Returns the token of an attempt in the environment of a process; None if it has none."""
         environment = b"\0" + self._read(pid, "environ")
         for mark in _MARKS:
             at = environment.find(mark)
@@ -104,29 +104,29 @@ class Proc:
         return None
 
     def autogroup(self, pid: int) -> str | None:
-        """The kernel's name for its session; None where it has none."""
+        """Returns the kernel's id of the session of a process; None where there is none."""
         return self._read(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
 
     def cgroup(self, pid: int | str) -> str:
-        """Its cgroup of version 2; empty if there is none."""
+        """Returns the cgroup (version 2) of a process; empty if there is none."""
         for line in self._read(pid, "cgroup").splitlines():
             if line.startswith(b"0::"):
                 return os.fsdecode(line[3:])
         return ""
 
     def inner_numbers(self, pid: int) -> tuple[int, ...]:
-        """Its numbers in the pid namespaces below that of this /proc."""
+        """Returns the pids of a process in the pid namespaces below that of this /proc."""
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"NSpid:"):
                 return tuple(int(number) for number in line.split()[2:])
         return ()
 
     def uses_gpu(self, pid: int) -> bool:
-        """Whether it has a device of an NVIDIA GPU open."""
+        """Returns whether a process has a device file of an NVIDIA GPU open."""
         return any(self._opened(pid, fd).startswith("/dev/nvidia") for fd in _names(f"{self._root}/{pid}/fd"))
 
     def hides(self, pid: int) -> bool:
-        """Whether the process exists although it is not shown here (the mount option hidepid)."""
+        """Returns whether a process exists although /proc does not show it (mount option hidepid)."""
         if self._root != PROC or pid <= 0 or os.path.exists(f"{PROC}/{pid}"):
             return False
         try:
@@ -138,7 +138,7 @@ class Proc:
         return True
 
     def seconds(self, process: Process) -> float:
-        """When it began, wall seconds."""
+        """Returns the start of a process in wall-clock seconds."""
         return process.start / _TICKS_PER_S + _boot_time(self._root)
 
     def _opened(self, pid: int, fd: str) -> str:
@@ -158,7 +158,7 @@ class Proc:
 
 @lru_cache
 def _boot_time(root: str) -> float:
-    """Wall seconds, read once: a clock that is set must not give a process another start."""
+    """Returns the boot time in wall-clock seconds, read once so that setting the clock changes no start."""
     try:
         with open(f"{root}/stat", "rb") as file:
             return float(next(line.split()[1] for line in file if line.startswith(b"btime ")))

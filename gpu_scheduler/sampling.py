@@ -1,4 +1,4 @@
-"""When the GPUs are asked, what comes of an answer, and which of them this scheduler manages."""
+"""Samples the GPUs at intervals, stores the result, and selects the GPUs that this scheduler manages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 #: Seconds between two samples of the GPUs, and after one that failed.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
-#: In the first minute of a job samples are taken this often, in seconds.
+#: Seconds after the start of a job in which samples are frequent, and seconds between those samples.
 CLOSE_S, CLOSE_EVERY_S = 60.0, 1.0
-#: Seconds that a start waits for an answer where there is a record, whose jobs may want to be settled.
+#: Seconds that a start waits for the first answer when the store has GPUs, whose jobs may need attention.
 KNOWN_SAMPLE_S = 5.0
 
 
 class Sampler:
-    """Asks the probe every few seconds, and at once when wanted; a question that hangs holds up nothing."""
+    """Queries the probe every few seconds, and at once on request; a query that hangs blocks nothing."""
 
     def __init__(
         self, probe: AskedProbe, watch: GpuWatch, clock: Clock, every_s: float = SAMPLE_EVERY_S
@@ -43,24 +43,24 @@ class Sampler:
         self._clock = clock
         self._store: Store | None = None
         self._ask_at = 0.0
-        #: Indices of managed GPUs that have not told their UUID yet; without one they are on no record.
+        #: Indices of managed GPUs whose UUID is still unknown; without it they are not in the store.
         self._nameless: set[int] = set()
 
     @property
     def fd(self) -> int:
-        """Readable when an answer is there."""
+        """A descriptor that is readable when an answer has arrived."""
         return self._probe.fileno()
 
     @property
     def due_at(self) -> float | None:
-        """The boot time of the next question, or by which the open one must be answered."""
+        """The time of the next query, or the deadline of the open one, in seconds since boot."""
         return self._ask_at if self._probe.asked_at is None else self._probe.deadline
 
     def begin(self, option: str | None, store: Store, recorder: Recorder, *, simulated: bool = False) -> None:
-        """The first sample, and the GPUs that `--gpus` and CUDA_VISIBLE_DEVICES leave to manage.
+        """Takes the first sample and selects the GPUs that `--gpus` and CUDA_VISIBLE_DEVICES allow.
 
-        simulated: which kind is sampled; GPUs of the other kind leave the record.
-        Raises GpuStateError if the GPUs cannot be read and none are on the record, UsageError for a bad
+        simulated: whether the sampled GPUs are simulated; GPUs of the other kind are removed from the store.
+        Raises GpuStateError if the GPUs cannot be read and the store has none, UsageError for an invalid
         option.
         """
         self._store = store
@@ -71,9 +71,7 @@ class Sampler:
         except UnreadableError as error:
             if not known:
                 raise
-            log.warning(
-                "%s; going on with the GPUs on the record, nothing is placed until they answer", error
-            )
+            log.warning("%s; continuing with the stored GPUs; no job starts until they respond", error)
             self._watch.fail(error.why)
             recorder.note_blind(error.why)
             return
@@ -89,7 +87,7 @@ class Sampler:
         leaving = [gpu.uuid for gpu in recorded if is_simulated(gpu.uuid) is not simulated]
         if leaving:
             change_kind(store, leaving, self._clock.now())
-            log.info("the %s GPUs leave the record", "real" if simulated else "simulated")
+            log.info("removed the %s GPUs from the store", "real" if simulated else "simulated")
         self._nameless = {gpu.index for gpu in managed if gpu.uuid.startswith(NAMELESS)}
         self._watch.take(replace(snapshot, gpus=settled))
         recorder.note_gpus(_named(settled), [gpu.uuid for gpu in managed], self._clock.now())
@@ -98,57 +96,58 @@ class Sampler:
         if (counted := count_note(samples, option)) is not None:
             log.info("%s", counted)
         if simulated:
-            log.info("only the GPUs are simulated: every command really runs, and counts as run")
+            log.info("only the GPUs are simulated: every command really runs and counts as done")
         for gpu in managed:
             if gpu.fault is not None:
                 self._tell(Change(gpu, back=False))
 
     def ask(self, at_once: bool) -> bool:
-        """Ask if it is time, or at once; False while an earlier question is open."""
+        """Queries the probe if it is time or `at_once`; returns False if it did not."""
         now = self._clock.now().boot
         if self._probe.asked_at is not None or not (at_once or now >= self._ask_at):
             return False
         self._probe.ask()
-        closely = now < self._closely_until
-        self._ask_at = now + (min(self._every_s, CLOSE_EVERY_S) if closely else self._every_s)
+        frequently = now < self._closely_until
+        self._ask_at = now + (min(self._every_s, CLOSE_EVERY_S) if frequently else self._every_s)
         return True
 
     def watch_closely(self) -> None:
-        """A job was started: what it takes of the GPUs is looked at more often for a while."""
+        """Samples more often for a while, after a job has started."""
         now = self._clock.now().boot
         self._closely_until = now + CLOSE_S
         self._ask_at = min(self._ask_at, now + CLOSE_EVERY_S)
 
     def read(self, recorder: Recorder) -> None:
-        """Take in an answer that has come, or that has not come in time."""
+        """Processes an answer that has arrived, or the timeout of the open query."""
         now = self._clock.now()
         for answer in (self._probe.read(), self._probe.expire(now.boot)):
             if isinstance(answer, Snapshot):
                 self._take(answer, recorder)
             elif isinstance(answer, ProbeFailure):
-                # A query that hung has used up the time until the next one; one that failed was quick.
+                # A query that failed at once is repeated soon; one that hung has already used up the
+                # interval.
                 self._ask_at = min(self._ask_at, now.boot + RETRY_S)
                 if self._watch.failure is None:
-                    log.warning("%s%s; jobs go on, nothing is placed", UNREADABLE, answer.text)
+                    log.warning("%s%s; running jobs continue, no job starts", UNREADABLE, answer.text)
                     recorder.note_blind(answer.text)
                 self._watch.fail(answer.text)
 
     def close(self) -> None:
-        """End the probe's process."""
+        """Ends the probe process."""
         self._probe.close()
 
     def _take(self, snapshot: Snapshot, recorder: Recorder) -> None:
         assert self._store is not None
         known = _on_record(self._store)
         managed = {gpu.uuid for gpu in known}
-        # A GPU that was lost before it ever told its UUID, and now does, comes back like any other.
+        # A GPU that was lost before its UUID was known, and now reports it, recovers like any other.
         found = [
             gpu for gpu in _named(snapshot.gpus) if gpu.uuid not in managed and gpu.index in self._nameless
         ]
         known += [Known(gpu.uuid, gpu.index, gpu.name, UNLISTED) for gpu in found]
         settled, changes = settle(snapshot.gpus, known)
         if self._watch.failure is not None:
-            log.info("the GPUs answer again")
+            log.info("the GPUs respond again")
         self._watch.take(replace(snapshot, gpus=settled))
         now = self._clock.now()
         recorder.note_gpus(_named(settled), [gpu.uuid for gpu in known] if found else None, now)
@@ -160,16 +159,16 @@ class Sampler:
         gpu = change.gpu
         name = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid})"
         if change.back:
-            log.info("%s is back: %d good samples in a row; it gets new jobs again", name, GOOD_SAMPLES)
+            log.info("%s is back after %d good samples in a row; it accepts jobs again", name, GOOD_SAMPLES)
             return
         jobs = self._jobs_on(gpu.uuid)
-        rest = f"; what runs on it goes on and keeps its share (job {', '.join(jobs)})" if jobs else ""
-        log.warning("%s: %s; it gets no new jobs%s", name, gpu.fault, rest)
+        rest = f"; jobs running on it continue and keep their share (job {', '.join(jobs)})" if jobs else ""
+        log.warning("%s: %s; it accepts no new jobs%s", name, gpu.fault, rest)
 
     def _jobs_on(self, uuid: str) -> list[str]:
         assert self._store is not None
-        held = [row for row in self._store.unsettled() if row["released_boot"] is None]
-        return [str(row["job_id"]) for row in held if uuid in json.loads(row["gpus"])]
+        allocated = [row for row in self._store.unsettled() if row["released_boot"] is None]
+        return [str(row["job_id"]) for row in allocated if uuid in json.loads(row["gpus"])]
 
 
 def _on_record(store: Store) -> list[Known]:
@@ -177,11 +176,13 @@ def _on_record(store: Store) -> list[Known]:
 
 
 def _still_there(known: Sequence[Known], samples: Sequence[GpuSample]) -> list[Known]:
-    """Those that a start counts as its own: a card that the driver does not list is lost and comes back, but
-    simulated GPUs are what the option says this time."""
-    seen = {gpu.uuid for gpu in samples}
+    """Returns the stored GPUs that a start keeps.
+
+    A real GPU that the driver does not list is lost and may come back; simulated ones follow the option.
+    """
+    sampled = {gpu.uuid for gpu in samples}
     real = any(_is_card(gpu.uuid) for gpu in samples)
-    return [gpu for gpu in known if gpu.uuid in seen or (real and _is_card(gpu.uuid))]
+    return [gpu for gpu in known if gpu.uuid in sampled or (real and _is_card(gpu.uuid))]
 
 
 def _is_card(uuid: str) -> bool:
@@ -189,5 +190,5 @@ def _is_card(uuid: str) -> bool:
 
 
 def _named(samples: Sequence[GpuSample]) -> list[GpuSample]:
-    # A GPU that was lost before it ever told its UUID is never recorded under a made-up one.
+    # A GPU that was lost before its UUID was known is never stored under a placeholder.
     return [gpu for gpu in samples if not gpu.uuid.startswith(NAMELESS)]

@@ -1,4 +1,4 @@
-"""What the folder of an attempt says, in the words of the core. For the loop and for readers alike."""
+"""Observes attempts: reads their folders into the values of the core, for the loop and for front ends."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from gpu_scheduler.store.store import Store
 
 
 def look_at(store: Store, row: sqlite3.Row) -> Attempt:
-    """A row of `Store.unsettled` with what the attempt's folder says now; an ended one needs no look."""
+    """Returns the attempt of a row of `Store.unsettled` with its current status; an ended one is not read."""
     if row["outcome"]:
         return attempt_fact(row, Sighting())
     if store.foreign is not None:
-        return attempt_fact(row, Sighting(claim="unknown"))  # its processes are those of another host
+        return attempt_fact(row, Sighting(claim="unknown"))  # its processes run on another host
     try:
-        seen = sight(store, row)
+        status = sight(store, row)
     except OSError as error:
         where = store.home.attempt(row["job_id"], row["number"], row["token"])
-        seen = Sighting(claim="unknown", strange=(f"{where}: {error.strerror}",))
-    evidence = None
-    if seen.result is not None and is_failure(seen.result):
-        # No other log is touched, and no reader pays for what it takes to read one.
+        status = Sighting(claim="unknown", strange=(f"{where}: {error.strerror}",))
+    context = None
+    if status.result is not None and is_failure(status.result):
+        # Only the log of a failure is read, and only then is this module imported.
         from gpu_scheduler.evidence import evidence_of
 
-        evidence = evidence_of(store, row, seen)
-    return attempt_fact(row, seen, evidence)
+        context = evidence_of(store, row, status)
+    return attempt_fact(row, status, context)
 
 
 def over(store: Store) -> frozenset[int]:
-    """The attempts that hold GPUs on the record and of which no process is left; for use while no scheduler
-    is up. A runner that has published its result is about to end, and counts as none."""
+    """Returns the ids of attempts with an allocation but without processes, while no scheduler is running.
+
+    A runner that has published its result is about to end and does not count as a process.
+    """
     rows = [row for row in store.unsettled() if row["released_boot"] is None]
     boot_id = Clock().boot_id
     folders = {
@@ -52,33 +54,33 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     pids = set(alive.get(row["token"], ()))
     if pids and not row["outcome"]:
         try:
-            seen = sight(store, row)
+            status = sight(store, row)
         except OSError:
             return pids
-        if seen.result is not None and seen.pid is not None:
-            pids.discard(seen.pid)
+        if status.result is not None and status.pid is not None:
+            pids.discard(status.pid)
     return pids
 
 
 def runner_of(row: sqlite3.Row) -> Runner | None:
-    """The process that the record knows to run an attempt."""
+    """Returns the runner of an attempt that the store has recorded; None if there is none."""
     if row["runner_pid"] is None:
         return None
     return Runner(row["runner_pid"], row["runner_ticks"], row["boot_id"])
 
 
 def sight(store: Store, row: sqlite3.Row) -> Sighting:
-    """What the folder of an attempt says now. Raises OSError."""
+    """Reads the status of an attempt from its folder. Raises OSError."""
     folder = store.home.attempt(row["job_id"], row["number"], row["token"])
     seen = observe(folder, row["token"], runner_of(row))
     stop = StopNote(seen.stop.cause, seen.stop.grace_s, seen.stop.follow) if seen.stop else None
-    told = seen.result
+    ended = seen.result
     result = (
         ResultNote(
-            told.cause, told.exit_code, told.signal, told.began, told.message, told.survivors,
-            told.started_at, told.ended_at, told.oom_kills, told.shortage,
+            ended.cause, ended.exit_code, ended.signal, ended.began, ended.message, ended.survivors,
+            ended.started_at, ended.ended_at, ended.oom_kills, ended.shortage,
         )
-        if told
+        if ended
         else None
     )  # fmt: skip
     return Sighting(

@@ -1,4 +1,4 @@
-"""Executors start the runner of an attempt, and nothing else: what becomes of it is read from its folder."""
+"""Defines the executor, which starts the runner of an attempt; its result is read from the attempt folder."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class LaunchError(Exception):
-    """A runner could not be started. The text says why, and what to do about it."""
+    """A failure to start a runner. The text names the reason and the remedy."""
 
 
 class Executor(Protocol):
-    """Starts runners. A launch that returns quietly promises nothing: success is the runner's claim."""
+    """Starts runners. A launch without an exception is no success yet: that is the runner's claim."""
 
     def launch(self, folder: Path) -> None:
-        """Start a runner for a prepared folder, without waiting for it. Raises LaunchError."""
+        """Starts a runner for a prepared folder, without waiting for it. Raises LaunchError."""
 
     def reap(self) -> None:
-        """Collect those of its processes that have ended; never waits. `launch` does it too."""
+        """Collects its ended processes without blocking. `launch` does so too."""
 
     def close(self) -> None:
-        """Let go of what it holds; its runners go on."""
+        """Releases its resources; its runners keep running."""

@@ -1,4 +1,4 @@
-"""Runners as processes of their own, without a terminal; they survive the scheduler."""
+"""Starts runners as independent processes without a terminal, which survive the scheduler."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from gpu_scheduler.runner.folder import START, TOKEN, spec_of
 
 
 class DirectExecutor:
-    """interpreter: a real Python, not looked up on PATH; start: the file that makes it a runner."""
+    """An executor that starts each runner directly.
+
+    interpreter: the path of a Python; start: the script that makes it a runner.
+    """
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._command = (interpreter, "-I", "-S", start)
         self._children = Children()
 
     def launch(self, folder: Path) -> None:
-        """Start a runner. Raises LaunchError."""
+        """Starts a runner. Raises LaunchError."""
         try:
             env = bare_environment(os.environ) | {TOKEN: spec_of(folder)["token"]}
             self._children.start((*self._command, str(folder)), env)
@@ -28,12 +31,12 @@ class DirectExecutor:
 
     @property
     def running(self) -> int:
-        """How many runners have not been collected."""
+        """The number of runners that have not been collected."""
         return self._children.running
 
     def reap(self) -> None:
-        """Collect runners that have ended."""
+        """Collects ended runners."""
         self._children.reap()
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: there are no resources to release."""

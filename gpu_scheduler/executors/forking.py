@@ -1,8 +1,9 @@
-"""Runners without a terminal, forked by a helper that has their modules loaded: some 20 ms less for each job.
+"""Starts runners without a terminal through a helper that forks them, which saves about 20 ms per job.
 
-The helper (`runner.forks`) is started by exec and shares nothing with the scheduler but two pipes. While it
-is not ready, does not answer, or refuses for no shortage, runners are started as `direct` starts them. A
-request that is lost with the helper is a launch that nobody claims, which the loop tries again.
+The helper (`runner.forks`) has the runner's modules loaded; it is started by exec and shares only two pipes
+with the scheduler. While it is not ready, does not respond, or refuses for a reason other than a shortage,
+runners are started as by `direct`. A request that is lost with the helper is a launch without a claim, which
+the loop tries again.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ from gpu_scheduler.runner.folder import (
     spec_of,
 )
 
-#: Seconds for an answer, which takes a millisecond; a helper that needs longer is given up.
+#: Seconds to wait for an answer, which takes a millisecond; a slower helper is replaced.
 _ANSWER_S = 2.0
-#: Seconds between two starts of a helper.
+#: Minimum seconds between two starts of a helper.
 _START_EVERY_S = 10.0
-#: Launches that are remembered, for a second one of the same attempt.
+#: Number of recent launches to remember, to recognise a second launch of the same attempt.
 _ASKED = 64
 
 
 class ForkingExecutor:
-    """interpreter: a real Python, not looked up on PATH; start: the file that makes it runner or helper."""
+    """An executor that starts runners through the fork helper.
+
+    interpreter: the path of a Python; start: the script that makes it a runner or a helper.
+    """
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._fallback = DirectExecutor(interpreter, start)
@@ -49,12 +53,12 @@ class ForkingExecutor:
         self._children = Children()
         self._helper: _Helper | None = None
         self._start_at = 0.0
-        #: Attempts that a helper was asked to launch, of the last ones.
+        #: Tokens of the last attempts that a helper was asked to launch.
         self._asked = deque[str](maxlen=_ASKED)
         self._start()
 
     def launch(self, folder: Path) -> None:
-        """Start a runner. Raises LaunchError."""
+        """Starts a runner. Raises LaunchError."""
         try:
             forked = self._fork(spec_of(folder)["token"], folder)
         except OSError as error:
@@ -63,25 +67,26 @@ class ForkingExecutor:
             self._fallback.launch(folder)
 
     def reap(self) -> None:
-        """Collect runners of the fallback, and helpers; the helper collects its own runners."""
+        """Collects helpers and the runners of the fallback; the helper collects its own runners."""
         self._fallback.reap()
         self._children.reap()
 
     def close(self) -> None:
-        """Let the helper end; its runners go on."""
+        """Ends the helper; its runners keep running."""
         if self._helper is not None:
             self._helper.close()
             self._helper = None
 
     def helper(self) -> int | None:
-        """The pid of the helper once it is ready."""
+        """Returns the pid of the helper; None until it is ready."""
         return self._helper.pid if self._helper is not None and self._helper.ready() else None
 
     def _fork(self, token: str, folder: Path) -> bool:
-        """Whether the helper has forked a runner. Raises OSError for a shortage."""
+        """Returns whether the helper has forked a runner. Raises OSError on a shortage."""
         helper = self._helper
         if token in self._asked and helper is not None:
-            # Its runner has claimed nothing: the helper may lack what the scheduler has, as under a limit.
+            # The first runner never claimed: the helper may lack resources that the scheduler has, as under a
+            # limit.
             self._replace(helper)
             return False
         if helper is None:
@@ -93,19 +98,20 @@ class ForkingExecutor:
         try:
             refused = helper.fork(token, folder) if helper.ready() else ENOSYS
         except OSError:
-            # What it has not answered it shall not do later either.
+            # A helper that has not answered must not act on the request later.
             self._replace(helper)
             if not helper.was_ready:
                 self._start_at = float("inf")  # forking does not work here
             return False
         if refused in SHORTAGE:
             if refused == EMFILE:
-                self._replace(helper)  # by one under the limit of the scheduler, which may have been raised
+                # The new one inherits the limit of the scheduler, which may have been raised.
+                self._replace(helper)
             raise OSError(refused, os.strerror(refused))
         return not refused
 
     def _replace(self, helper: _Helper) -> None:
-        """End it; a later launch starts another one."""
+        """Kills the helper; a later launch starts another one."""
         self._children.kill(helper.pid)
         self.close()
 
@@ -117,11 +123,11 @@ class ForkingExecutor:
         try:
             self._helper = _Helper(self._children, self._command)
         except OSError:
-            pass  # the fallback says what is wrong
+            pass  # the fallback reports the problem
 
 
 class _Helper:
-    """One helper: its pid and the near ends of its pipes. Raises OSError if it cannot be started or asked."""
+    """A helper process with our ends of its pipes. Raises OSError if it cannot be started or used."""
 
     def __init__(self, children: Children, command: tuple[str, ...]) -> None:
         far_in, self._requests = _pipe()
@@ -142,13 +148,13 @@ class _Helper:
         self.was_ready = False
 
     def ready(self) -> bool:
-        """Whether it has said that it can fork; does not wait."""
+        """Returns whether it has reported that it can fork; does not block."""
         if not self.was_ready:
             self.was_ready = self._heard(0.0) == READY
         return self.was_ready
 
     def fork(self, token: str, folder: Path) -> int:
-        """Let it fork a runner for this folder: 0, or the errno for which it could not."""
+        """Makes it fork a runner for this folder; returns 0, or the errno of its failure."""
         os.write(self._requests, token.encode("ascii") + os.fsencode(folder.absolute()) + b"\0")
         answer = self._heard(_ANSWER_S)
         if answer is None:
@@ -169,13 +175,13 @@ class _Helper:
         return answer
 
     def close(self) -> None:
-        """Close its pipes, which ends it."""
+        """Closes its pipes, which ends it."""
         os.close(self._requests)
         os.close(self._answers)
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are neither of 0, 1 and 2, even if those are free."""
+    """Makes a pipe whose ends are not 0, 1 or 2, even if those are free."""
     ends = os.pipe()
     above: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Runners inside GNU Screen sessions. Screen is a window to look through: nothing is decided from it."""
+"""Starts runners inside GNU Screen sessions. Screen only displays the jobs; no decision depends on it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpu_scheduler.runner.folder import START, TOKEN, spec_of
 from gpu_scheduler.runner.prepare import replace
 
 INSTALL = "install it (sudo apt-get install screen), or start without --screen"
-_OWN_FOLDER = "set SCREENDIR to a folder of yours with mode 700"
-#: Longest address of a Unix socket, less "/", a pid of 7 digits, "." and a session name of 40.
+_OWN_FOLDER = "set SCREENDIR to a folder that you own, with mode 700"
+#: Longest path of a Unix socket minus "/", a pid of 7 digits, "." and a session name of 40 bytes.
 _LONGEST_SOCKET_FOLDER = 107 - 49
-#: The user's own .screenrc could keep windows after their end, log, or open more of them.
+#: Replaces the user's .screenrc, which could keep ended windows, log, or open more windows.
 _SCREENRC = """\
 startup_message off
 defflow off
@@ -32,17 +32,20 @@ setenv {token_name} {token}
 
 
 class ScreenExecutor:
-    """interpreter: a real Python, not looked up on PATH; start: the file that makes it a runner."""
+    """An executor that starts each runner in a detached Screen session.
+
+    interpreter: the path of a Python; start: the script that makes it a runner.
+    """
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._command = (interpreter, "-I", "-S", start)
         self._children = Children()
 
     def launch(self, folder: Path) -> None:
-        """Start a runner in a session named by the folder's spec. Raises LaunchError.
+        """Starts a runner in the session that the folder's spec names. Raises LaunchError.
 
-        The token goes through Screen's own settings: in the environment of SCREEN a sweep would find it, and
-        end the session with what is shown in it.
+        Passes the token through Screen's settings. In the environment of the SCREEN process, a sweep would
+        find it and end the session together with its output.
         """
         try:
             spec = spec_of(folder)
@@ -65,11 +68,11 @@ class ScreenExecutor:
             raise LaunchError(f"Screen cannot be started: {error}") from error
 
     def reap(self) -> None:
-        """Collect the starters of sessions; SCREEN itself is nobody's child."""
+        """Collects the `screen` commands that started sessions; the SCREEN processes are not our children."""
         self._children.reap()
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: there are no resources to release."""
 
 
 def _environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -77,7 +80,10 @@ def _environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def screen_problem() -> str | None:
-    """Why sessions cannot be made here, and the remedy; None if they can. Runs `screen -ls`, at most 5 s."""
+    """Returns why Screen sessions cannot be created, with the remedy; None if they can.
+
+    Runs `screen -ls` for at most 5 s.
+    """
     program = shutil.which("screen")
     if program is None:
         return f"GNU Screen is not installed: {INSTALL}"
@@ -92,15 +98,15 @@ def screen_problem() -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"GNU Screen does not answer ({error}): repair it, or start without --screen"
+        return f"GNU Screen does not respond ({error}): repair it, or start without --screen"
     answer = listed.stdout.decode("utf-8", "replace").strip()
     folder = parse(answer).folder
     if folder is None:
-        said = answer.splitlines()[-1] if answer else f"exit code {listed.returncode}"
-        return f"GNU Screen cannot use its socket folder: {said}\n{_OWN_FOLDER}"
+        output = answer.splitlines()[-1] if answer else f"exit code {listed.returncode}"
+        return f"GNU Screen cannot use its socket folder: {output}\n{_OWN_FOLDER}"
     if len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
         return (
-            f"GNU Screen's socket folder {folder} has a name longer than {_LONGEST_SOCKET_FOLDER} bytes, "
-            f"so sessions would not start\n{_OWN_FOLDER}, with a shorter name"
+            f"GNU Screen's socket folder {folder} has a path longer than {_LONGEST_SOCKET_FOLDER} bytes, "
+            f"so sessions would not start\n{_OWN_FOLDER} and a shorter path"
         )
     return None

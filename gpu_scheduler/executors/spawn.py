@@ -1,4 +1,4 @@
-"""Starting a process that outlives its starter: own session, no terminal, default signals, few variables."""
+"""Starts processes that outlive the scheduler: own session, no terminal, default signals, few variables."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-#: What an interpreter or SCREEN needs of the scheduler's environment: to be found, to link, to decode names.
+#: Variables that an interpreter or SCREEN needs: to be found, to link, and to decode file names.
 _NEEDED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SCREENDIR")
 
 
 def bare_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The few variables that a runner needs. Everything of the job's comes from its folder."""
+    """Returns the few variables that a runner needs. Those of the job come from its folder."""
     return {name: base[name] for name in _NEEDED if name in base}
 
 
 class Children:
-    """Processes that were started and are not waited for; they are collected after their end."""
+    """Started processes, which are collected after their end without waiting for them."""
 
     def __init__(self) -> None:
         self._pids: set[int] = set()
 
     @property
     def running(self) -> int:
-        """How many have not been collected."""
+        """The number of processes that have not been collected."""
         return len(self._pids)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], pipes: tuple[int, int] | None = None) -> int:
-        """The pid of a new process. Raises OSError, also where the program cannot be executed.
+        """Starts a process and returns its pid. Raises OSError, also if the program cannot be executed.
 
-        pipes: its descriptors 0 and 1, which are /dev/null otherwise.
+        pipes: its descriptors 0 and 1; None = /dev/null.
         """
         self.reap()
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
@@ -50,12 +50,12 @@ class Children:
         return pid
 
     def kill(self, pid: int) -> None:
-        """End one of them, if it has not been collected, so that the number is still its own."""
+        """Kills one of them unless it has been collected, after which its pid may have been reused."""
         if pid in self._pids:
             os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Collect whoever has ended."""
+        """Collects the ended ones."""
         for pid in tuple(self._pids):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)

@@ -1,7 +1,7 @@
-"""What the GPUs look like: one small protocol, and the choice of who answers.
+"""Defines the probe, which reads the GPUs of this machine, and creates the one of the requested kind.
 
-A probe may block, for as long as a driver hangs: the loop asks through `probes.asked`, never directly. Probes
-refuse to know what is done with the values; unknown is None, never zero.
+A probe may block for as long as a driver hangs, so the loop queries it through `probes.asked`, never
+directly. An unknown value is None, never zero.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from gpu_scheduler.errors import GpuStateError
 ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
 KINDS: tuple[ProbeKind, ...] = ("auto", "nvml", "gputil", "simulated")
 
-#: What a user without readable GPUs can do.
+#: Remedy when no GPU can be read.
 DRIVER_REMEDY = (
-    "install the NVIDIA driver, which the CUDA toolkit is not: `nvidia-smi` must list the GPUs, and"
-    " `ldconfig -p | grep nvidia-ml` its library; or try without a GPU: --simulate 4"
+    "install the NVIDIA driver (the CUDA toolkit alone is not enough): `nvidia-smi` must list the GPUs, and"
+    " `ldconfig -p | grep nvidia-ml` the driver's library; or try without a GPU: --simulate 4"
 )
-REBOOT_REMEDY = "the driver was updated while its old kernel module is loaded: reboot"
+REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded: reboot"
 
-#: Faults of a GPU. With MIG on a job would get one slice of the card, not the share that it was promised.
+#: Faults of a GPU. In MIG mode a job would get one slice of the GPU instead of its share.
 LOST = "lost"
-MIG_FAULT = "in MIG mode, and only whole GPUs are shared out (`sudo nvidia-smi -i GPU -mig 0` ends it)"
+MIG_FAULT = "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)"
 
 
 class ProbeError(GpuStateError):
-    """No GPU can be read. `remedy` says what the user can do about it; "" where we do not know."""
+    """No GPU can be read. remedy: what the user can do about it; "" if unknown."""
 
     def __init__(self, text: str, remedy: str = "") -> None:
         super().__init__(text)
@@ -35,23 +35,22 @@ class ProbeError(GpuStateError):
 
 
 class Probe(Protocol):
-    """Something that can look at the GPUs of this machine."""
+    """A source of samples of the GPUs of this machine."""
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """Every GPU, in PCI order, `index` counting in that order. May block.
+        """Returns a sample of every GPU, in PCI order, which `index` counts. May block.
 
-        A GPU that does not answer is there all the same, with a `fault`. Raises ProbeError when none can be
-        read.
+        Includes a GPU that does not respond, with a `fault`. Raises ProbeError if no GPU can be read.
         """
 
 
 def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None = None) -> Probe:
-    """The probe of that kind; nothing is read yet, and only what the kind needs is imported.
+    """Returns a probe of that kind, without reading anything yet; imports only what the kind needs.
 
-    simulate  the text of `--simulate` ("4", "2:24G,2:80G"); given, it decides whatever `kind` says.
-    sim_dir   where simulated jobs write what they use; None = nobody uses anything.
+    simulate  the text of `--simulate` ("4", "2:24G,2:80G"); if given, it overrides `kind`.
+    sim_dir   folder in which simulated jobs write their usage; None = no usage.
 
-    Raises ValueError, with what is accepted, for a bad `simulate`.
+    Raises ValueError, with the accepted forms, for an invalid `simulate`.
     """
     if simulate is not None or kind == "simulated":
         from gpu_scheduler.probes.simulated import SimulatedProbe, parse_simulate

@@ -1,7 +1,7 @@
-"""Asks a probe that lives in a process of its own, so that a driver that hangs never blocks who asks.
+"""Queries a probe in a separate process, so that a hanging driver never blocks the caller.
 
-One question at a time. A process that has not answered by the deadline is killed and never waited for; the
-next question goes to a new one. Refuses to know how often to ask.
+Sends one query at a time. A process that has not answered by the deadline is killed and not waited for; the
+next query goes to a new one. The caller decides how often to query.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpu_scheduler.probes.wire import ProbeFailure, decode
 
 __all__ = ["DEADLINE_S", "AskedProbe", "ProbeFailure", "UnreadableError"]
 
-#: How long an answer may take, seconds, the first one like every other. Waking four sleeping GPUs takes some
-#: 2 s, eight large ones without persistence mode 10 and more. A query that waits for a driver that hangs is
-#: answered as soon as that goes on; a shorter time would only kill it before.
+#: Seconds that an answer may take, including the first. Waking four sleeping GPUs takes about 2 s, eight
+#: large ones without persistence mode 10 s and more. A query to a hanging driver is answered as soon as the
+#: driver responds again; a shorter deadline would only kill it before.
 DEADLINE_S = 20.0
 
 
 class UnreadableError(GpuStateError):
-    """No GPU can be read; `why` says it without the remedy."""
+    """No GPU can be read. why: the reason without the remedy."""
 
     def __init__(self, failure: ProbeFailure) -> None:
         super().__init__("\n".join(filter(None, (f"cannot read the GPUs: {failure.text}", failure.remedy))))
@@ -35,9 +35,9 @@ class UnreadableError(GpuStateError):
 
 
 class AskedProbe:
-    """A probe asked over a pipe. `ask`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
+    """A client of a probe process: `ask`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
 
-    The descriptor stays the same from construction to `close`, whatever becomes of the process.
+    The descriptor stays the same from construction to `close`, even if the process is replaced.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class AskedProbe:
         self._killed: list[Child] = []
         self._number = 0
         self._not_started: str | None = None
-        #: When the open question was asked, seconds since boot; None = none is open.
+        #: Time of the open query in seconds since boot; None = no query is open.
         self.asked_at: float | None = None
 
     def __enter__(self) -> AskedProbe:
@@ -73,12 +73,12 @@ class AskedProbe:
 
     @property
     def pid(self) -> int | None:
-        """The probe's process; None while there is none."""
+        """The pid of the probe process; None while there is none."""
         return None if self._child is None else self._child.pid
 
     @property
     def deadline(self) -> float | None:
-        """When to call `expire`, seconds since boot; None while no question is open."""
+        """The time at which to call `expire`, in seconds since boot; None while no query is open."""
         return None if self.asked_at is None else self.asked_at + self._deadline_s
 
     def start(self) -> None:
@@ -87,7 +87,7 @@ class AskedProbe:
         if self._child is not None:
             return
         if len(self._killed) >= _HANGING:
-            # A process in the kernel's hands does not go, and more of them would only pile up.
+            # A process that is blocked in the kernel does not end, and more of them would only pile up.
             self._not_started = f"{_HANGING} earlier queries still hang in the driver"
             return
         self._not_started = None
@@ -99,7 +99,7 @@ class AskedProbe:
         self._ready.register(self._child.fileno(), select.EPOLLIN)
 
     def ask(self, now: float | None = None) -> None:
-        """Asks for a sample, unless a question is open. `now`: seconds since boot, read here if not given."""
+        """Requests a sample unless a query is open. now: seconds since boot; None = read the clock."""
         if self.asked_at is not None:
             return
         self.start()
@@ -109,11 +109,11 @@ class AskedProbe:
             self._child.send(b"%d\n" % self._number)
 
     def fileno(self) -> int:
-        """Readable when `read` has something to say."""
+        """Returns a descriptor that is readable when `read` has an answer."""
         return self._ready.fileno()
 
     def read(self) -> Snapshot | ProbeFailure | None:
-        """The answer to the open question, or why there will be none; None = not yet. Never blocks."""
+        """Returns the answer to the open query, or its failure; None if it is pending. Never blocks."""
         if self._not_started is not None:
             return self._fail(self._not_started)
         if self._child is None:
@@ -129,13 +129,13 @@ class AskedProbe:
                 return answer
         if not ended:
             return None
-        words = self._child.last_words()
-        return self._fail("the probe's process ended" + (f": {words}" if words else ""))
+        error_line = self._child.last_words()
+        return self._fail("the probe process ended" + (f": {error_line}" if error_line else ""))
 
     def expire(self, now: float) -> ProbeFailure | None:
-        """Gives the open question up, and kills the process, if the deadline has passed.
+        """Fails the open query and kills the process if the deadline has passed; returns the failure.
 
-        now: seconds since boot. Returns None if nothing was given up.
+        now: seconds since boot. Returns None if the deadline has not passed.
         """
         if self.deadline is None or now < self.deadline:
             return None
@@ -143,8 +143,11 @@ class AskedProbe:
         return self._fail(late.text, late.remedy)
 
     def first_sample(self, timeout_s: float | None = None) -> Snapshot:
-        """Asks and waits, at most that long (None: until the deadline); a question that is not answered then
-        stays open until its deadline. Raises UnreadableError if no GPU can be read."""
+        """Queries the probe and waits for the answer, at most this long (None: until the deadline).
+
+        A query without an answer by then stays open until its deadline. Raises UnreadableError if no GPU can
+        be read.
+        """
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
         self.ask()
@@ -163,11 +166,11 @@ class AskedProbe:
         return answer
 
     def close(self) -> None:
-        """Ends the process; the probe cannot be asked any more."""
+        """Ends the process; no query is possible afterwards."""
         self._drop()
         if not self._ready.closed:
             self._ready.close()
-        # Gone within a millisecond or so, unless the kernel holds it; then init reaps it after us.
+        # Ends within about a millisecond unless it is blocked in the kernel; then init collects it later.
         end = _boot_time() + 0.2
         while any(not child.gone() for child in self._killed) and _boot_time() < end:
             time.sleep(0.001)
@@ -188,11 +191,11 @@ class AskedProbe:
             self._child = None
 
 
-#: How many killed processes may linger before no more are started.
+#: Number of killed processes that may linger before no more are started.
 _HANGING = 3
 _HANGS = (
-    "see whether `nvidia-smi` answers; where that takes long, `sudo nvidia-smi -pm 1` (persistence mode)"
-    " keeps the driver awake"
+    "check that `nvidia-smi` responds; if it is slow, `sudo nvidia-smi -pm 1` (persistence mode) keeps the"
+    " driver loaded"
 )
 
 

@@ -1,4 +1,4 @@
-"""Which real probe answers on this machine: NVML, else GPUtil; the first that does is kept."""
+"""Chooses the real probe of this machine: NVML, else GPUtil; keeps the first that works."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from gpu_scheduler.probes.nvml import NvmlProbe
 
 
 class AutoProbe:
-    """NVML where it works, else GPUtil; asked anew until one of them works."""
+    """A probe that uses NVML if it works, else GPUtil; it tries both again until one works."""
 
     def __init__(self) -> None:
         self._chosen: Probe | None = None
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """See Probe.sample."""
+        """Returns a sample of every GPU; see Probe.sample."""
         if self._chosen is not None:
             return self._chosen.sample()
-        troubles: list[ProbeError] = []
+        errors: list[ProbeError] = []
         for probe in (NvmlProbe(), GputilProbe()):
             try:
                 samples = probe.sample()
             except ProbeError as error:
-                troubles.append(error)
+                errors.append(error)
                 continue
             self._chosen = probe
             return samples
-        raise ProbeError("; ".join(map(str, troubles)), _remedy(troubles))
+        raise ProbeError("; ".join(map(str, errors)), _remedy(errors))
 
 
 def _remedy(troubles: list[ProbeError]) -> str:
-    """The most particular one: that the driver is to be installed is what is said of everything else."""
+    """Returns the most specific remedy, in preference to the general one of installing the driver."""
     return next((error.remedy for error in troubles if error.remedy != DRIVER_REMEDY), DRIVER_REMEDY)

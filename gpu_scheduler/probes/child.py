@@ -1,6 +1,6 @@
-"""One process that runs `probes.serve`: its pipes, its last words, its end. Nothing here ever blocks.
+"""Starts and ends one process that runs `probes.serve`, and reads from its pipes. Never blocks.
 
-Refuses to know what is asked and how long an answer may take.
+The caller decides what to query and how long an answer may take.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from gpu_scheduler.runner.folder import TOKEN
 
-#: Loads our package from where it lies and from nowhere else, and keeps that folder, and the folder that the
-#: user happens to be in, off the path: a `queue.py` there must not become the standard library's.
+#: Loads our package from its own location only, and keeps that folder and the current folder off the path: a
+#: `queue.py` there must not shadow that of the standard library.
 _START = """
 import sys
 root = sys.argv.pop(1)
@@ -24,14 +24,16 @@ sys.path.remove(root)
 from gpu_scheduler.probes.serve import main
 main()
 """
-#: What ends a process and all that it started.
+#: The signal that ends a process and all that it started.
 _KILL = signal.SIGKILL
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class Child:
-    """A probe's process, in a session of its own: Ctrl-C in the scheduler's terminal does not reach it, and
-    what it started can be killed with it. Raises OSError if it cannot be started."""
+    """A probe process in its own session. Raises OSError if it cannot be started.
+
+    Ctrl-C in the scheduler's terminal does not reach it, and it can be killed with all that it started.
+    """
 
     def __init__(self, interpreter: str, arguments: Sequence[str]) -> None:
         self._last_words = os.memfd_create("probe-stderr", os.MFD_CLOEXEC)
@@ -44,7 +46,7 @@ class Child:
                 stderr=self._last_words,
                 bufsize=0,
                 cwd="/",
-                # Of a scheduler that a job restarted: the sweep of that job must not end its own probe.
+                # A job may have restarted the scheduler: the sweep of that job must not end the probe.
                 env={name: value for name, value in os.environ.items() if name != TOKEN},
                 start_new_session=True,
             )
@@ -60,15 +62,15 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The pid of the process."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when a line may be there, or the process has ended."""
+        """Returns a descriptor that is readable when a line may have arrived or the process has ended."""
         return self._stdout.fileno()
 
     def send(self, line: bytes) -> None:
-        """Writes one question. One that cannot be written is answered by the end of the process, or never."""
+        """Writes one query. If that fails, the process ends or the query is never answered."""
         os.ftruncate(self._last_words, 0)
         try:
             os.write(self._stdin.fileno(), line)
@@ -76,7 +78,7 @@ class Child:
             pass
 
     def lines(self) -> tuple[list[bytes], bool]:
-        """The whole lines that have come, and whether none will come any more."""
+        """Returns the complete lines received so far, and whether the output has ended."""
         ended = False
         while True:
             try:
@@ -91,15 +93,15 @@ class Child:
         return lines, ended
 
     def last_words(self) -> str:
-        """The last line that it wrote to stderr since the last question, "" if none."""
+        """Returns the last line written to stderr since the last query; "" if there is none."""
         size = os.fstat(self._last_words).st_size
         tail = os.pread(self._last_words, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(tail) if line.strip()), "")
 
     def kill(self) -> None:
-        """Kills it with all that it started and closes its pipes. Does not wait: it may be in the kernel."""
+        """Kills it with all that it started, without waiting, and closes its pipes."""
         try:
-            # Its pid, and so its group, is ours until it is reaped, which `gone` alone does.
+            # Its pid, and so its group id, cannot be reused until `gone` collects it.
             if self._process.returncode is None:
                 os.killpg(self._process.pid, _KILL)
         except (ProcessLookupError, PermissionError):
@@ -109,18 +111,21 @@ class Child:
         os.close(self._last_words)
 
     def abandon(self) -> None:
-        """Leaves a killed process that the kernel still holds to init, which reaps it after us."""
+        """Leaves a killed process that is blocked in the kernel to init, which collects it later."""
         if self._process.returncode is None:
-            self._process.returncode = -_KILL  # else Python warns of it
+            self._process.returncode = -_KILL  # else Python warns about it
 
     def gone(self) -> bool:
-        """Whether it has ended, and all that it started; reaps it. A killed process that is in the kernel's
-        hands, such as an `nvidia-smi` that waits for the driver, is not gone."""
+        """Returns whether it and all that it started have ended; collects it.
+
+        A killed process that is blocked in the kernel, such as an `nvidia-smi` waiting for the driver, has
+        not ended.
+        """
         return self._process.poll() is not None and not _group_lives(self._process.pid)
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of that group is left. A zombie is none: where nobody reaps it, it stays for ever."""
+    """Returns whether a living process of that group is left. Zombies do not count."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -130,14 +135,14 @@ def _group_lives(group: int) -> bool:
     try:
         entries = os.listdir("/proc")
     except OSError:
-        return True  # for want of open files; it is looked for again
+        return True  # out of file descriptors: it is checked again later
     for entry in entries:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
                     state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
             except (OSError, ValueError):
-                continue  # it has ended meanwhile
+                continue  # the process has ended meanwhile
             if int(its_group) == group and state not in (b"Z", b"X"):
                 return True
     return False

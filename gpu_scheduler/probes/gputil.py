@@ -1,8 +1,8 @@
-"""The GPUs through GPUtil, which reads `nvidia-smi`: totals and load only; it lists no processes.
+"""Reads the GPUs through GPUtil, which runs `nvidia-smi`: memory and load only, no processes.
 
-GPUtil raises for all GPUs when the line of one is odd, takes impossible values as they come, and has no time
-limit. What it cannot read, or what cannot be true, is asked for again and read with tolerance (`probes.smi`).
-The limit of time is that of the process in which this runs (`probes.asked`).
+GPUtil fails for all GPUs if the line of one is malformed, accepts impossible values, and has no timeout. If
+it fails or returns an impossible value, this probe runs `nvidia-smi` itself and parses it with tolerance
+(`probes.smi`). The timeout is that of the process in which the probe runs (`probes.asked`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from gpu_scheduler.core.gpu import MOST_MIB, NAMELESS, GpuSample
 from gpu_scheduler.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError
 from gpu_scheduler.probes.smi import FIELDS, NONE_FOUND, at_index, parse, printable
 
-#: GPUs that are asked one by one where the program stops at one that is lost.
+#: Most GPUs to query one by one, when the program stops at a lost GPU.
 _MOST = 32
-#: What `nvidia-smi` says of itself, and what the user can do about it.
+#: Errors of `nvidia-smi` and their remedies.
 _REMEDIES = (
     ("version mismatch", REBOOT_REMEDY),
     (
         "Failed to initialize NVML: Unknown Error",
-        "if this is a container, it has lost its GPUs: start it anew; else see `sudo dmesg | grep NVRM`",
+        "if this is a container, it has lost its GPUs: restart it; otherwise see `sudo dmesg | grep NVRM`",
     ),
-    ("couldn't communicate", "the driver is not loaded: `sudo modprobe nvidia` says why; else reboot"),
+    ("couldn't communicate", "the driver is not loaded: `sudo modprobe nvidia` shows why; otherwise reboot"),
 )
 
 
 class GputilProbe:
-    """Answers from GPUtil.getGPUs(), one `nvidia-smi` per sample; more where something is odd."""
+    """A probe that uses GPUtil.getGPUs(): one `nvidia-smi` per sample, more if its output is malformed."""
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """See Probe.sample."""
-        # GPUtil answers "no GPUs" when the program is missing, which is something else.
+        """Returns a sample of every GPU; see Probe.sample."""
+        # GPUtil reports "no GPUs" if the program is missing, which is a different problem.
         if shutil.which("nvidia-smi") is None:
             raise ProbeError("nvidia-smi is not on PATH", DRIVER_REMEDY)
         cards = _plausible(_gputil())
@@ -43,10 +43,10 @@ class GputilProbe:
 
 
 def _gputil() -> list[Any]:
-    """What GPUtil reads; nothing where it cannot, or cannot be loaded."""
+    """Returns the GPUs that GPUtil reads; none if it fails or cannot be imported."""
     try:
         with warnings.catch_warnings():
-            # It imports distutils, which Python 3.10 and 3.11 call deprecated, and 3.12 has no more.
+            # It imports distutils, which is deprecated in Python 3.10 and 3.11 and absent in 3.12.
             warnings.simplefilter("ignore")
             import GPUtil
         return list(GPUtil.getGPUs())
@@ -55,9 +55,9 @@ def _gputil() -> list[Any]:
 
 
 def _plausible(cards: list[Any]) -> list[Any]:
-    """The cards by index, if every value of every one is known and can be true; else none."""
+    """Returns the GPUs by index if all values of all of them are known and possible; else none."""
     for card in cards:
-        # What is not known is NaN, which is in no range.
+        # An unknown value is NaN, which fails every range check.
         if not (card.uuid.startswith("GPU-") and 0 <= card.id < 1000 and 0 <= card.load <= 1):
             return []
         if not 0 <= card.memoryUsed <= card.memoryTotal <= MOST_MIB:
@@ -84,13 +84,13 @@ def _tolerantly() -> tuple[GpuSample, ...]:
     gpus = (_one_by_one() if answer.cut_short else []) or answer.gpus
     if gpus or answer.complaint == NONE_FOUND:
         return tuple(gpus)
-    said = answer.complaint or f"it printed nothing, exit status {status}"
-    remedy = next((remedy for words, remedy in _REMEDIES if words in said), DRIVER_REMEDY)
-    raise ProbeError(f"nvidia-smi: {said}", remedy)
+    error = answer.complaint or f"it printed nothing, exit status {status}"
+    remedy = next((remedy for text, remedy in _REMEDIES if text in error), DRIVER_REMEDY)
+    raise ProbeError(f"nvidia-smi: {error}", remedy)
 
 
 def _one_by_one() -> list[GpuSample]:
-    """Each GPU asked for alone, as far as there are any; none if a lost one hides the others even so."""
+    """Queries each GPU separately; returns none if a lost one hides the others even then."""
     gpus: list[GpuSample] = []
     texts: set[str] = set()
     while len(gpus) < _MOST:
@@ -104,10 +104,10 @@ def _one_by_one() -> list[GpuSample]:
 
 
 def _ask(*which: str) -> tuple[str, int]:
-    """What the program says, and its exit status. Raises ProbeError if it cannot be run."""
+    """Returns the output of the program and its exit status. Raises ProbeError if it cannot be run."""
     text, status = _run(FIELDS, which)
     if "is not a valid field to query" in text:
-        # Drivers before 450 know nothing of MIG.
+        # Drivers before 450 do not have the MIG field.
         text, status = _run(FIELDS.rpartition(",")[0], which)
     return text, status
 

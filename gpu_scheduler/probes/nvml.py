@@ -1,7 +1,7 @@
-"""The GPUs through NVML, the driver's own library: memory, load and the processes on each.
+"""Reads the GPUs through NVML, the driver's own library: memory, load and the processes on each.
 
-One GPU's error is that GPU's fault and hides no other. Refuses to know whose the processes are, and which
-GPUs were there before.
+An error of one GPU becomes that GPU's fault and does not affect the others. Other modules decide to which job
+a process belongs and which GPUs are missing.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from gpu_scheduler.core.gpu import NAMELESS, GpuProcess, GpuSample, without_impo
 from gpu_scheduler.probes import DRIVER_REMEDY, LOST, MIG_FAULT, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
-#: Microseconds over which the load of processes is asked for. The driver measures every 1/6 s to 1 s, so that
-#: the newest measurement of a card is always in it.
+#: Window in microseconds over which the load of processes is requested. The driver measures every 1/6 s to 1
+#: s, so the window always contains the newest measurement.
 LOAD_WINDOW_US = 2_000_000
-#: Seconds after which the library is opened anew for a GPU that came back. That wakes every sleeping GPU.
+#: Seconds after which the library is reopened, to find a GPU that came back. Reopening wakes sleeping GPUs.
 REOPEN_S = 30.0
 
-_NOT_ALLOWED = "see `ls -l /dev/nvidia*`: the device files must be open to you"
-_NO_MEMORY = "free memory of the machine, or raise the limit of the scheduler (MemoryMax)"
+_NOT_ALLOWED = "check `ls -l /dev/nvidia*`: you need read and write access to the device files"
+_NO_MEMORY = "free system memory, or raise the memory limit of the scheduler (MemoryMax)"
 
-#: A place on the bus: domain, bus, device.
+#: A PCI address: domain, bus, device.
 Pci = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class _Card:
-    """What stays the same about a GPU. `pci` is None for one that never told."""
+    """The constant properties of a GPU. pci: None if it has never been readable."""
 
     uuid: str
     name: str
@@ -38,8 +38,11 @@ class _Card:
 
 
 class NvmlProbe:
-    """Answers from NVML; opens the library at the first sample, and again after it failed as a whole, or now
-    and then while a GPU does not answer: what it found out about a card it keeps until it is closed."""
+    """A probe that uses NVML.
+
+    It opens the library at the first sample, again after the library has failed, and now and then while a GPU
+    does not respond, because NVML keeps the state of a GPU until the library is closed.
+    """
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -48,7 +51,7 @@ class NvmlProbe:
         self._cards: dict[str, _Card] = {}
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """See Probe.sample."""
+        """Returns a sample of every GPU; see Probe.sample."""
         nvml = self._open()
         try:
             found = [self._ask(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
@@ -82,11 +85,13 @@ class NvmlProbe:
         try:
             nvml.nvmlShutdown()
         except nvml.NVMLError:
-            pass  # It is opened anew at the next sample, which will say what is wrong.
+            pass  # The next sample opens it again and reports the problem.
 
     def _ask(self, nvml: Any, i: int) -> tuple[_Card, _Values] | None:
-        """NVML's i-th GPU and its values; None for one that this user may not open, which CUDA does not count
-        either. Raises NVMLError if it is the library that has failed."""
+        """Returns NVML's i-th GPU and its values; None if this user may not open it.
+
+        CUDA does not count such a GPU either. Raises NVMLError if the library itself has failed.
+        """
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
@@ -97,13 +102,13 @@ class NvmlProbe:
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NO_PERMISSION:
                 return None
-            # NVML counts a lost GPU and gives no handle for it.
+            # NVML counts a lost GPU but returns no handle for it.
             return _Card(f"{NAMELESS}{i}", "unknown", None), _Values(fault=_fault(nvml, error))
         return self._cards[uuid], _values(nvml, handle)
 
 
 def _ordered(answers: list[tuple[_Card, _Values]]) -> list[tuple[_Card, _Values]]:
-    """The GPUs by place on the bus. NVML's own order is that too, and serves where a place is unknown."""
+    """Returns the GPUs by PCI address; in NVML's order, which is the same, if an address is unknown."""
     if any(card.pci is None for card, _ in answers):
         return answers
     return sorted(answers, key=lambda answer: answer[0].pci or (0, 0, 0))
@@ -119,7 +124,7 @@ class _Values:
 
 
 def _values(nvml: Any, handle: Any) -> _Values:
-    """What one GPU says of itself; after its first error what it had said, and the fault."""
+    """Returns the values of one GPU; after an error, those read before it and the fault."""
     values = _Values()
     try:
         memory = _memory(nvml, handle)
@@ -145,14 +150,17 @@ def _in_mig_mode(nvml: Any, handle: Any) -> bool:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    # The first version counts what the driver keeps for itself as used, some 600 MiB on large cards.
+    # Version 1 counts the memory that the driver reserves as used: about 600 MiB on large GPUs.
     second = getattr(nvml, "nvmlMemory_v2", None)
     found = None if second is None else _maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, second)
     return found if found is not None else _maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
 
 
 def _maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
-    """The answer, or None where this GPU, driver or user cannot have it. Raises NVMLError for a fault."""
+    """Returns the result of a call, or None if this GPU, driver or user does not support it.
+
+    Raises NVMLError for a fault.
+    """
     try:
         return call(*args)
     except nvml.NVMLError as error:
@@ -168,20 +176,20 @@ def _maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
-    """pid -> percent of the processes that load the GPU; None where that cannot be told."""
+    """Returns pid -> percent for the processes that load the GPU; None if unknown."""
     ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
     if ask is None:
         return None
     try:
         measured = ask(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
     except nvml.NVMLError as error:
-        # With no process at work there are no measurements.
+        # Without an active process there are no measurements.
         return {} if error.value == nvml.NVML_ERROR_NOT_FOUND else None
-    # One pid has one measurement, as a rule. The newest counts; equally new ones are parts of one process.
+    # A pid usually has one measurement. The newest counts; those of the same time are added up.
     newest: dict[int, tuple[int, float]] = {}
     for one in measured:
         if one.smUtil > 100:
-            continue  # some drivers fill the list up with what was never measured
+            continue  # some drivers pad the list with invalid entries
         at, load = newest.get(one.pid, (one.timeStamp, 0.0))
         if one.timeStamp >= at:
             newest[one.pid] = (one.timeStamp, (load if one.timeStamp == at else 0.0) + one.smUtil)
@@ -189,11 +197,11 @@ def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
 
 
 def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> tuple[GpuProcess, ...]:
-    """One entry per pid: a pid in both lists is a compute process; parts of one pid are added up.
+    """Returns one entry per pid: a pid in both lists is a compute process; entries of one pid are added up.
 
-    A load that is of no listed pid makes all of them unknown: within a container the driver may list one
-    process by its number there and measure it by its number outside. One that has just ended does so, too,
-    until the next sample.
+    If a load belongs to no listed pid, all loads are unknown: in a container the driver may list a process by
+    its inner pid and measure it by its outer one. A process that has just ended has the same effect until the
+    next sample.
     """
     used: dict[int, int | None] = {}
     for process in compute:
@@ -214,7 +222,7 @@ def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> t
 
 def _sample(card: _Card, index: int, values: _Values) -> GpuSample:
     sample = GpuSample(
-        # A GPU without a UUID goes by its index.
+        # A GPU without a UUID is identified by its index.
         uuid=f"{NAMELESS}{index}" if card.pci is None else card.uuid,
         index=index,
         name=card.name,
@@ -228,12 +236,12 @@ def _sample(card: _Card, index: int, values: _Values) -> GpuSample:
 
 
 def _fault(nvml: Any, error: Any) -> str:
-    """The fault of one GPU. Raises the error again if it is that of the library."""
+    """Returns the fault of one GPU. Raises the error again if it concerns the whole library."""
     whole = (
         nvml.NVML_ERROR_UNINITIALIZED,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        nvml.NVML_ERROR_MEMORY,  # of the machine, which no GPU is to blame for
+        nvml.NVML_ERROR_MEMORY,  # system memory is short, which is not a fault of the GPU
     )
     if error.value in whole:
         raise error

@@ -1,7 +1,7 @@
-"""The probe's own process: answers each line on stdin with one on stdout, and ends when stdin closes.
+"""The main program of the probe process: answers each line on stdin with one on stdout; ends with stdin.
 
-A reader thread watches stdin, so that the end of the scheduler ends this process, and the `nvidia-smi` that
-it may be waiting for, also while a query hangs. Refuses to know when or why it is asked.
+A reader thread watches stdin, so that the end of the scheduler also ends this process and an `nvidia-smi`
+that it waits for, even while a query hangs.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--simulate")
     parser.add_argument("--sim-dir")
-    said = parser.parse_args()
-    # Whatever a driver's library prints must not end up between the answers.
+    options = parser.parse_args()
+    # Output that a driver's library prints must not mix with the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
     questions: SimpleQueue[int] = SimpleQueue()
     threading.Thread(target=_listen, args=(questions,), daemon=True).start()
-    probe = make_probe(said.kind, said.simulate, said.sim_dir)
+    probe = make_probe(options.kind, options.simulate, options.sim_dir)
     while True:
         number = questions.get()
         os.write(answers, encode(number, look(probe)))
 
 
 def look(probe: Probe) -> Snapshot | ProbeFailure:
-    """One sample, or why there is none. Stamped with when it was begun: no value in it is older than that."""
+    """Takes a sample; returns it or the failure. Its time is that of the start: no value in it is older."""
     taken_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         gpus = probe.sample()
     except ProbeError as error:
         return ProbeFailure(str(error), error.remedy)
-    except Exception as error:  # noqa: BLE001 - whatever a driver's library raises is the answer, not our end
+    except Exception as error:  # noqa: BLE001 - any error of a driver's library must not end this process
         return ProbeFailure(f"{type(error).__name__}: {error}")
     return Snapshot(taken_at, gpus)
 

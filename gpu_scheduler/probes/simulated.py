@@ -1,4 +1,4 @@
-"""Simulated GPUs: as many and as large as asked for, used by what the files in a folder say."""
+"""Simulates GPUs of a given number and size, whose usage is read from the files in a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gpu_scheduler.core.gpu import SIMULATED, GpuProcess, GpuSample
 from gpu_scheduler.probes import usage
 
-#: What a simulated GPU has unless something else is asked for, and the most GPUs that are simulated.
+#: Default memory of a simulated GPU in MiB, and largest number of simulated GPUs.
 DEFAULT_MIB = 24 * 1024
 MOST = 128
 
@@ -18,9 +18,9 @@ _ACCEPTED = 'such as "4" (24 GiB each), "4:80G" or "2:24G,2:80G"'
 
 
 def parse_simulate(text: str) -> tuple[int, ...]:
-    """The memory of each simulated GPU, MiB, from the text of `--simulate`.
+    """Parses the text of `--simulate`; returns the memory of each GPU in MiB.
 
-    Raises ValueError, with what is accepted, for anything else.
+    Raises ValueError, with the accepted forms, for an invalid text.
     """
     totals: list[int] = []
     for part in text.split(","):
@@ -37,14 +37,14 @@ def parse_simulate(text: str) -> tuple[int, ...]:
 
 
 class SimulatedProbe:
-    """`len(totals)` GPUs of `totals` MiB, with the processes whose files lie in `folder`."""
+    """A probe of `len(totals)` simulated GPUs of `totals` MiB, whose usage files are in `folder`."""
 
     def __init__(self, totals: Sequence[int], folder: str | None) -> None:
         self._totals = tuple(totals)
         self._folder = folder
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """See Probe.sample. A folder that is not there yet is an empty one."""
+        """Returns a sample of every GPU; see Probe.sample. A missing folder means no usage."""
         uses: tuple[usage.Use, ...] = ()
         faults: dict[str, object] = {}
         withheld: dict[str, object] = {}

@@ -1,13 +1,12 @@
-"""What `nvidia-smi --query-gpu` prints, read with tolerance: text in, GPUs or a complaint out. Pure.
+"""Parses the output of `nvidia-smi --query-gpu` with tolerance, into GPUs or an error line. Pure.
 
-Every GPU is judged by its own line: one that is odd hides no other. What is known of real outputs, of drivers
-325 to 610:
+Every GPU is read from its own line, and a malformed line hides no other. Known outputs of drivers 325 to 610:
 
-- A value that a card does not have is `[N/A]`, `[Not Supported]` or `N/A`: unknown, and no fault.
-- A lost card's line has `[GPU is lost]` in it, one that needs a reset `[GPU requires reset]`.
-- A card without a handle has a line in words, `Unable to determine the device handle for GPU0000:02:00.0: …`.
-  Newer programs follow it by a line of its values, all of them `[Unknown Error]`, and go on with the next
-  card; older ones stop there, so that the cards behind it are not listed (`cut_short`).
+- A value that a GPU does not have is `[N/A]`, `[Not Supported]` or `N/A`: it is unknown, not a fault.
+- The line of a lost GPU contains `[GPU is lost]`, that of one that needs a reset `[GPU requires reset]`.
+- A GPU without a handle has a line of text, `Unable to determine the device handle for GPU0000:02:00.0: …`.
+  Newer programs add a line of values that are all `[Unknown Error]` and continue with the next GPU; older
+  ones stop there, so that the GPUs after it are not listed (`cut_short`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from gpu_scheduler.core.gpu import NAMELESS, GpuSample, without_impossible
 from gpu_scheduler.probes import LOST, MIG_FAULT
 
-#: The columns that GPUtil asks for, in its order, and one that tells why a card has no load.
+#: The columns that GPUtil queries, in its order, and the MIG mode, which explains a missing load.
 FIELDS = (
     "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,gpu_serial,"
     "display_active,display_mode,temperature.gpu,mig.mode.current"
@@ -30,16 +29,16 @@ _NO_HANDLE = re.compile(
 )
 _NUMBER = re.compile(r"([0-9]+)(?:\.([0-9]+)|,([0-9]{1,2}))? ?([A-Za-z%]*)")
 _MIB = {"": 1, "MIB": 1, "MB": 1, "KIB": 1 / 1024, "GIB": 1024, "GB": 1024}
-#: What is printed where there is no card, and that is no failure.
+#: Output when the machine has no GPU, which is not an error.
 NONE_FOUND = "No devices were found"
 _NOT_KNOWN = ("", "-", "n/a", "not supported", "not available", "insufficient permissions", "not found")
 
 
 @dataclass
 class Answer:
-    """The GPUs that were found, and the first line that is about none of them ("" = there is no such line).
+    """The parsed output: the GPUs, and the first line that is about none of them ("" = there is none).
 
-    cut_short: it ends at a card without a handle; there may be more behind it.
+    cut_short: the output ends at a GPU without a handle; there may be more GPUs.
     """
 
     gpus: list[GpuSample] = field(default_factory=list)
@@ -48,9 +47,9 @@ class Answer:
 
 
 def parse(text: str) -> Answer:
-    """What the program printed, with whatever it wrote to stderr after it."""
+    """Parses the output of the program, followed by what it wrote to stderr."""
     answer = Answer()
-    valueless = 0  # lines of `[Unknown Error]` whose line in words has not come yet
+    valueless = 0  # lines of `[Unknown Error]` whose line of text has not come yet
     for raw in text.splitlines():
         line = printable(raw, 1000)
         values = [value.strip() for value in line.split(", " if ", " in line else ",")]
@@ -76,18 +75,18 @@ def parse(text: str) -> Answer:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """One line of a program that may print anything, for people: no control characters, and not too long."""
+    """Returns a line of arbitrary output in printable form: without control characters, cut to a length."""
     return "".join(c if c.isprintable() else "?" for c in text[:most].strip())
 
 
 def at_index(gpu: GpuSample, index: int) -> GpuSample:
-    """The GPU with that index, by which one without a UUID goes."""
+    """Returns the GPU with that index, which also identifies a GPU without a UUID."""
     uuid = f"{NAMELESS}{index}" if gpu.uuid.startswith(NAMELESS) else gpu.uuid
     return replace(gpu, index=index, uuid=uuid)
 
 
 def _card(values: list[str]) -> GpuSample | None:
-    """The GPU of a line that begins with an index and a UUID (or an error for it); None for any other."""
+    """Returns the GPU of a line that begins with an index and a UUID (or its error); else None."""
     if len(values) <= UUID or not re.fullmatch(r"[0-9]{1,4}", values[INDEX]):
         return None
     if values[UUID].startswith("["):
@@ -110,7 +109,7 @@ def _card(values: list[str]) -> GpuSample | None:
 
 
 def _fault(values: list[str]) -> str | None:
-    """Why the GPU of these values is not to be used; None if the values that matter are known or unknown."""
+    """Returns the fault of the GPU with these values; None if the relevant ones are valid or unknown."""
     bare = [value.strip("[]") for value in values]
     for value in bare:
         if "GPU is lost" in value:
@@ -124,7 +123,10 @@ def _fault(values: list[str]) -> str | None:
 
 
 def _number(text: str) -> float | None:
-    """MiB, or percent; None where it is no number. Three digits after a comma may be thousands: no number."""
+    """Parses a value in MiB or percent; returns None if it is not a number.
+
+    Three digits after a comma may be thousands, so such a text is not a number.
+    """
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -138,12 +140,12 @@ def _nameless(why: str, index: int | None) -> GpuSample:
 
 
 def _numbered(gpus: list[GpuSample]) -> list[GpuSample]:
-    """In order of their indices: each what it said, else the first that no other has."""
-    said = {gpu.index for gpu in gpus if gpu.index >= 0}
-    distinct = len(said) == sum(gpu.index >= 0 for gpu in gpus)
-    free = (index for index in range(2 * len(gpus) + max(said, default=0)) if index not in said)
+    """Returns the GPUs in order of their indices; one without an index gets the first free one."""
+    known = {gpu.index for gpu in gpus if gpu.index >= 0}
+    distinct = len(known) == sum(gpu.index >= 0 for gpu in gpus)
+    free = (index for index in range(2 * len(gpus) + max(known, default=0)) if index not in known)
     numbered = []
-    for place, gpu in enumerate(gpus):
-        index = (gpu.index if gpu.index >= 0 else next(free)) if distinct else place
+    for position, gpu in enumerate(gpus):
+        index = (gpu.index if gpu.index >= 0 else next(free)) if distinct else position
         numbered.append(at_index(gpu, index))
     return sorted(numbered, key=lambda gpu: gpu.index)

@@ -1,12 +1,12 @@
-"""What simulated jobs use: one file per process in the simulation's folder, judged by whether it lives.
+"""Reads and writes the usage of simulated GPUs: one file per process in the simulation's folder.
 
-    PID-STARTTICKS.json   {"pid": 71, "gpus": {"0": 8000}, "load": 90}    MiB by index, percent
-    cards.json            {"0": 24576}                                    what each card has, for the jobs
-    faults.json           {"1": "lost"}                                   planted by tests
-    withheld.json         {"1": "process loads"}                          what a card does not tell; likewise
+    PID-STARTTICKS.json   {"pid": 71, "gpus": {"0": 8000}, "load": 90}    MiB by GPU index, percent
+    cards.json            {"0": 24576}                                    total MiB of each GPU, for the jobs
+    faults.json           {"1": "lost"}                                   faults, written by tests
+    withheld.json         {"1": "process loads"}                          unknown values, written by tests
 
-A process is named by its start as well as its pid, so that a later owner of the number inherits nothing.
-Standard library only. Refuses to know GPUs by anything but their index.
+A file counts while its process is alive. The file name has the start of the process besides its pid, so that
+a process that reuses the pid inherits nothing. GPUs are known by their index only. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-#: Names the simulation's folder in a simulated job's environment.
+#: The environment variable of a simulated job that holds the simulation's folder.
 VARIABLE = "GPU_SCHEDULER_SIM"
 
 _FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.part)?")
@@ -28,7 +28,7 @@ _FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.part)?")
 
 @dataclass(frozen=True)
 class Use:
-    """What one living process uses: MiB by GPU index, and the load it makes, percent."""
+    """The usage of one living process: MiB by GPU index, and its load in percent."""
 
     pid: int
     gpus: Mapping[int, int]
@@ -36,7 +36,7 @@ class Use:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process began, clock ticks since boot; None if it is gone or a zombie, which holds nothing."""
+    """Returns the start of a process in clock ticks since boot; None if it is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *rest = file.read().rpartition(b")")[2].split()
@@ -46,7 +46,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def write_use(folder: str, gpus: Mapping[int, int], load: float) -> None:
-    """Says what this process uses from now on. Raises OSError."""
+    """Writes the usage of this process. Raises OSError."""
     pid = os.getpid()
     use = {"pid": pid, "gpus": {str(index): mib for index, mib in gpus.items()}, "load": load}
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -54,7 +54,7 @@ def write_use(folder: str, gpus: Mapping[int, int], load: float) -> None:
 
 
 def remove_use(folder: str) -> None:
-    """Says that this process uses nothing any more."""
+    """Removes the usage of this process."""
     try:
         os.unlink(_own_file(folder))
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def remove_use(folder: str) -> None:
 
 
 def read_uses(folder: str) -> tuple[Use, ...]:
-    """What the living processes use, by pid; the files of dead ones are removed."""
+    """Returns the usage of the living processes by pid; removes the files of dead ones."""
     found = []
     for name in _names(folder):
         match = _FILE.fullmatch(name)
@@ -79,7 +79,7 @@ def read_uses(folder: str) -> tuple[Use, ...]:
 
 
 def free_mib(folder: str, index: int) -> int | None:
-    """What that card has left; None where nobody wrote what it has."""
+    """Returns the free memory of that GPU in MiB; None if its total is not written."""
     total = read_json(os.path.join(folder, "cards.json")).get(str(index))
     if not isinstance(total, int):
         return None
@@ -88,7 +88,7 @@ def free_mib(folder: str, index: int) -> int | None:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Held while a job looks at what is free and takes it, so that two never take the same."""
+    """Locks the folder while a job reads the free memory and takes some, so that no two take the same."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, ".lock"), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -96,7 +96,7 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The JSON object in the file; empty if it is missing or is none."""
+    """Reads the JSON object in a file; returns an empty one if there is none."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -106,7 +106,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all. Raises OSError."""
+    """Writes the file atomically. Raises OSError."""
     part = f"{path}.part"
     with open(part, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -129,7 +129,7 @@ def _discard(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # Another reader was first, or may not write here; a dead process counts for nothing either way.
+        pass  # Another reader has removed it, or it may not be removed; a dead process does not count anyway.
 
 
 def _parse(pid: int, raw: Mapping[str, Any]) -> Use | None:

@@ -1,4 +1,4 @@
-"""A probe's answer as one line of JSON, and back."""
+"""Encodes the answer of a probe as one line of JSON, and decodes it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 
 @dataclass(frozen=True)
 class ProbeFailure:
-    """Why a question has no answer. `remedy` is what the user can do, "" where we do not know."""
+    """The reason why a query failed. remedy: what the user can do about it; "" if unknown."""
 
     text: str
     remedy: str = ""
 
 
 def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
-    """One line, newline included: the answer to question `number`."""
+    """Returns the answer to query `number` as one line, with its newline."""
     return json.dumps({"number": number, **asdict(answer)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
-    """What `encode` was given. Raises ValueError for a line that it did not write."""
+    """Decodes a line of `encode`. Raises ValueError for any other line."""
     try:
         raw = json.loads(line)
         number = int(raw["number"])

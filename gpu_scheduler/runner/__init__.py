@@ -1,4 +1,4 @@
-"""The small process around every attempt, and what others may ask or tell it through the attempt's folder.
+"""The runner, the small process around every attempt, and the functions that read and write its folder.
 
-Standard library only, and nothing else of ours. This file has no imports: the runner starts through it.
+Imports the standard library only. This file has no imports at all, because the runner starts through it.
 """

@@ -1,7 +1,7 @@
-"""Signals to processes each of which forks the next and ends at once, so that no scan of /proc meets one.
+"""Signals fork chains: processes that each fork the next one and end before a scan of /proc sees them.
 
-They are met among the youngest pids, or signalled by their process group: the kernel lets no member fork away
-from that.
+Such processes are found among the newest pids, or signalled through their process group, which a fork cannot
+leave.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from .membership import Command
 
-#: How often the youngest processes are looked at for a member of a group.
+#: Number of times that the newest processes are searched for a member of a group.
 _HUNTS = 200
 
 
 def has_group(command: Command) -> bool:
-    """Whether a process, ended or not, is in the process group that the command leads or led."""
+    """Returns whether any process, ended or not, is in the process group that the command leads or led."""
     fields = fields_of(command.pid)
     if fields is not None and int(fields[19]) != command.ticks:
         return False
@@ -33,9 +33,11 @@ def has_group(command: Command) -> bool:
 
 
 def send_group(command: Command, token: str, signal: int) -> bool:
-    """Signal the process group of a command that may have ended, for members that fork and end too quickly
-    to be signalled one by one. False: no member was met, the number is another group's now, or a member
-    carries the token of another attempt."""
+    """Signals the process group of a command that may have ended; returns whether it did.
+
+    Meant for members that fork and end too quickly to be signalled one by one. Returns False if no member was
+    found, if the group id has been reused, or if a member carries the token of another attempt.
+    """
     if os.getpgid(0) == command.pid or not has_group(command):
         return False
     if any(
@@ -56,9 +58,9 @@ def send_group(command: Command, token: str, signal: int) -> bool:
 
 
 def send_children(signal: int) -> int | None:
-    """Signal children of this process that live for less than a scan takes. The last one that was seen.
+    """Signals children of this process that live for less time than a scan takes; returns the last pid found.
 
-    The number of a child is its own until this process collects it.
+    A child keeps its pid until this process collects it, so the signal cannot hit another process.
     """
     me = os.getpid()
     seen = None
@@ -78,7 +80,7 @@ def _is_in_group(pid: int, command: Command) -> bool:
 
 
 def _youngest() -> Iterator[int]:
-    """The pids that were given away last, whatever has become of them."""
+    """Returns the pids that were assigned last, whether or not their processes still exist."""
     fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
     try:
         last = int(os.read(fd, 256).split()[-1])

@@ -1,6 +1,6 @@
-"""The command of an attempt: spawned once, its group signalled, its end and that of its orphans collected.
+"""Starts the command of an attempt, signals its process group, and collects it and its orphans.
 
-It decides neither when to signal nor what the end means.
+The caller decides when to signal and what the end means.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """command.sh and what it turns into.
+    """The process of command.sh, which becomes the job's command.
 
-    exit_code, signal   how it ended; both None while it runs, and where it could not be spawned.
-    began               command.sh said that it hands over to the job's own command.
-    message             why it did not begin, where somebody said so.
-    shortage            the errno of the shortage for which it did not begin.
+    exit_code, signal   how it ended; both None while it runs and if it could not be spawned.
+    began               whether command.sh reported that it reached the job's command.
+    message             the reported reason why the command did not begin.
+    shortage            errno of the resource shortage that kept the command from beginning.
     """
 
     def __init__(self, folder: str, spec: dict[str, Any], loop: Loop) -> None:
@@ -51,24 +51,25 @@ class Child:
 
     @property
     def began(self) -> bool:
-        """Whether the job's own command was reached."""
+        """Whether command.sh reached the job's command."""
         return self._said.startswith(b".")
 
     @property
     def message(self) -> str | None:
-        """Why it did not begin."""
+        """The reason why the command did not begin; None if none was reported."""
         if self._said.startswith(b"!"):
             return self._said[1:].decode("utf-8", "replace").strip()
         return self.problem
 
     def note(self, problem: str) -> None:
-        """Tell this as the reason why it did not begin."""
+        """Sets the reason why the command did not begin."""
         self._said, self.problem = b"", problem
 
     def spawn(self, inner: int, terminal: str | None, record: int | None) -> None:
-        """Start it; `terminal` (a name) or the pipe end `inner` is its output. `message` tells a failure.
+        """Starts the command; a failure is reported in `message`.
 
-        record: where it records itself, None = nowhere; it is closed here.
+        terminal: path of the terminal for its input and output; None: its output goes to the pipe end
+        `inner`. record: descriptor of the file in which it records itself, None = none; it is closed here.
         """
         self.spawned = time.monotonic()
         try:
@@ -81,7 +82,7 @@ class Child:
             self.ended = self.spawned
             self.shortage = error.errno if error.errno in SHORTAGE else None
             self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
-        except ValueError as error:  # a zero byte in a name or in a variable
+        except ValueError as error:  # a null byte in a path or in a variable
             self.ended = self.spawned
             self.problem = f"the command could not be started: {error}"
         finally:
@@ -97,7 +98,7 @@ class Child:
                 (os.POSIX_SPAWN_DUP2, inner, 1),
             ]
         else:
-            # Opened by the leader of a new session, it becomes the controlling terminal.
+            # A terminal that the leader of a new session opens becomes its controlling terminal.
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
@@ -120,7 +121,7 @@ class Child:
         os.chdir(self._spec["cwd"])
         os.umask(self._spec["umask"])
         try:
-            # -p: no BASH_ENV, no functions and no shell options of the environment may change the script.
+            # -p keeps BASH_ENV, functions and shell options in the environment from changing the script.
             return os.posix_spawn(
                 shell,
                 ["bash", "-p", self._script],
@@ -134,7 +135,7 @@ class Child:
             os.umask(0o077)
 
     def reap(self) -> None:
-        """Collect every child that has ended."""
+        """Collects every child that has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -164,7 +165,7 @@ class Child:
             self._loop.drop(self._hears)
 
     def signal_group(self, number: int) -> None:
-        """Signal the command's process group; its leader is not waited for yet, so the number is its own."""
+        """Signals the command's process group, whose id cannot be reused before its leader is collected."""
         if self.running:
             try:
                 os.killpg(self._pid, number)
@@ -174,7 +175,8 @@ class Child:
                 pass
 
     def leftovers(self, folder: int) -> Leftovers | None:
-        """What the ended command may have left behind; None if that is nothing. folder: the attempt's."""
+        """Returns what the ended command may have left running; None if nothing. folder: descriptor of the
+        attempt folder."""
         if self._pid == 0:
             return None
         if self._adopts and not has_children():
@@ -185,15 +187,18 @@ class Child:
 
             command = command_of(folder, self._spec["token"])
         except (ImportError, OSError):
-            return None  # for want of open files; the scheduler ends what belongs to the attempt
+            return None  # out of file descriptors: the scheduler ends the processes of the attempt
 
         return Leftovers(self._spec["token"], command, self._spec["term_grace_s"], self.ended)
 
 
 def _adopt_orphans() -> bool:
-    """Let what the command leaves behind become children of this process. False: tokens have to tell them."""
+    """Makes this process the parent of the command's orphans; returns False if the kernel refuses.
+
+    Without it, only the token identifies the orphans.
+    """
     try:
-        # `ctypes` itself would cost the job 5 ms.
+        # Importing `ctypes` would delay the job by 5 ms.
         from _ctypes import call_function, dlopen, dlsym
 
         prctl = dlsym(dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
@@ -203,7 +208,7 @@ def _adopt_orphans() -> bool:
 
 
 def has_children() -> bool:
-    """Whether this process has children, ended or not; with the orphans that it adopted."""
+    """Returns whether this process has children, ended or not, including adopted orphans."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

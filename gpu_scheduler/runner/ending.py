@@ -1,20 +1,20 @@
-"""Why the command is to end, and what is due when: the causes, their order, the grace, the withdrawal.
+"""Decides which cause of termination applies, when its grace period ends, and what happens then.
 
-Pure: `now` is an argument (monotonic seconds), and nothing is signalled here.
+Pure: `now` is an argument (monotonic seconds), and the caller sends the signals.
 """
 
 from __future__ import annotations
 
-#: Of several causes the greater one is told. An unknown cause counts as a cancel.
+#: Rank of the causes: the highest of several is reported. An unknown cause counts as a cancel.
 _RANK = {"machine": 1, "preempted": 2, "timed_out": 3, "cancelled": 4}
-#: SIGKILL is repeated this often until the command is gone, in seconds.
+#: Seconds between two SIGKILLs until the command has ended.
 _AGAIN_S = 1.0
 
 
 class Ending:
-    """What one command was told about its end.
+    """The termination of one command: its cause and its deadline.
 
-    cause is None until it is told to end, and again after a withdrawal.
+    cause: None until a termination is requested, and again after the request was withdrawn.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Ending:
         self._machine_at: float | None = None
 
     def tell(self, cause: str, grace_s: float, follow: str, now: float) -> bool:
-        """Take note of a cause. True: it is the first, so the command shall get SIGTERM."""
+        """Records a request to terminate; returns True for the first one: the caller then sends SIGTERM."""
         first = self.cause is None
         until = now + max(0.0, grace_s)
         if cause == "machine":
@@ -32,12 +32,12 @@ class Ending:
         if first or _rank(cause) >= _rank(self.cause):
             forced = cause == self.cause and self._follow == "kill"
             self.cause, self._follow = cause, "kill" if forced else follow
-            # The grace of an earlier cause is never made longer: the command knows already.
+            # A later request never extends the grace period: the command has already had its SIGTERM.
             self.deadline = until if first or self.deadline is None else min(self.deadline, until)
         return first
 
     def due(self, now: float) -> str | None:
-        """ "kill" or "withdraw" once the grace is over, else None."""
+        """Returns "kill" or "withdraw" once the grace period is over, else None."""
         if self.deadline is None or now < self.deadline:
             return None
         if self._follow == "withdraw":
@@ -46,7 +46,7 @@ class Ending:
         return "kill"
 
     def withdrawn(self) -> None:
-        """The wish was taken back: the command runs on, unless the machine is ending."""
+        """Records that the request was withdrawn: the command keeps running unless the machine shuts down."""
         self.cause = "machine" if self._machine_at is not None else None
         self.deadline = self._machine_at
         self._follow = "kill"
@@ -57,7 +57,7 @@ def _rank(cause: str | None) -> int:
 
 
 def describe(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
-    """The outcome in words, for the end of the log."""
+    """Returns the outcome as the text of the last line of the log."""
     how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
     if exit_code is None and signal is None:
         how = "nothing was started"

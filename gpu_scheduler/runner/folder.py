@@ -1,7 +1,7 @@
-"""The files of an attempt's folder, as the runner reads and writes them: spec, claim, stop, result.
+"""Reads and writes the files of an attempt folder for the runner: spec, claim, stop, result.
 
-All names are taken relative to an open descriptor of the folder. It knows nothing of processes, output or
-causes. Text is JSON put together by hand: `json` alone would cost the runner's start 13 ms.
+All names are relative to an open descriptor of the folder. JSON is written by hand, because importing `json`
+would delay the runner's start by 13 ms.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-#: The file that an interpreter is given to become a runner.
+#: The script that makes a Python interpreter a runner.
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
-#: The mark that every process of an attempt carries in its environment.
+#: The environment variable that marks every process of an attempt.
 TOKEN = "GPU_SCHEDULER_TOKEN"
 
-#: What the process that forks runners (`forks`) answers (an errno follows REFUSED), and what it is started
-#: with: in its environment room for a token, in its arguments room for a command, of which the kernel shows
-#: no more than a page.
+#: Answers of the process that forks runners (`forks`); an errno follows REFUSED. That process is started with
+#: room for a token in its environment and with room for a command in its arguments, of which the kernel shows
+#: at most one page.
 READY, FORKED, REFUSED = b"!", b"+", b"-"
 NO_TOKEN = "-" * 32
 TITLE_ROOM = 4096
 
-#: Errors that tell of the machine and its limits: processes, memory, open files.
+#: Errors caused by the limits of the machine: processes, memory, open files.
 SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 #: The file in which the command of an attempt records itself, and its size.
 COMMAND = "command.pid"
 COMMAND_SIZE = 1024
 
-#: Bytes written before the command starts, so that a disk that fills up meanwhile cannot lose the result.
+#: Bytes reserved before the command starts, so that the result fits even if the disk fills up meanwhile.
 _RESERVED = 512
-#: A runner that finds the disk full before it has claimed waits so long for room, in seconds; after about the
-#: same time the loop launches it again.
+#: Seconds for which a runner that finds the disk full before its claim waits for space. The loop launches it
+#: again after about the same time.
 _ROOM_S = 10.0
 _ROOM_EVERY_S = 0.1
-#: A larger file is refused, and so is a greater number of seconds in a file.
+#: Largest accepted file in bytes, and largest accepted number of seconds in a file.
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_S = 1e12
 
 
 def open_folder(path: str) -> int:
-    """A descriptor of the folder. Raises OSError."""
+    """Opens a folder and returns its descriptor. Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def exists(folder: int, name: str) -> bool:
-    """Whether the folder has a file of this name."""
+    """Returns whether the folder has a file of this name."""
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -65,26 +65,28 @@ def exists(folder: int, name: str) -> bool:
 
 
 class Problem:
-    """Why a file cannot be used, as a predicate about it."""
+    """The reason why a file cannot be used, as a predicate such as "is a folder"."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 def opened(path: str, folder: int | None = None) -> int | Problem | None:
-    """Opens a file for reading, without waiting; None: there is none. Raises OSError for an error that says
-    nothing about the file itself."""
+    """Opens a file for reading without blocking; returns None if it does not exist.
+
+    Raises OSError for an error that is not about the file itself.
+    """
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         if error.errno == errno.ELOOP:
-            return Problem("is a link")
+            return Problem("is a symbolic link")
         if error.errno in (errno.ENXIO, errno.ENODEV):
             return Problem("is not a regular file")
         if error.errno == errno.EACCES and os.access(os.path.dirname(path) or ".", os.X_OK, dir_fd=folder):
-            return Problem("may not be read")
+            return Problem("is not readable")
         raise
 
 
@@ -99,13 +101,13 @@ def content(fd: int) -> dict[str, Any] | Problem:
         piece = os.read(fd, 1 << 20)
         if not piece:
             value = parse(data)
-            return Problem(f"is not whole ({len(data)} bytes)") if value is None else value
+            return Problem(f"is incomplete ({len(data)} bytes)") if value is None else value
         data += piece
     return Problem(f"is larger than {_MOST_BYTES >> 20} MiB")
 
 
 def read(folder: int, name: str) -> dict[str, Any] | Problem | None:
-    """Reads the object in a JSON file of the folder; None if there is none, or it cannot be read now."""
+    """Reads the JSON object in a file of the folder; returns None if there is none or reading fails."""
     try:
         return load(folder, name)
     except OSError:
@@ -113,7 +115,7 @@ def read(folder: int, name: str) -> dict[str, Any] | Problem | None:
 
 
 def load(folder: int, name: str) -> dict[str, Any] | Problem | None:
-    """Reads the object in a JSON file of the folder; None if there is none. Raises OSError."""
+    """Reads the JSON object in a file of the folder; returns None if there is none. Raises OSError."""
     fd = opened(name, folder)
     if not isinstance(fd, int):
         return fd
@@ -124,7 +126,7 @@ def load(folder: int, name: str) -> dict[str, Any] | Problem | None:
 
 
 def wrong_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> Problem | None:
-    """Names the first of these fields that is missing or has a value that it cannot have."""
+    """Returns the first of these fields that is missing or has an invalid value, as a problem; else None."""
     for name, is_right in fields.items():
         if name not in value or not is_right(value[name]):
             return Problem(f"has no valid {name!r}")
@@ -132,21 +134,21 @@ def wrong_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a string."""
+    """Returns whether a value is a string."""
     return isinstance(value, str)
 
 
 def is_optional_text(value: object) -> bool:
-    """Whether a value is a string or null."""
+    """Returns whether a value is a string or null."""
     return value is None or isinstance(value, str)
 
 
 def is_seconds(value: object) -> bool:
-    """Whether a value is a number of seconds that can be calculated with."""
+    """Returns whether a value is a usable number of seconds."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST_S
 
 
-#: The fields of `stop` and `withdrawn`, and of `spec.json`. A cause that is not known counts as a cancel.
+#: The fields of `stop` and `withdrawn`, and those of `spec.json`. An unknown cause counts as a cancel.
 STOP_FIELDS = {"cause": is_text, "grace_s": is_seconds, "follow": lambda value: value in ("kill", "withdraw")}
 SPEC_FIELDS = {
     "token": lambda value: isinstance(value, str) and value.isascii(),
@@ -164,7 +166,7 @@ SPEC_FIELDS = {
 
 
 def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the spec in an attempt's folder. Raises OSError where it has none that can be used."""
+    """Reads the spec of an attempt folder. Raises OSError if there is no usable one."""
     folder = open_folder(os.fspath(path))
     try:
         spec = load(folder, "spec.json")
@@ -179,7 +181,7 @@ def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def move_aside(path: str, folder: int | None = None) -> None:
-    """Gives a folder that stands where a file is to be written another name. Raises OSError."""
+    """Renames a folder that is in the way of a file to be written. Raises OSError."""
     for number in range(1, 1000):
         try:
             os.rename(path, f"{path}.aside-{number}", src_dir_fd=folder, dst_dir_fd=folder)
@@ -190,7 +192,7 @@ def move_aside(path: str, folder: int | None = None) -> None:
 
 
 class _Scanning:
-    """The settings that the C scanner of `json` asks for."""
+    """The settings that the C scanner of `json` reads."""
 
     def __init__(self) -> None:
         self.strict = False
@@ -200,7 +202,7 @@ class _Scanning:
         self.memo: dict[str, str] = {}
 
     def parse_constant(self, name: str) -> None:
-        """Refuses NaN and Infinity."""
+        """Rejects NaN and Infinity."""
         raise ValueError(name)
 
 
@@ -209,7 +211,7 @@ _scan = make_scanner(_settings)
 
 
 def parse(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in `data`; None if there is none."""
+    """Parses the JSON object in `data`; returns None if it is not one."""
     try:
         text = data.decode("utf-8").strip()
         value, end = _scan(text, 0)
@@ -219,7 +221,7 @@ def parse(data: bytes) -> dict[str, Any] | None:
 
 
 def to_text(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes:
-    """A JSON object of plain values, one line."""
+    """Returns a JSON object of plain values as one line."""
     parts = []
     for key, value in fields.items():
         if value is None:
@@ -235,7 +237,7 @@ def to_text(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes
 
 
 def boot_id() -> str:
-    """The kernel's name for the present boot."""
+    """Returns the kernel's id of the current boot."""
     fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 64).decode("ascii").strip()
@@ -244,7 +246,7 @@ def boot_id() -> str:
 
 
 def start_ticks() -> int:
-    """When this process started, in kernel ticks since boot."""
+    """Returns the start of this process in kernel ticks since boot."""
     fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(os.read(fd, 4096).rpartition(b")")[2].split()[19])
@@ -253,8 +255,11 @@ def start_ticks() -> int:
 
 
 def claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
-    """Take the attempt. The descriptor that holds the claim's lock, to be kept open and never opened again;
-    None if somebody else has it. Raises OSError where the folder cannot be written."""
+    """Claims the attempt; returns the descriptor that holds the lock, or None if it is already claimed.
+
+    Keep the descriptor open and never open the file again: closing any descriptor of it releases the lock.
+    Raises OSError if the folder cannot be written.
+    """
     return _with_room(folder, lambda: _claim(folder, identity))
 
 
@@ -273,10 +278,11 @@ def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
 
 
 def reserve_command(folder: int, token: str, boot: str) -> int | None:
-    """The file in which the command records its pid, its start and its session, open where it is to write.
+    """Opens the file in which the command records its pid, start and session; returns None on failure.
 
-    Its first line says whose pids these are: pid 1 of a container that was restarted is another process. The
-    room is there before the command starts, so that a full disk takes nothing from it. None: there is none.
+    The descriptor is positioned where the command writes. The first line identifies the boot and the pid
+    namespace, because pid 1 of a restarted container is another process. The space is reserved before the
+    command starts, so that a full disk cannot truncate the entry.
     """
     try:
         said = f"{token} {boot} {init_ticks()}\n".encode("ascii")
@@ -293,7 +299,7 @@ def reserve_command(folder: int, token: str, boot: str) -> int | None:
 
 
 def init_ticks() -> str:
-    """When process 1 started, which is the first of a container too; "-": that may not be seen."""
+    """Returns the start of process 1 in kernel ticks, also in a container; "-" if it is not readable."""
     try:
         fd = os.open("/proc/1/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -307,7 +313,7 @@ def init_ticks() -> str:
 
 
 class Result:
-    """The file `result`, its room reserved before the command starts."""
+    """Writes the file `result`, for which it reserves space before the command starts."""
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
@@ -329,11 +335,11 @@ class Result:
         return os.open(self._name, flags, 0o600, dir_fd=self._folder)
 
     def discard(self) -> None:
-        """Leave no trace: somebody else runs the attempt."""
+        """Removes the reserved file, when another runner has the attempt."""
         os.unlink(self._name, dir_fd=self._folder)
 
     def publish(self, fields: dict[str, str | int | float | list[int] | None]) -> bool:
-        """Write the result and let it appear; tried again until it lands. False: the folder is gone."""
+        """Writes the result atomically and retries until it succeeds; returns False if the folder is gone."""
         wait_s = 0.05
         while True:
             try:
@@ -358,14 +364,14 @@ class Result:
         try:
             move_aside("result", self._folder)
         except OSError:
-            pass  # tried again with the rename
+            pass  # retried together with the rename
 
     def _write(self, fields: dict[str, str | int | float | list[int] | None]) -> None:
         text = to_text(fields)
         try:
             self._put(text)
         except OSError:
-            # A long message is worth less than the code: what fits the reserved room always lands.
+            # The exit code matters more than a long message: cut it to what fits the reserved space.
             message = fields.get("message")
             short = dict(fields)
             while isinstance(message, str) and message and len(text) > _RESERVED:
@@ -384,7 +390,7 @@ class Result:
 
 
 def _with_room(folder: int, write: Callable[[], T]) -> T:
-    """What `write` returns, tried again while the disk is full and nobody has claimed the attempt."""
+    """Returns what `write` returns; retries while the disk is full and the attempt is unclaimed."""
     end = time.monotonic() + _ROOM_S
     while True:
         try:

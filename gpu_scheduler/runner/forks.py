@@ -1,17 +1,17 @@
-"""Runners by fork: a process that has the runner's modules loaded, and forks one for each request.
+"""The fork server: a process that has the runner's modules loaded and forks a runner for each request.
 
-A request on descriptor 0 is a token and the absolute path of a folder, ended by a zero byte; the answer on
-descriptor 1, after READY, is the byte FORKED, or REFUSED and the errno as a byte. It ends when the requests
-end; its runners go on. It knows neither the record nor what its runners do.
+A request on descriptor 0 is a token and the absolute path of a folder, ended by a null byte. The answer on
+descriptor 1, after READY, is the byte FORKED, or REFUSED and the errno as a byte. The process ends at the end
+of its input; its runners keep running.
 
-/proc shows a forked process with the environment and the arguments of the program that forked, whatever
-`setenv` says. So this process is started with room for a token in its environment and for a path in its
-arguments, and a runner writes its own there before anything else: the sweep sees it as it sees all others.
+/proc shows a forked process with the environment and the arguments of its parent, whatever `setenv` changes.
+The fork server is therefore started with room for a token in its environment and for a path in its arguments,
+and a runner first writes its own there, so that a sweep finds it like any other.
 """
 
 from __future__ import annotations
 
-import _ctypes  # noqa: F401 - for the runners, as `leftovers` is: they would import it late
+import _ctypes  # noqa: F401 - loaded here for the runners, like `leftovers`
 import gc
 import os
 import sys
@@ -27,10 +27,10 @@ else:
 
 
 def main() -> None:
-    """Serve until descriptor 0 ends; never returns."""
+    """Serves requests until the end of descriptor 0; never returns."""
     os.chdir("/")
     supervise.close_inherited()
-    # The kernel collects the runners. Each puts it back before it has children of its own.
+    # The kernel collects the runners. Each of them restores the default before it has children.
     _signal.signal(signals.CHLD, _signal.SIG_IGN)
     room = Room()
     room.title([sys.executable, "-I", "-S", START, "--forks"])
@@ -75,9 +75,9 @@ def _become_runner(room: Room, token: str, path: str) -> None:
 
 
 class Room:
-    """The places in this process's own memory from which /proc reads its environment and its arguments.
+    """The memory of this process from which /proc reads its environment and its arguments.
 
-    Raises OSError where they cannot be found or written.
+    Raises OSError if it cannot be found or written.
     """
 
     def __init__(self) -> None:
@@ -95,13 +95,13 @@ class Room:
         self.token(NO_TOKEN)
 
     def token(self, token: str) -> None:
-        """Carry this token."""
+        """Sets the token that /proc shows in the environment."""
         self._write({self._token: token.encode("ascii")})
 
     def title(self, command: list[str]) -> None:
-        """Show this command, as far as there is room."""
+        """Sets the command line that /proc shows, cut to the available room."""
         shown = os.fsencode(" ".join(command))[: self._size - 2] + b"\0"
-        # A last byte that is not zero tells the kernel that one text up to its zero is to be shown.
+        # A last byte other than null makes the kernel show one string up to its null byte.
         self._write({self._arguments: shown, self._arguments + self._size - 1: b"."})
 
     def _write(self, texts: dict[int, bytes]) -> None:

@@ -1,8 +1,7 @@
-"""What a command left behind when it ended: SIGTERM, a grace, SIGKILL, and no more than 5 s in all.
+"""Ends the processes that a command left behind: SIGTERM, a grace period, SIGKILL; at most 5 s in all.
 
-While this process adopts what the command orphans, it has a child as long as anything is left: only without
-one, in two looks, is an empty scan believed. A chain of processes each of which forks and ends at once is in
-no scan.
+This process adopts the command's orphans, so it has a child as long as anything is left. An empty scan counts
+only if two scans in a row find no child either, because no scan sees a fork chain.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 _KILL_AFTER_S = 3.0
 _GIVE_UP_AFTER_S = 5.0
 _LOOK_AGAIN_S = 0.03
-#: How often children that escape a scan are hunted in one look.
+#: Number of times per step that children which no scan sees are signalled.
 _HUNTS = 20
 
 
 class Leftovers:
-    """Processes that descend from this one or belong to the attempt. `survivors` is set at the end.
+    """The processes that descend from this one or belong to the attempt.
 
-    command: as it recorded itself, None = it did not.
+    survivors: the pids that are left at the end. command: None if the command did not record itself.
     """
 
     def __init__(self, token: str, command: Command | None, grace_s: float, ended: float) -> None:
@@ -42,11 +41,14 @@ class Leftovers:
         self.survivors: list[int] = []
 
     def turn(self, now: float) -> float | None:
-        """Look, and signal what is left. Seconds until the next look; None = nothing left, or time is up."""
+        """Scans and signals what is left; returns the seconds until the next step.
+
+        Returns None when nothing is left or the time is up.
+        """
         try:
             return self._turn(now)
         except OSError:
-            # A shortage of open files must not cost the command its result.
+            # Running out of file descriptors must not lose the result of the command.
             return None if now >= self._give_up_at else _LOOK_AGAIN_S
 
     def _turn(self, now: float) -> float | None:
@@ -60,7 +62,7 @@ class Leftovers:
             self.survivors = sorted(alive) or [pid for pid in (self._seen,) if pid is not None]
             return None
         self._fleeting = self._fleeting + 1 if children and not _any_lives(alive) else 0
-        # One look may fall between the end of the last process and its collection.
+        # A single scan may fall between the end of the last process and its collection.
         if self._fleeting > 1 or now >= self._kill_at:
             self._hunt(signals.KILL if now >= self._kill_at else signals.TERM)
         for process in alive.items():
@@ -70,11 +72,11 @@ class Leftovers:
                 self._told.add(process)
                 tree.send(*process, signals.TERM)
                 tree.send(*process, signals.CONT)
-        # A look costs by the number of processes on the machine: never spend most of the time on it.
+        # A scan takes longer on a machine with many processes: spend at most a fifth of the time on it.
         return max(_LOOK_AGAIN_S, 4 * (time.monotonic() - now))
 
     def _hunt(self, number: int) -> None:
-        """Signal children that are gone before a scan comes to them."""
+        """Signals children that end before a scan reaches them."""
         if self._command is not None:
             chains.send_group(self._command, self._token, number)
         for _ in range(_HUNTS):

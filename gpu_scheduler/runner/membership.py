@@ -1,16 +1,17 @@
-"""Which processes belong to an attempt: one rule over a table of processes. Pure, standard library only.
+"""Decides which processes belong to an attempt, by one rule over a table of processes. Pure.
 
-A process belongs to an attempt if it, or the nearest of its parents in its session that carries any token,
-carries the attempt's; else if its session is that of the attempt's command, or its living leader belongs to
-the attempt; else if the parent of its session does. So the innermost token wins: a job of a scheduler that
-was started by a job belongs to that scheduler's attempt and is never signalled for the job around it.
+A process belongs to an attempt if it carries the attempt's token, or if the nearest of its ancestors in its
+session that carries any token carries that of the attempt; else if its session is that of the attempt's
+command, or the living leader of its session belongs to the attempt; else if the parent of its session does.
+The innermost token thus wins: a job of a scheduler that itself runs in a job belongs to the attempt of the
+inner scheduler and is never signalled for the outer job.
 
-The asker (the scheduler, `cancel`, a runner), process 1 and the dead belong to no attempt, and what the asker
-has started belongs to one only by its token: a scheduler that was started in the session of a job ends
-neither itself nor its helpers.
+The asker (the scheduler, `cancel`, a runner), process 1 and ended processes belong to no attempt. Processes
+that the asker started belong to one only by their token, so that a scheduler that was started in the session
+of a job ends neither itself nor its helpers.
 
-The callers read /proc and say which attempts they ask for. An attempt whose processes must never be signalled
-(one that watches a process it did not start) is one that they do not ask for.
+The callers read /proc and name the attempts in question. They leave out an attempt whose processes must never
+be signalled, such as one that watches a process it did not start.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """The command of an attempt, as it has recorded itself: the leader of a session of its own.
+    """The command of an attempt, as it recorded itself: the leader of its own session.
 
-    ticks: its start in kernel ticks since boot; autogroup: the kernel's name for its session, which no other
-    session of this boot ever has; None where the kernel has none.
+    ticks: its start in kernel ticks since boot; autogroup: the kernel's id of its session, unique within a
+    boot; None where the kernel has none.
     """
 
     __slots__ = ("autogroup", "pid", "ticks")
@@ -34,7 +35,10 @@ class Command:
 
 
 class Process:
-    """A row of the table. start: kernel ticks since boot; ended: a zombie; token: None = none can be seen."""
+    """A row of the process table.
+
+    start: kernel ticks since boot; ended: it is a zombie; token: None = none or not readable.
+    """
 
     __slots__ = ("autogroup", "ended", "parent", "pid", "session", "start", "token")
 
@@ -53,9 +57,9 @@ class Process:
 
 
 class Membership:
-    """The rule, for these attempts (token -> its command, None = not recorded).
+    """The rule, applied to these attempts (token -> command, None = not recorded).
 
-    process: the table, which says what is known of the process with a pid, None = there is none.
+    process: looks up the row of a pid; returns None if there is no such process.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Membership:
         self._owners: dict[int, str | None] = {}
 
     def members(self, processes: Iterable[Process]) -> dict[str, dict[int, int]]:
-        """The living ones of these processes by attempt, with their starts."""
+        """Returns the living ones of these processes by attempt, with their starts."""
         found: dict[str, dict[int, int]] = {}
         for process in processes:
             token = None if process.ended else self.owner(process.pid)
@@ -83,14 +87,14 @@ class Membership:
         return found
 
     def owner(self, pid: int) -> str | None:
-        """The token of the attempt that the process belongs to; None: to none of those asked for."""
+        """Returns the token of the attempt that the process belongs to; None if to none of the given ones."""
         if pid not in self._owners:
-            self._owners[pid] = None  # while it is looked for, so that no circle is followed for ever
+            self._owners[pid] = None  # a provisional value, so that a cycle of parents ends
             self._owners[pid] = self._owner(pid)
         return self._owners[pid]
 
     def of_session(self, session: int) -> str | None:
-        """The attempt whose command leads, or led, this session; None where its number is another's now."""
+        """Returns the attempt whose command leads, or led, this session; None if the id has been reused."""
         leader = self._process(session)
         for token, command in self._by_leader.get(session, ()):
             if leader is None or leader.start == command.ticks:
@@ -112,13 +116,13 @@ class Membership:
         return None
 
     def _line(self, pid: int) -> list[Process]:
-        """The process, its parent, the parent of that, and so on, less process 1."""
+        """Returns the process and its ancestors, without process 1."""
         line: list[Process] = []
         link = self._process(pid)
         while link is not None and link.pid > 1 and link not in line:
             line.append(link)
             parent = self._process(link.parent)
-            # A parent that began later has the number of one that has died meanwhile.
+            # A parent that started later has reused the pid of the real one.
             link = parent if parent is not None and parent.start <= link.start else None
         return line
 
@@ -137,13 +141,14 @@ class Membership:
 def _is_in_session(process: Process, leader: Process | None, command: Command) -> bool:
     if leader is not None:
         return leader.start == command.ticks
-    # No number is given away while a session has it, but it may have led another session meanwhile.
+    # The kernel does not reuse the id of a living session, but the id may have belonged to another one
+    # before.
     same = command.autogroup is None or process.autogroup in (None, command.autogroup)
     return same and process.start >= command.ticks
 
 
 def below(root: int, processes: Iterable[Process]) -> dict[int, int]:
-    """Every living one of these processes that descends from `root`, with its start."""
+    """Returns every living one of these processes that descends from `root`, with its start."""
     children: dict[int, list[Process]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)

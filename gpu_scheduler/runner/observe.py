@@ -1,9 +1,9 @@
-"""What others may see of an attempt and tell its runner, through the folder alone.
+"""Reads the status of an attempt from its folder, and sends requests to its runner through the folder.
 
-Alive means that the claim's lock is held: readers ask the kernel, and take nothing. Dead means that it is
-free and the process that made the claim is gone: a copy of a folder has the claim without its lock. A file
-that cannot be used counts as absent and is reported. Without a claim that can be used, the runner that the
-record knows tells what is alive, and where it knows none, nobody here does.
+A runner is alive if it holds the lock of the claim; readers query the kernel and never take the lock. It is
+dead if the lock is free and the process that made the claim is gone: a copy of a folder has the claim without
+its lock. An unusable file counts as absent and is reported. Without a usable claim, the runner in the store
+decides what is alive; if the store has none, that stays unknown.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from gpu_scheduler.runner.parsing import (
 from gpu_scheduler.runner.prepare import replace
 from gpu_scheduler.runner.tree import has_terminal, is_running, send
 
-#: "unlocked": the lock is free, but the runner that made the claim lives. "unclaimed": the claim is missing
-#: or cannot be used, and the runner that the record knows lives. "invalid": it cannot be used, and the
-#: record knows no runner.
+#: "unlocked": the lock is free, but the runner that made the claim is alive. "unclaimed": the claim is
+#: missing or unusable, and the runner in the store is alive. "invalid": the claim is unusable, and the store
+#: has no runner.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead"]
 T = TypeVar("T")
 
 _LOCK = "hhlli0l"  # struct flock
-#: A later wish never hides a stronger one that is already in the folder.
+#: A later request never replaces a stronger one that is already in the folder.
 _RANK = {"preempted": 1, "timed_out": 2}
-#: Bytes at the end of `runner.err` in which its last line is looked for.
+#: Bytes at the end of `runner.err` that are searched for its last line.
 _FAULT_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at an attempt's folder.
+    """The status of an attempt folder at one moment.
 
-    runner: who holds the claim, for the record; damage: what is wrong with the files that tell the end, such
-    as "the file claim was removed"; is_there: whether there is a folder; window: whether a live runner that
-    has a session still has its terminal, which it loses with the window; None = not to be told. Nothing
-    follows from that.
+    runner: the process that holds the claim, for the store; damage: the problem with the files that report
+    the end, such as "the file claim was removed"; is_there: whether the folder exists; window: whether a live
+    runner that has a session still has its terminal, which it loses with the Screen window; None = unknown.
+    `window` is for display only.
     """
 
     claim: ClaimState = "none"
@@ -71,9 +71,10 @@ class Seen:
 
 
 def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
-    """Look once. The claim first: whoever is found dead has written all that it will ever write.
+    """Reads the status of an attempt folder.
 
-    known: the runner that the record knows.
+    Reads the claim first, because a runner that is found dead writes nothing afterwards. known: the runner in
+    the store.
     """
     look = _Look(folder, token)
     claim, holder = look.claim()
@@ -82,7 +83,7 @@ def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
     stop = look.file("stop", stop_of)
     taken = look.file("withdrawn", stop_of)
     if stop is None and taken is not None and taken.follow == "kill":
-        # The runner took a cancel with the wish that it withdrew from; it obeys it.
+        # The runner moved a cancel aside together with the request that it withdrew, and obeys it.
         stop = taken
     runner = claim.runner if isinstance(claim, SeenClaim) else known if state == "unclaimed" else None
     session = claim.session if isinstance(claim, SeenClaim) else None
@@ -106,7 +107,7 @@ def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
 
 
 class _Look:
-    """Reads the files of one folder. strange: what is wrong with them, by their names."""
+    """A reader of the files of one folder. strange: the problems of unusable files, by file name."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
@@ -114,7 +115,7 @@ class _Look:
         self.strange: dict[str, str] = {}
 
     def file(self, name: str, parse: Callable[[dict[str, Any], str], T | Problem]) -> T | None:
-        """The content of a file; None if it is absent or cannot be used. Raises OSError."""
+        """Returns the content of a file; None if it is absent or unusable. Raises OSError."""
         fd = opened(str(self._folder / name))
         if isinstance(fd, int):
             try:
@@ -131,7 +132,7 @@ class _Look:
         return found
 
     def claim(self) -> tuple[SeenClaim | Problem | None, int | None]:
-        """The claim, or what is wrong with it, or None; and the pid that holds its lock. Raises OSError."""
+        """Returns the claim, its problem, or None; and the pid that holds its lock. Raises OSError."""
         fd = opened(str(self._folder / "claim"))
         if not isinstance(fd, int):
             return fd, None
@@ -142,7 +143,7 @@ class _Look:
             os.close(fd)
 
     def damage(self, claim: SeenClaim | Problem | None, state: ClaimState) -> str | None:
-        """What is wrong with the files that tell how an attempt ended; None: nothing."""
+        """Returns the problem with the files that report the end of an attempt; None if there is none."""
         if "result" in self.strange:
             return f"the file {self.strange['result'].removesuffix('; ignored')}"
         if isinstance(claim, Problem):
@@ -171,20 +172,22 @@ def _state_of(
 def _anomaly(
     folder: Path, state: ClaimState, claim: SeenClaim | Problem | None, runner: Runner | None
 ) -> list[str]:
-    """What is to be told of a claim that is not as a runner leaves it."""
+    """Returns the messages about a claim that is not as a runner leaves it."""
     pid = runner.pid if runner is not None else 0
     problem = claim.text if isinstance(claim, Problem) else "was removed"
     if state == "unlocked":
         return [
             f"its runner (pid {pid}) is alive but does not hold the claim in {folder}, which was"
-            " copied or replaced; nothing of the job is ended from here"
+            " copied or replaced; the processes of the job are not signalled from here"
         ]
     if state == "unclaimed":
-        return [f"the file claim in {folder} {problem}; its runner (pid {pid}) is alive, and the job goes on"]
+        return [
+            f"the file claim in {folder} {problem}; its runner (pid {pid}) is alive, and the job continues"
+        ]
     if state == "invalid":
         return [
-            f"the file claim in {folder} {problem}, so that its runner is not known; while processes of the"
-            " job are left, it is neither ended nor started again; `cancel` ends them"
+            f"the file claim in {folder} {problem}, so its runner is unknown; the job is neither ended nor"
+            " restarted while processes of it are left; `cancel` ends them"
         ]
     return []
 
@@ -199,11 +202,11 @@ def _is_folder(folder: Path) -> bool:
 def request_stop(
     folder: Path, token: str, cause: str, grace_s: float, follow: Follow, known: Runner | None = None
 ) -> bool:
-    """Write `stop`, then wake the runner. True: a live runner was signalled.
+    """Writes `stop` and wakes the runner; returns whether a live runner was signalled.
 
-    cause: "cancelled" or "preempted"; grace_s: seconds between TERM and KILL; follow: what comes after them.
-    known: as for `observe`. False where the folder is missing or nobody holds the claim. Raises OSError where
-    it cannot be written.
+    cause: "cancelled" or "preempted"; grace_s: seconds between SIGTERM and SIGKILL; follow: whether SIGKILL
+    or a withdrawal follows the grace period; known: as for `observe`. Returns False if the folder is missing
+    or no process holds the claim. Raises OSError if the file cannot be written.
     """
     there = _Look(folder, token).file("stop", stop_of)
     if there is None or _rank(cause) >= _rank(there.cause):
@@ -216,17 +219,18 @@ def request_stop(
 
 
 def nudge(folder: Path, token: str, known: Runner | None = None) -> bool:
-    """Tell the runner to look for `stop`. True: a live runner was signalled."""
+    """Wakes the runner so that it reads `stop`; returns whether a live runner was signalled."""
     return _signal_runner(folder, token, known, signal.SIGUSR1)
 
 
 def kill_runner(folder: Path, token: str, known: Runner | None = None) -> bool:
-    """Kill the runner, and only it. True: there was a live one."""
+    """Kills the runner and no other process; returns whether there was a live one."""
     return _signal_runner(folder, token, known, signal.SIGKILL)
 
 
 def take_claim(folder: Path, token: str) -> bool:
-    """Take the attempt so that it can never run, in a folder made if missing. False: a runner has it."""
+    """Claims the attempt so that it can never run, and makes a missing folder; returns False if a runner has
+    claimed it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f".void.{os.getpid()}"
     replace(folder, name, json.dumps({"token": token, "void": True}).encode("ascii"))
@@ -240,14 +244,14 @@ def take_claim(folder: Path, token: str) -> bool:
 
 
 def _is_alive(runner: Runner | None) -> bool:
-    """Whether the process that made the claim is there. An ending one has let go of the lock already."""
+    """Returns whether the process that made the claim is alive. An exiting one has released the lock."""
     if runner is None or runner.boot_id != boot_id():
         return False
     return is_running(runner.pid, runner.start_ticks)
 
 
 def _holder(fd: int) -> int | None:
-    """The pid that holds the lock (0: in another pid namespace); None if nobody does."""
+    """Returns the pid that holds the lock (0: in another pid namespace); None if it is free."""
     asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     answer = struct.unpack(_LOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return None if answer[0] == fcntl.F_UNLCK else answer[4]
@@ -275,7 +279,7 @@ def _signal_holder(fd: int, number: signal.Signals) -> bool:
     except OSError:
         return False
     try:
-        # Asked once more: the pid of a holder that has just died may be somebody else's by now.
+        # Checked again: the pid of a holder that has just died may have been reused.
         if _holder(fd) != holder:
             return False
         signal.pidfd_send_signal(process, number)
@@ -291,7 +295,7 @@ def _rank(cause: str) -> int:
 
 
 def _fault(folder: Path) -> list[str]:
-    """The last line of what a runner that failed before its claim said."""
+    """Returns the last line of the error output of a runner that failed before its claim."""
     try:
         fd = opened(str(folder / "runner.err"))
         if not isinstance(fd, int):

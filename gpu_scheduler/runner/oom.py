@@ -1,7 +1,7 @@
-"""How many processes the kernel has killed for want of memory since the command was about to start.
+"""Counts the processes that the kernel's OOM killer has killed since just before the command started.
 
-The counter is that of this process's cgroup (v2: memory.events, v1: memory.oom_control), else the machine's
-(/proc/vmstat). A counter that cannot be read is None, never zero. It decides nothing.
+Reads the counter of this process's cgroup (v2: memory.events, v1: memory.oom_control), else that of the
+machine (/proc/vmstat). An unreadable counter is None, never zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 class OomCounter:
-    """The kernel's counter, kept open: asked at once, and again at the end."""
+    """The kernel's counter, kept open: read at construction and again at the end."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -32,7 +32,7 @@ class OomCounter:
             os.close(self._fd)
 
     def kills(self) -> int | None:
-        """How far it has gone up since this value was made; None = unknown."""
+        """Returns the increase since construction; None if unknown."""
         now = None if self._before is None else self._count()
         return None if now is None or self._before is None else max(0, now - self._before)
 
@@ -48,14 +48,14 @@ class OomCounter:
 
 
 def _places() -> Iterator[str]:
-    """Where the counter may be, the one that fits best first."""
+    """Yields the paths of possible counters, the most specific first."""
     for line in _text("/proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers == "":
             yield f"{_CGROUPS}{path}/memory.events"
         elif "memory" in controllers.split(","):
             yield f"{_CGROUPS}/memory{path}/memory.oom_control"
-    # In a container the path may be that of the host, and what is mounted the container's own group.
+    # In a container the path may be that of the host, while the container's own group is mounted.
     yield f"{_CGROUPS}/memory.events"
     yield f"{_CGROUPS}/memory/memory.oom_control"
     yield "/proc/vmstat"

@@ -1,4 +1,4 @@
-"""Parses the files of an attempt's folder strictly: each into a value, or into the problem that it has."""
+"""Parses the files of an attempt folder strictly, each into a value or into the problem that it has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Follow = Literal["kill", "withdraw"]
 
 
 class Runner(NamedTuple):
-    """A process that runs an attempt, as the record knows it."""
+    """The identity of the process that runs an attempt, as in the store."""
 
     pid: int
     start_ticks: int
@@ -28,7 +28,7 @@ class Runner(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenClaim:
-    """The file `claim`. void: nobody runs the attempt, or ever will; it has no runner."""
+    """The file `claim`. void: no runner has or will ever run the attempt."""
 
     void: bool
     runner: Runner | None = None
@@ -38,7 +38,7 @@ class SeenClaim:
 
 @dataclass(frozen=True)
 class SeenStop:
-    """The file `stop`: why, seconds between TERM and KILL, and what follows them."""
+    """The file `stop`: the cause, the seconds between SIGTERM and SIGKILL, and what follows them."""
 
     cause: str
     grace_s: float
@@ -47,10 +47,13 @@ class SeenStop:
 
 @dataclass(frozen=True)
 class SeenResult:
-    """The file `result`. cause: None when the command ended by itself, else "cancelled", "preempted",
-    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
-    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown. shortage: errno
-    of the shortage of processes, memory or open files for which the command did not begin."""
+    """The file `result`.
+
+    cause: None if the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
+    exit_code, signal: exactly one is set once the command was spawned. oom_kills: processes that the kernel's
+    OOM killer killed meanwhile, None = unknown. shortage: errno of the shortage of processes, memory or open
+    files that kept the command from beginning.
+    """
 
     cause: str | None
     exit_code: int | None
@@ -88,14 +91,14 @@ def result_of(value: dict[str, Any], token: str) -> SeenResult | Problem:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
     if ends > 1 or (value["began"] and ends == 0):
-        return Problem("tells no end of the command")
+        return Problem("has no valid end of the command")
     message = value["message"]
     return SeenResult(
         cause=value["cause"],
         exit_code=value["exit_code"],
         signal=value["signal"],
         began=value["began"],
-        # The record keeps UTF-8 only.
+        # The store keeps UTF-8 only.
         message=None if message is None else message.encode("utf-8", "replace").decode("utf-8"),
         survivors=tuple(value["survivors"]),
         started_at=value["started_at"],

@@ -1,4 +1,4 @@
-"""The making of an attempt's folder before its launch: spec.json and command.sh, atomically and whole."""
+"""Prepares the folder of an attempt for its launch: writes spec.json and command.sh, each atomically."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gpu_scheduler.runner.folder import move_aside, spec_of
 
 
 def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
-    """Make the folder (0700) with what a runner needs; completing a half-made one is the same call.
+    """Makes the folder (mode 0700) with the files that a runner needs, or completes a partly made one.
 
-    The way down to the folder is synced, so that a result in it survives a power cut. Raises OSError.
+    Syncs all new parent folders, so that a result survives a power failure. Raises OSError.
     """
     _make(folder)
     replace(folder, "command.sh", command_sh.encode("utf-8", "surrogateescape"))
-    # Last: a folder with a spec is complete.
+    # Written last: a folder with a spec is complete.
     replace(folder, "spec.json", json.dumps(dict(spec), indent=1).encode("ascii"))
 
 
 def is_made(folder: Path) -> bool:
-    """Whether the folder has all that a runner needs."""
+    """Returns whether the folder has all the files that a runner needs."""
     return _is_file(folder / "spec.json") and _is_file(folder / "command.sh")
 
 
 def is_usable(folder: Path, token: str) -> bool:
-    """Whether a runner can be launched into the folder: its spec is one of this attempt. Raises OSError."""
+    """Returns whether the folder is complete and its spec is that of this attempt. Raises OSError."""
     if not is_made(folder):
         return False
     try:
@@ -70,8 +70,7 @@ def _sync(folder: Path) -> None:
 
 
 def replace(folder: Path, name: str, data: bytes) -> None:
-    """Let a file of mode 0600 with these bytes appear under its name at once; a folder of that name gets
-    another one. Raises OSError."""
+    """Writes a file of mode 0600 atomically; renames a folder that has its name. Raises OSError."""
     temporary = folder / f".{name}.{os.getpid()}"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

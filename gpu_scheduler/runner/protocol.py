@@ -1,6 +1,6 @@
-"""Everything that others may do about an attempt: make its folder, look, tell its runner, sweep the rest.
+"""The public functions of the folder protocol: prepare a folder, observe it, signal and sweep.
 
-Front ends use `observe` and `request_stop` of it, and `sweep` where no scheduler is up.
+Front ends use `observe` and `request_stop`, and `sweep` while no scheduler is running.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Output on its way from the command to the log and to the runner's own terminal, and keys on their way back.
+"""Copies output from the command to the log and to the runner's terminal, and keys from there to the command.
 
-The log gets every byte that the disk takes, and counts the others; the terminal gets what it takes at once.
-Nothing here blocks the command or knows why it ends.
+The log gets every byte that the disk accepts and counts the others; the terminal gets only what it accepts
+without blocking. Nothing here blocks the command.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 1 << 16
-#: The longest wait of one poll, in seconds: the kernel takes milliseconds as a C int.
+#: Longest wait of one poll, in seconds: the kernel takes milliseconds as a C int.
 _LONGEST_S = 1e6
-#: What the terminal has not taken yet, in bytes; beyond that it is dropped (the log has it).
+#: Bytes buffered for the terminal; output beyond that is not shown there (the log has it).
 _WINDOW_BUFFER = 256 * 1024
 _KEYS_BUFFER = 4096
-#: Rows, columns and two unused shorts of a terminal that nobody looks at: 24 x 80.
+#: Rows, columns and two unused shorts of a terminal without a window: 24 x 80.
 _NO_WINDOW = b"\x18\0P\0\0\0\0\0"
 _HIGH = 10
 
 
 def high(fd: int) -> int:
-    """The same open file under a number that no redirection of the command can hit."""
+    """Moves an open file to a descriptor number above those that the command's redirections use."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
     os.close(fd)
     return moved
 
 
 class Loop:
-    """One wait over a handful of descriptors."""
+    """Waits on several descriptors at once and calls the handler of each that is ready."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._on: dict[int, Callable[[int], None]] = {}
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        """Call `handler` with the events that a descriptor shows."""
+        """Calls `handler` with the events of a descriptor from now on."""
         self._poll.register(fd, events)
         self._on[fd] = handler
 
     def drop(self, fd: int) -> None:
-        """Watch a descriptor no longer."""
+        """Stops watching a descriptor."""
         if self._on.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def turn(self, timeout_s: float | None) -> bool:
-        """Wait at most so long, and serve what is ready. False: nothing was."""
+        """Waits at most this long and calls the handlers; returns whether any descriptor was ready."""
         wait = None if timeout_s is None else max(0, -int(-min(timeout_s, _LONGEST_S) * 1000 // 1))
         ready = self._poll.poll(wait)
         for fd, events in ready:
@@ -63,7 +63,7 @@ class Loop:
 
 
 class Log:
-    """The job's log, opened by the runner and created by the scheduler. `lost` counts bytes not written."""
+    """The log of the job, which the scheduler created. lost: number of bytes that could not be written."""
 
     def __init__(self, path: str | None) -> None:
         self.lost = 0
@@ -79,7 +79,7 @@ class Log:
             self.problem = f"no log: {path}: {error.strerror}"
 
     def write(self, data: bytes) -> None:
-        """Append output. Never raises; what does not fit is counted."""
+        """Appends output. Never raises; counts the bytes that could not be written."""
         if self._fd is None or not data:
             return
         self._line_open = not data.endswith(b"\n")
@@ -91,13 +91,13 @@ class Log:
                 return
 
     def line(self, text: str) -> None:
-        """Append a line of our own."""
+        """Appends a line of the runner's own."""
         start = "\n" if self._line_open else ""
         self.write(f"{start}{text}\n".encode("utf-8", "surrogateescape"))
 
 
 class Window:
-    """The runner's own terminal, if it has one: raw, never waited for, and given up at its end."""
+    """The runner's own terminal, if it has one: in raw mode, written without blocking, closed on hangup."""
 
     def __init__(self, loop: Loop, keys: Callable[[bytes], None]) -> None:
         self.fd: int | None = None
@@ -106,14 +106,14 @@ class Window:
         self._waiting = bytearray()
         self._before: list[int | list[bytes | int]] | None = None
         try:
-            # A file description of its own: O_NONBLOCK on an inherited one would reach whoever shares it.
+            # Opened anew: O_NONBLOCK on an inherited descriptor would affect all processes that share it.
             fd = high(os.open("/dev/tty", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
         except OSError:
             return
         self.fd = fd
 
     def size(self) -> bytes:
-        """The window's size as the kernel holds it."""
+        """Returns the size of the terminal in the format of the kernel."""
         if self.fd is None:
             return _NO_WINDOW
         try:
@@ -123,7 +123,7 @@ class Window:
         return size if any(size[:4]) else _NO_WINDOW
 
     def open(self) -> None:
-        """Make it raw, so that every key is a byte for the command, and watch it."""
+        """Sets raw mode, so that every key reaches the command as a byte, and watches the terminal."""
         if self.fd is None:
             return
         try:
@@ -143,23 +143,23 @@ class Window:
         self._loop.watch(self.fd, select.POLLIN, self._ready)
 
     def show(self, data: bytes) -> None:
-        """Show output, or drop it where the window does not take it."""
+        """Shows output, or drops it if the terminal does not accept it."""
         if self.fd is None or len(self._waiting) + len(data) > _WINDOW_BUFFER:
             return
         self._waiting += data
         self._flush()
 
     def restore(self) -> None:
-        """Give the terminal back as it was."""
+        """Restores the terminal's mode."""
         if self.fd is not None and self._before is not None:
             try:
-                # TCSADRAIN would wait for a window that may be frozen.
+                # TCSADRAIN would block on a frozen window.
                 termios.tcsetattr(self.fd, termios.TCSANOW, self._before)
             except termios.error:
                 pass
 
     def close(self) -> None:
-        """Mirror no longer."""
+        """Closes the terminal and stops mirroring."""
         if self.fd is not None:
             self._loop.drop(self.fd)
             os.close(self.fd)
@@ -200,7 +200,7 @@ class Window:
 
 
 class Output:
-    """Where the command writes: a pipe, or a terminal of the runner's own making."""
+    """The command's output: a pipe, or a pseudo-terminal that the runner creates."""
 
     def __init__(self, loop: Loop, log: Log, terminal: bool) -> None:
         self._loop = loop
@@ -222,7 +222,7 @@ class Output:
         os.set_blocking(self._fd, False)
 
     def start(self) -> None:
-        """Begin to pump. A pipe's inner end is the command's alone from here on."""
+        """Starts copying. From here on only the command holds the inner end of a pipe."""
         self._loop.watch(self._fd, select.POLLIN, self._ready)
         if self.name is None:
             os.close(self.inner)
@@ -231,7 +231,7 @@ class Output:
             self.window.open()
 
     def resize(self) -> None:
-        """Give the command's terminal the size of the window."""
+        """Sets the size of the command's terminal to that of the window."""
         if self.window is not None:
             try:
                 fcntl.ioctl(self._fd, termios.TIOCSWINSZ, self.window.size())
@@ -239,9 +239,9 @@ class Output:
                 pass
 
     def release(self) -> None:
-        """The command has ended: from here on a terminal shows its end.
+        """Closes the runner's inner end after the command has ended, so that the end of output is seen.
 
-        Until now the own inner end had to stay open: a command that closes its output made the wait spin.
+        Until then it must stay open: otherwise a command that closes its output would make the wait spin.
         """
         if self.inner >= 0:
             os.close(self.inner)
@@ -286,7 +286,8 @@ class Output:
 
 
 def _byte_exact(terminal: int) -> None:
-    """No output processing, so that the log has the command's own bytes, and no Ctrl-S that could stop it."""
+    """Turns off output processing, so that the log has the command's exact bytes, and Ctrl-S, which could
+    stop it."""
     mode = termios.tcgetattr(terminal)
     mode[0] &= ~termios.IXON
     mode[1] &= ~termios.OPOST

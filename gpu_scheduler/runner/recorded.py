@@ -1,7 +1,7 @@
-"""What the command of an attempt has recorded of itself, as its runner and others read it.
+"""Reads the file in which the command of an attempt records itself.
 
-The first line is of the runner, the others are /proc/PID/stat and /proc/PID/autogroup. It counts for this
-boot and, in a container, as long as that has not been started anew.
+The runner writes the first line; the others are /proc/PID/stat and /proc/PID/autogroup. The entry is valid
+for the boot in which it was written and, in a container, until the container is restarted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .membership import Command
 
 
 def command_of(folder: int, token: str) -> Command | None:
-    """What the command of an attempt has recorded of itself; None if nothing, or nothing of this boot.
+    """Returns the recorded command of an attempt; None if there is none of this boot.
 
-    Raises OSError for want of open files or memory.
+    Raises OSError when open files or memory are short.
     """
     try:
         fd = os.open(COMMAND, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)

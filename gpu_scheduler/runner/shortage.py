@@ -1,4 +1,4 @@
-"""Whether processes can be started now, found out by starting some that end at once."""
+"""Checks whether processes can be started now, by starting some that end at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PROGRAMS = ("/bin/true", "/usr/bin/true")
 
 
 def start_error(count: int) -> int | None:
-    """Starts `count` processes side by side. Returns the errno of the shortage that prevents it, else None.
+    """Starts `count` processes at once; returns the errno of the shortage that prevents it, else None.
 
-    A process that has ended counts until it is waited for, so all of them exist at the same time.
+    An ended process counts towards the limit until it is collected, so all of them exist at the same time.
     """
     program = next((path for path in _PROGRAMS if os.path.exists(path)), None)
     if program is None:
@@ -27,6 +27,6 @@ def start_error(count: int) -> int | None:
         failed = error.errno if error.errno in SHORTAGE else None
     for pid in pids:
         _, status = os.waitpid(pid, 0)
-        # One that was started and could not be loaded lacked memory or open files.
+        # A process that started but could not load its program lacked memory or open files.
         failed = failed or (_ENOMEM if status else None)
     return failed

@@ -1,4 +1,7 @@
-"""The runner's own signals: blocked, ignored or noted. A noted one wakes the wait and is read later."""
+"""Handles the signals to the runner itself: blocked at first, then ignored or queued.
+
+A queued signal interrupts the wait and is processed after it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
 else:
-    # `signal` itself builds enumerations at its import, for 8 ms that a job would wait.
+    # Importing `signal` builds enumerations, which would delay the job by 8 ms.
     import _signal
 
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
@@ -16,22 +19,22 @@ KILL, CONT = _signal.SIGKILL, _signal.SIGCONT
 _NOTED = (TERM, USR1, CHLD, WINCH)
 _IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTSTP, _signal.SIGPIPE)
 
-#: What the command gets back as default: everything that can be said to sigaction.
+#: The signals that the command gets with their default action: all that sigaction accepts.
 ALL = _signal.valid_signals()
 
 
 def block() -> None:
-    """First thing: nothing of the protocol is lost before the handlers are up."""
+    """Blocks the handled signals, so that none is lost before the handlers are installed."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _NOTED)
 
 
 def unblock() -> None:
-    """Let come what was held back."""
+    """Unblocks the handled signals."""
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _NOTED)
 
 
 class Noted:
-    """Signals that came. `fd` becomes readable with each; `take` says once whether one came."""
+    """The signals that have arrived and are not processed yet. fd: readable when one arrives."""
 
     def __init__(self) -> None:
         self._came: set[int] = set()
@@ -40,7 +43,8 @@ class Noted:
         os.set_blocking(self._wake, False)
 
     def listen(self) -> None:
-        """Install the handlers; before the spawn: an inherited "ignore SIGCHLD" would eat the exit code."""
+        """Installs the handlers. Call it before the spawn: an inherited "ignore SIGCHLD" would lose the exit
+        code."""
         for number in _IGNORED:
             _signal.signal(number, _signal.SIG_IGN)
         for number in _NOTED:
@@ -51,14 +55,14 @@ class Noted:
         self._came.add(number)
 
     def woken(self, _events: int) -> None:
-        """Empty the wake-up pipe."""
+        """Empties the wake-up pipe."""
         try:
             os.read(self.fd, 4096)
         except BlockingIOError:
             pass
 
     def take(self, number: int) -> bool:
-        """Whether this signal came since the last call."""
+        """Returns whether this signal has arrived since the last call."""
         if number in self._came:
             self._came.discard(number)
             return True

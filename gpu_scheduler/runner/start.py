@@ -1,6 +1,7 @@
-"""What `python -I -S` is given: imports the cached modules; their folder is put last, to shadow nothing.
+"""The start script of the runner, run by `python -I -S`; appends our folder to the path, to shadow nothing.
 
-An argument that is a folder makes it the runner of the attempt there; `--forks`, the process that forks such.
+With a folder as argument the process becomes the runner of the attempt there; with `--forks`, the fork
+server.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""The runner: takes an attempt, starts its command once, tells its end. The order of steps is the protocol.
+"""The runner: claims an attempt, starts its command once, and publishes the result.
 
-It is the only supervisor of the attempt's processes. It knows nothing of jobs, GPUs, environments or the
-record: only its folder. Everything slow to import waits until the command is running.
+The order of the steps is the protocol. The runner alone supervises the processes of the attempt, and knows
+nothing but its folder. Slow imports wait until the command is running.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 signals.block()
 
-#: A SIGTERM of the machine reaches command and runner at most this far apart, in seconds.
+#: Most seconds between the SIGTERM of a machine shutdown to the command and that to the runner.
 _MACHINE_GAP_S = 0.3
-#: A runner that lacks processes, memory or open files before it has claimed tries again for so long, every so
-#: often, in seconds; after about the same time the loop launches it again.
+#: Seconds for which, and after which, a runner that lacks processes, memory or open files before its claim
+#: tries again. The loop launches it again after about the same time.
 _PATIENCE_S, _AGAIN_S = 10.0, 0.1
-#: Processes that a command needs to start and to activate its environment.
+#: Number of processes that a command needs to start and to activate its environment.
 _NEEDED = 2
 _QUIET_S = 0.02
 _DRAIN_S = 0.2
 
 
 def main(path: str) -> None:
-    """Run the attempt in this folder; never returns."""
+    """Runs the attempt in this folder; never returns."""
     os.umask(0o077)
     try:
         attempt = _claimed(path)
@@ -44,14 +44,14 @@ def main(path: str) -> None:
             attempt.run()
         else:
             status = attempt
-    except BaseException:  # noqa: BLE001 - a fault of ours must leave a trace, whatever it is
+    except BaseException:  # noqa: BLE001 - any fault of the runner must leave a trace
         _report_fault(path)
         status = 70
     os._exit(status)
 
 
 def _claimed(path: str) -> Attempt | int:
-    """The attempt, once it is ours; else the exit status. Waits a while for a shortage to pass."""
+    """Returns the claimed attempt, else the exit status. Retries for a while during a shortage."""
     end = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -73,14 +73,15 @@ def _claim(path: str) -> Attempt | int:
     if spec["boot_id"] != files.boot_id():
         return 1
     if os.environ.get(files.TOKEN) != spec["token"]:
-        # Started by hand. A sweep shall see the runner too, and /proc shows the environment of the exec only.
+        # Started by hand. A sweep must find the runner too, and /proc shows the environment given to exec
+        # only.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
     attempt = Attempt(path, folder, spec)
     return attempt if attempt.claim() else 0
 
 
 def close_inherited() -> None:
-    """Close every descriptor but 0, 1 and 2: one that the starter forgot must not reach a job."""
+    """Closes every descriptor but 0, 1 and 2, so that none of the starter's reaches a job."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             try:
@@ -100,7 +101,7 @@ def _report_fault(path: str) -> None:
 
 
 class Attempt:
-    """One attempt, from the claim to the result."""
+    """The supervision of one attempt, from the claim to the result."""
 
     def __init__(self, path: str, folder: int, spec: dict[str, Any]) -> None:
         self._folder = folder
@@ -118,7 +119,7 @@ class Attempt:
         self._lock: int | None = None
 
     def claim(self) -> bool:
-        """Take the attempt, or leave no trace."""
+        """Claims the attempt, or leaves no trace; returns whether it is claimed."""
         spec = self._spec
         session = (os.environ.get("STY") or spec["session"]) if spec["terminal"] else None
         identity = {
@@ -137,7 +138,7 @@ class Attempt:
         return self._lock is not None
 
     def run(self) -> None:
-        """Start the command, see it through, and publish its end."""
+        """Runs the command and publishes its result."""
         stop = self._stop("stop")
         if stop is not None:
             self._cause = stop["cause"]
@@ -149,8 +150,6 @@ class Attempt:
             self._attend()
             self._after()
         self._publish()
-
-    # The command is running.
 
     def _attend(self) -> None:
         self._output.start()
@@ -176,11 +175,12 @@ class Attempt:
             self._child.reap()
         if self._noted.take(signals.WINCH):
             self._output.resize()
-        # A command that has ended by itself keeps its true result, whatever arrives with its end.
+        # A command that has ended by itself keeps its own result, whatever arrives at the same time.
         if self._child.running and self._noted.take(signals.USR1):
             self._look()
         if self._child.running and self._noted.take(signals.TERM):
-            # A scheduler that cannot tell us from our command writes the wish, and signals all of us.
+            # A scheduler that cannot tell the runner from its command writes `stop` and signals all
+            # processes.
             self._look()
             self._tell("machine", self._spec["term_grace_s"], "kill")
 
@@ -192,7 +192,7 @@ class Attempt:
     def _tell(self, cause: str, grace_s: float, follow: str) -> None:
         if self._ending.tell(cause, grace_s, follow, time.monotonic()):
             self._child.signal_group(signals.TERM)
-            # One that is stopped could not hear it.
+            # A stopped process would not receive SIGTERM.
             self._child.signal_group(signals.CONT)
 
     def _carry_out(self, due: str | None) -> None:
@@ -202,7 +202,8 @@ class Attempt:
             self._withdraw()
 
     def _withdraw(self) -> None:
-        # Renamed, not removed: a cancel that replaced the wish meanwhile is taken with it, and read.
+        # Renamed instead of removed: a cancel that has replaced the request meanwhile moves along and is
+        # read.
         try:
             os.rename("stop", "withdrawn", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
@@ -218,15 +219,13 @@ class Attempt:
             return None
         return None if files.wrong_field(stop, files.STOP_FIELDS) else stop
 
-    # The command has ended.
-
     def _after(self) -> None:
-        """Take its last words, end what it left, and wait for a SIGTERM of the machine that came late."""
+        """Reads the last output, ends leftover processes, and waits briefly for the SIGTERM of a shutdown."""
         child = self._child
         self._cause = self._ending.cause
         self._output.release()
         self._drain()
-        # A machine that ends reaches command and runner one after the other.
+        # A machine shutdown signals the command and the runner one after the other.
         machine_may_come = child.exit_code != 0 and self._cause is None
         machine_until = child.ended + _MACHINE_GAP_S
         rest = child.leftovers(self._folder)
@@ -248,7 +247,7 @@ class Attempt:
             self._survivors = rest.survivors
             self._drain()
         if self._cause == "machine" and child.exit_code == 0:
-            # It saved what it had to and ended well.
+            # The command saved its state and succeeded.
             self._cause = None
 
     def _drain(self) -> None:
@@ -258,8 +257,10 @@ class Attempt:
                 return
 
     def _shortage(self) -> int | None:
-        """The errno of the shortage for which the command did not begin; None: it began, or had another
-        reason. A shell that cannot fork says no errno, so that it is tried here whether one can."""
+        """Returns the errno of the shortage that kept the command from beginning; None if there was none.
+
+        A shell that cannot fork reports no errno, so this starts processes to find out.
+        """
         child = self._child
         if child.began or self._cause is not None or child.shortage is not None:
             return child.shortage
@@ -269,8 +270,8 @@ class Attempt:
             return None
         child.shortage = start_error(_NEEDED)
         if child.shortage is not None:
-            said = f" ({child.message})" if child.message else ""
-            child.note(f"no process could be started: {os.strerror(child.shortage)}{said}")
+            detail = f" ({child.message})" if child.message else ""
+            child.note(f"no process could be started: {os.strerror(child.shortage)}{detail}")
         return child.shortage
 
     def _publish(self) -> None:
@@ -281,9 +282,9 @@ class Attempt:
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
         text = describe(self._cause, child.began, child.exit_code, child.signal)
         lost = f", {self._log.lost} bytes of output lost" if self._log.lost else ""
-        left = f", still there: {' '.join(map(str, self._survivors))}" if self._survivors else ""
+        left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""
         if child.message and child.exit_code is None and child.signal is None:
-            self._log.line(child.message)  # command.sh says what it has to say itself
+            self._log.line(child.message)  # command.sh writes its own messages
         self._log.line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
         self._result.publish(
             {

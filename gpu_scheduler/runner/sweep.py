@@ -1,7 +1,7 @@
-"""Processes of attempts whose runner is gone, found and ended.
+"""Finds and ends the processes of attempts whose runner is gone.
 
-One scan of /proc serves any number of attempts. The caller decides when to look again; `sweep` is for one
-that may wait.
+One scan of /proc serves any number of attempts. The caller decides when to scan again; `sweep` is for callers
+that may block.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gpu_scheduler.runner.membership import Command
 from gpu_scheduler.runner.recorded import command_of
 
 _LOOK_AGAIN_S = 0.05
-#: An empty scan that has missed a process is repeated so often: a chain of processes each of which forks and
-#: ends would be missed for ever, other programs fork now and then.
+#: Most scans when an empty one may have missed a process: a fork chain would be missed every time, while
+#: other programs fork only now and then.
 _SCANS = 10
 
 
 def recorded_command(folder: Path, token: str) -> Command | None:
-    """The command of an attempt, as it recorded itself; None if it did not, or in another boot.
+    """Returns the recorded command of an attempt; None if there is none of this boot.
 
-    Raises OSError for want of open files or memory.
+    Raises OSError when open files or memory are short.
     """
     try:
         fd = open_folder(os.fspath(folder))
@@ -41,10 +41,10 @@ def recorded_command(folder: Path, token: str) -> Command | None:
 
 
 def processes_of(attempts: Mapping[str, Path], sure: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
-    """The pids of the living processes of each attempt (token -> folder); one without any is left out.
+    """Returns the pids of the living processes of each attempt (token -> folder) that has any.
 
-    sure: attempts that had nobody to look after their processes: that they have none is not believed before
-    a scan has missed no process, within reason.
+    sure: attempts whose processes had no supervisor. These count as having none only after a scan that missed
+    no process, or after a limited number of scans.
     """
     commands = {token: recorded_command(folder, token) for token, folder in attempts.items()}
     return {token: tuple(sorted(found)) for token, found in _scan(commands, sure).items()}
@@ -59,14 +59,14 @@ def _scan(commands: Mapping[str, Command | None], sure: Collection[str]) -> dict
     for token in unsure:
         command = commands[token]
         if command is not None and chains.has_group(command):
-            scan.found[token] = {command.pid: 0}  # none of them lives long enough to be named
+            scan.found[token] = {command.pid: 0}  # none lives long enough to have a known pid
     return scan.found
 
 
 def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
-    """Signal every process of the attempt, once. The pids that were found; empty = nothing is left.
+    """Signals every process of the attempt once; returns the pids found, none = nothing is left.
 
-    Never waits: call it again until it finds nothing. Kill a live runner first, this would reach it too.
+    Never blocks: call it again until it finds nothing. Kill a live runner first; this would signal it too.
     """
     command = recorded_command(folder, token)
     found = _scan({token: command}, (token,)).get(token, {})
@@ -80,11 +80,14 @@ def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
 
 
 def sweep(folder: Path, token: str, term_s: float = 2.0, deadline_s: float = 10.0) -> tuple[int, ...]:
-    """SIGTERM, after `term_s` s SIGKILL, until a scan finds nothing or `deadline_s` is over. Survivors."""
+    """Sends SIGTERM and, after `term_s` seconds, SIGKILL; returns the survivors.
+
+    Ends when a scan finds nothing or after `deadline_s` seconds.
+    """
     start = time.monotonic()
     found = sweep_once(folder, token, signal.SIGTERM)
     while found and (passed := time.monotonic() - start) < deadline_s:
         time.sleep(_LOOK_AGAIN_S)
-        # Signal 0 only looks: a handler that saves its work shall run once.
+        # Signal 0 only checks: a SIGTERM handler that saves its work must run once.
         found = sweep_once(folder, token, signal.SIGKILL if passed >= term_s else 0)
     return found

@@ -1,9 +1,9 @@
-"""The processes of attempts, read from /proc, and signals to them.
+"""Finds the processes of attempts in /proc and signals processes.
 
-`membership` decides which processes these are; this module reads the table that it asks for. A signal goes
-through a pidfd of a process whose start was checked after the pidfd was opened, so that a pid that was given
-away meanwhile is never hit. It decides neither whom to signal nor when. A look for which open files or memory
-are lacking raises OSError: it has not found that nobody is there.
+`membership` decides which processes belong to an attempt; this module reads the process table for it. Signals
+go through a pidfd, and the start of the process is checked after the pidfd was opened, so that a reused pid
+is never signalled. The caller decides whom to signal, and when. A scan that lacks open files or memory raises
+OSError, because it cannot conclude that no process is left.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-#: How the token stands in an environment; while bash starts, its variables have a zero for the "=".
+#: Forms of the token in an environment; while bash starts, its variables have a null byte for the "=".
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
 _KERNEL_THREAD = 0x00200000
-#: Set before a process that ends lets go of its files, and so of its locks.
+#: Set before an exiting process closes its files and so releases its locks.
 _EXITING = 0x00000004
-#: A process inside exec shows an empty environment: it is asked again, so long and so often (seconds).
+#: A process inside exec shows an empty environment: it is read again for this long, this often (seconds).
 _EXEC_S = 0.05
 _EXEC_AGAIN_S = 0.0005
-#: Processes (pid, start) that showed none for so long: they were given none, and are not waited for again.
+#: Processes (pid, start) that showed none for that long: they have none, and are not read again.
 _bare: set[tuple[int, int]] = set()
 _BARE_AT_MOST = 4096
-#: The zombies (pid, start) that the last scan saw. Some are never collected.
+#: Zombies (pid, start) of the last scan. Some are never collected.
 _ended: set[tuple[int, int]] = set()
 
 
@@ -47,13 +47,13 @@ def _file(pid: int, name: str) -> bytes:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on; None for a process that is gone or a zombie."""
+    """Returns the fields of /proc/PID/stat from the state on; None for a process that is gone or a zombie."""
     fields = fields_of(pid)
     return None if fields is None or has_ended(fields) else fields
 
 
 def fields_of(pid: int) -> list[bytes] | None:
-    """The same, also of a zombie."""
+    """Returns the fields of /proc/PID/stat from the state on, also of a zombie; None if it is gone."""
     try:
         return _file(pid, "stat").rpartition(b")")[2].split() or None
     except OSError as error:
@@ -63,7 +63,7 @@ def fields_of(pid: int) -> list[bytes] | None:
 
 
 def has_ended(fields: list[bytes]) -> bool:
-    # The first thread of a process that lives on in others shows as a zombie too.
+    # The first thread also shows as a zombie while other threads of the process are alive.
     return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
 
 
@@ -72,34 +72,34 @@ def _pids() -> Iterator[int]:
 
 
 def ticks_of(pid: int) -> int | None:
-    """When a process started, in kernel ticks since boot; None if it is gone or a zombie."""
+    """Returns the start of a process in kernel ticks since boot; None if it is gone or a zombie."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 
 
 def is_running(pid: int, ticks: int) -> bool:
-    """Whether the process with this pid and start is there and not about to end."""
+    """Returns whether the process with this pid and start exists and is not exiting."""
     fields = _stat(pid)
     return fields is not None and int(fields[19]) == ticks and not int(fields[6]) & _EXITING
 
 
 def has_terminal(pid: int) -> bool | None:
-    """Whether a process has a controlling terminal, which it loses when that hangs up; None: it is gone."""
+    """Returns whether a process has a controlling terminal, which it loses on hangup; None if it is gone."""
     fields = _stat(pid)
     return None if fields is None else fields[4] != b"0"
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Every living process below `root`, with its start ticks."""
+    """Returns every living descendant of `root` with its start ticks."""
     return below(root, _table(newest_first(), {}, frozenset()).values())
 
 
 class Scan:
-    """What one look at /proc has found.
+    """The result of one scan of /proc.
 
-    found: token -> the living processes of the attempt, with their start ticks. Where there was one that has
-    ended meanwhile, and no other, it stands for those that it may have left, with 0.
-    missed: a process ended since the last scan, or before it was looked at; it may have left another one.
+    found: token -> living processes of the attempt with their start ticks. If the only process of an attempt
+    ended during the scan, it is listed with 0, for the processes that it may have forked. missed: whether a
+    process ended since the last scan, or before it was read; it may have forked another one.
     """
 
     __slots__ = ("found", "missed")
@@ -109,10 +109,10 @@ class Scan:
 
 
 def scan(attempts: Mapping[str, Command | None]) -> Scan:
-    """Look for the processes of these attempts (token -> its command, None = not recorded).
+    """Scans /proc for the processes of these attempts (token -> command, None = not recorded).
 
-    Environments are read of the own user's processes only (root: of all). Without a carrier of a token and
-    without a member of a session no process can belong to an attempt: then nothing more is read.
+    Reads the environments of the user's own processes only (root: of all). Reads nothing more if no process
+    carries a token or is in the session of a command, because then none can belong to an attempt.
     """
     me, uid = os.getpid(), os.geteuid()
     sessions = frozenset(command.pid for command in attempts.values() if command is not None)
@@ -163,7 +163,7 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
 
 
 def newest_first() -> list[int]:
-    """Every pid. The newest processes are looked at first: one that does not live long is seen in time."""
+    """Returns every pid, the newest first, so that short-lived processes are read in time."""
     return sorted(_pids(), reverse=True)
 
 
@@ -186,7 +186,7 @@ def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int])
 
 
 def autogroup(pid: int) -> str | None:
-    """The kernel's name for the session of a process; None where it has none."""
+    """Returns the kernel's id of the session of a process; None where there is none."""
     try:
         return _file(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
     except OSError as error:
@@ -226,7 +226,7 @@ def environment(pid: int) -> bytes:
 
 
 def token_in(environment: bytes) -> bytes:
-    """The token in an environment; empty if it has none."""
+    """Returns the token in an environment; empty if it has none."""
     listed = b"\0" + environment
     for mark in _MARKS:
         at = listed.find(mark)
@@ -236,13 +236,15 @@ def token_in(environment: bytes) -> bytes:
 
 
 def _user_ticks(fields: list[bytes]) -> int | None:
-    """The start of a process that may have an environment; None for kernel threads and zombies."""
+    """Returns the start of a process that may have an environment; None for kernel threads and zombies."""
     return None if has_ended(fields) or int(fields[6]) & _KERNEL_THREAD else int(fields[19])
 
 
 def shows_own_pids() -> bool:
-    """Whether /proc shows the pid namespace of this process. In that of an outer one, a pid is another
-    process's."""
+    """Returns whether /proc shows the pid namespace of this process.
+
+    In the /proc of an outer namespace, a pid names another process.
+    """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
@@ -250,7 +252,7 @@ def shows_own_pids() -> bool:
 
 
 def send(pid: int, ticks: int, signal: int) -> bool:
-    """Signal the process with this pid and start. False: it is gone, or not ours to signal."""
+    """Signals the process with this pid and start; returns False if it is gone or may not be signalled."""
     if not shows_own_pids():
         return False
     try:

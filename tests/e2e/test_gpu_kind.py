@@ -27,7 +27,7 @@ def test_a_record_of_the_other_kind_of_gpus_is_refused_and_left_as_it_is(world: 
     world.append("echo ran >> told", "[vram=70G] echo big")
     simulated = start(world, "--simulate", "1:24G")
     assert simulated.returncode == 3
-    assert "only the GPUs are simulated: every command really runs, and counts as run" in simulated.stdout
+    assert "only the GPUs are simulated: every command really runs and counts as done" in simulated.stdout
     before = files(world)
     refused = start(world, *REAL, "--log-dir", "other_logs", "--jobs-file", "none.txt")
     assert refused.returncode == 2
@@ -57,7 +57,7 @@ def test_kept_history_waits_for_no_gpu_of_the_other_kind(world: World) -> None:
     (world.folder / "go").touch()
     done = start(world, *REAL, "--keep-history")
     assert done.returncode == 3
-    assert "the simulated GPUs leave the record" in done.stdout
+    assert "removed the simulated GPUs from the store" in done.stdout
     jobs = world.jobs()
     assert [jobs[job]["outcome"] for job in (1, 2, 3)] == ["completed", None, "completed"]
     assert jobs[2]["reason"].startswith("infeasible: needs 60.0 GiB of a GPU")

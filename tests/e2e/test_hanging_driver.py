@@ -57,5 +57,5 @@ def test_jobs_end_and_commands_answer_while_the_driver_hangs_and_placing_goes_on
     assert world.finished(2)[2]["outcome"] == "completed"
     assert world.status()["gpus"][0]["fault"] is None
     assert world.said().count(UNREADABLE) == 1
-    assert world.said().count("the GPUs answer again") == 1
+    assert world.said().count("the GPUs respond again") == 1
     assert world.end() == 0

@@ -195,7 +195,7 @@ def test_a_claim_that_nobody_saw_whole_starts_and_ends_nothing(
     assert rig.job(job)["state"] == "starting"
     assert rig.store.attempts(job)[0]["launches"] == 1
     if spoil is claim_as_folder:
-        assert f"the file claim in {folder} is a folder, so that its runner is not known" in caplog.text
+        assert f"the file claim in {folder} is a folder, so its runner is unknown" in caplog.text
     rig.store.wish("cancel", str(job), grace_s=1.0)
     assert rig.ends(job)["outcome"] == "cancelled"
     assert (rig.folder / "starts").read_text() == "start\n"

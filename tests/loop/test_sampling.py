@@ -125,8 +125,8 @@ def test_a_lost_gpu_comes_back_after_three_good_samples(
             seen.append(bench.faults()[1])
     assert seen == [ONE, TWO, None, None]
     assert [r.message for r in caplog.records if r.message.startswith("GPU 1 ")] == [
-        "GPU 1 (card b, GPU-b): lost; it gets no new jobs",
-        "GPU 1 (card b, GPU-b) is back: 3 good samples in a row; it gets new jobs again",
+        "GPU 1 (card b, GPU-b): lost; it accepts no new jobs",
+        "GPU 1 (card b, GPU-b) is back after 3 good samples in a row; it accepts jobs again",
     ]
 
 
@@ -285,7 +285,7 @@ def test_a_job_on_a_lost_gpu_goes_on_keeps_its_share_and_nothing_new_comes(
     rig.bench, rig.lost = bench, (0,)
     rig.sample()
     assert (
-        f"lost; it gets no new jobs; what runs on it goes on and keeps its share (job {running})"
+        f"lost; it accepts no new jobs; jobs running on it continue and keep their share (job {running})"
         in caplog.text
     )
     waiting = rig.add("exit 0")
@@ -316,5 +316,5 @@ def test_a_start_on_a_slow_driver_goes_on_and_keeps_its_question(
     assert bench.sampler.due_at == bench.probe.deadline
     bench.take(FOUR)
     assert bench.faults() == [None] * 4
-    assert caplog.text.count("the GPUs answer again") == 1
+    assert caplog.text.count("the GPUs respond again") == 1
     assert bench.sampler.ask(at_once=True)

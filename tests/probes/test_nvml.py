@@ -44,7 +44,7 @@ ABOUT_ALL = [
     (NO_PERMISSION, "Insufficient Permissions", "ls -l /dev/nvidia*"),
     (UNINITIALIZED, "Uninitialized", "install the NVIDIA driver"),
     (UNKNOWN, "Unknown Error", "install the NVIDIA driver"),
-    (NO_MEMORY, "Insufficient Memory", "free memory of the machine"),
+    (NO_MEMORY, "Insufficient Memory", "free system memory"),
 ]
 
 

@@ -26,11 +26,11 @@ GPUS = tuple(
         ("", [], "hides every GPU"),
         ("-1", [], "hides every GPU"),
         ("NoDevFiles", [], "hides every GPU"),
-        ("GPU-a", [], "'GPU-a' is 2 GPUs; correct it"),
-        ("0,7", [], "'7' is no GPU here; correct it"),
-        ("0,", [], "'' is no GPU here; correct it"),
-        ("zero", [], "'zero' is no GPU here; correct it"),
-        ("\u0661", [], "is no GPU here; correct it"),
+        ("GPU-a", [], "'GPU-a' matches 2 GPUs; correct it"),
+        ("0,7", [], "'7' matches no GPU; correct it"),
+        ("0,", [], "'' matches no GPU; correct it"),
+        ("zero", [], "'zero' matches no GPU; correct it"),
+        ("\u0661", [], "matches no GPU; correct it"),
     ],
 )
 def test_restrict(variable: str | None, kept: list[int], note: str | None) -> None:

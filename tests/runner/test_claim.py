@@ -126,7 +126,7 @@ def test_a_claim_that_a_power_cut_cut_short_is_invalid(make: Make, text: str) ->
     (attempt.folder / "claim").write_text(text)
     seen = attempt.seen()
     assert (seen.claim, seen.pid) == ("invalid", None)
-    assert seen.damage == f"the file claim is not whole ({len(text)} bytes)"
+    assert seen.damage == f"the file claim is incomplete ({len(text)} bytes)"
 
 
 def test_taking_the_claim(make: Make) -> None:

@@ -50,7 +50,7 @@ def test_a_runner_that_the_record_knows_is_not_taken_for_dead(
     spoil(attempt.folder / "claim")
     seen = look(attempt, known)
     assert (seen.claim, seen.pid) == ("unclaimed", known.pid)
-    assert f"its runner (pid {known.pid}) is alive, and the job goes on" in seen.strange[0]
+    assert f"its runner (pid {known.pid}) is alive, and the job continues" in seen.strange[0]
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 3
 

@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_used_is_reported_and_read_as_nothing(
 def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text(json.dumps(CLAIM))
     (tmp_path / "claim").chmod(0)
-    assert observe(tmp_path, "t").damage == "the file claim may not be read"
+    assert observe(tmp_path, "t").damage == "the file claim is not readable"
 
 
 def test_whole_files_are_read(tmp_path: Path) -> None:
