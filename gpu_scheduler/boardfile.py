@@ -1,4 +1,4 @@
-"""The file status.txt: kept as the record says, replaced whole, at most twice a second."""
+"""Writes the status board to status.txt: replaces the whole file, at most twice a second."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import board, gpus, jobs
 from gpu_scheduler.views.board import Board, Use
 
-#: Seconds between two writings.
+#: Minimum number of seconds between two writes.
 WRITE_EVERY_S = 0.5
 
 
 class BoardFile:
-    """The board of a record. folder: where it lies, made if missing; may raise OSError.
+    """The status board of a store. folder: returns its folder, creating it if missing; may raise OSError.
 
-    limits: those of the scheduler; again_at: boot seconds at which to write what came too soon after the
-    last writing, None: nothing did.
+    limits: those of the scheduler; again_at: boot seconds at which a postponed write is due, None = none is.
     """
 
     name = "status.txt"
@@ -39,8 +38,10 @@ class BoardFile:
         self._written_at = float("-inf")
 
     def write(self, facts: Facts, newest: int) -> None:
-        """Bring it up to date if there is something new since: an event (newest: the last one's id), or a
-        sample. Raises OSError, sqlite3.OperationalError; then it is to be tried again."""
+        """Updates the file after a new event (newest: the id of the last one) or a new sample.
+
+        Raises OSError, sqlite3.OperationalError; the caller then retries.
+        """
         shown = (newest, *((gpu.uuid, gpu.sampled_at) for gpu in facts.gpus))
         if shown == self._shown:
             return
@@ -54,7 +55,7 @@ class BoardFile:
         self._shown = shown
 
     def end(self) -> None:
-        """The scheduler ends; jobs that run go on."""
+        """Writes the board of a stopped scheduler, whose running jobs continue."""
         self._replace(self._board(None, {}))
 
     def _board(self, pid: int | None, use: dict[int, Use]) -> Board:
@@ -62,7 +63,7 @@ class BoardFile:
         with store.one_moment():
             running = store.open_jobs(tuple(ACTIVE))
             waiting = store.open_jobs((JobState.QUEUED,), board.WAITING)
-            # One state at a time, each in the order of its index.
+            # Queries one state at a time, so that each uses the order of its index.
             waiting += store.open_jobs((JobState.HELD,), board.WAITING - len(waiting))
             finished = store.finished_jobs(board.FINISHED)
             rows = [*running, *waiting, *finished]
@@ -94,7 +95,7 @@ class BoardFile:
     def _replace(self, shown: Board) -> None:
         path = self._folder() / self.name
         spare = path.with_name(f".{self.name}.new")
-        # What lies there, a link even, is not written through.
+        # Whatever is there, such as a link, is removed and never written through.
         spare.unlink(missing_ok=True)
         fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -103,7 +104,7 @@ class BoardFile:
 
 
 def _uses(facts: Facts) -> dict[int, Use]:
-    """What the newest samples show of running jobs, by job."""
+    """Returns the memory use of running jobs from the newest samples, by job id."""
     known = {gpu.uuid: gpu for gpu in facts.gpus}
     return {
         attempt.job_id: _use(attempt, [known[uuid] for uuid in attempt.gpus if uuid in known])

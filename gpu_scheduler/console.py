@@ -1,6 +1,6 @@
-"""What `start` prints, written by a thread of its own: a stopped terminal never holds up a job.
+"""Prints the output of `start` from a thread of its own, so that a stopped terminal never delays a job.
 
-What the terminal does not take in time is dropped there, never in the log file.
+Lines that the terminal does not accept in time are dropped there, never from the log file.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from gpu_scheduler.views.events import told
 from gpu_scheduler.views.terminal import Terminal, of_event, of_message
 from gpu_scheduler.views.words import visible
 
-#: Lines that may wait for the terminal.
+#: Maximum number of lines that wait for the terminal.
 _WAITING = 10_000
-#: Bytes of a log that are read at a time, and of one of its lines that are printed.
+#: Bytes of a log read at a time, and maximum number of bytes printed of one line.
 _AT_A_TIME, _LONGEST = 1 << 20, 4096
-#: Bytes that a job may be ahead of what is printed of it; of more only the last are read.
+#: Maximum backlog of unprinted output of a job, in bytes; beyond it only the last bytes are read.
 _BEHIND = 8 << 20
-#: Reads of what the log of an ended attempt holds still; the rest comes later.
+#: Maximum number of reads of an ended attempt's log at once; the rest follows later.
 _AT_END = 16
-#: Lines, each beginning with "# ", by which a log may begin and which are not output of the job.
+#: Maximum number of header lines, each beginning with "# ", which are not output of the job.
 _HEADER_LINES = 4
 _NO_COLOUR = "\x1b[0m"
-#: The file that stdout is cannot grow now; a line is lost, and later ones are tried.
+#: Errors of a stdout file that cannot grow now; the line is lost, and later lines are tried.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: A line of the main log, and of what a pipe gets.
+#: Format of a line in the main log and in a pipe.
 _FULL = "%(asctime)s %(levelname)-7s {}%(message)s"
 
 
 class Console:
-    """Prints log lines, and the output of direct jobs with a prefix, as far as the terminal takes them.
+    """Printer of log lines and of the prefixed output of direct jobs; drops lines if the terminal blocks.
 
-    Raises SchedulerError where no thread can be started.
+    Raises SchedulerError if no thread can be started.
     """
 
     def __init__(self) -> None:
@@ -60,19 +60,19 @@ class Console:
         self._ended = threading.Event()
         self._wanted = threading.Event()
         self._problem: str | None = None
-        # Both now: later there may be no room for another thread.
+        # Starts both now: later the process limit may prevent it.
         self._printer = _started(self._print, "console")
         self._follower = _started(self._follow, "job output")
 
     def put(self, line: str) -> None:
-        """Print a line if there is room for it."""
+        """Queues a line for printing; drops it if the queue is full."""
         try:
             self.lines.put_nowait(line)
         except queue.Full:
             pass
 
     def follow(self, attempt_id: int, store: Store) -> None:
-        """Print what a direct attempt writes to its log, with the job's number before each line."""
+        """Starts printing the log of a direct attempt, each line prefixed with the job id."""
         row = store.db.row("SELECT job_id, number, log FROM attempt WHERE id = ?", attempt_id)
         if row is None or row["log"] is None or _is_thrown_away():
             return
@@ -83,7 +83,7 @@ class Console:
             self._wanted.set()
 
     def finish(self, job_id: int, number: int) -> None:
-        """An attempt has ended: print what its log still holds before its end is told."""
+        """Prints the rest of an ended attempt's log, before its end is logged."""
         with self._lock:
             ended = {key: tail for key, tail in self._tails.items() if tail.attempt == (job_id, number)}
         for attempt_id, tail in ended.items():
@@ -93,12 +93,12 @@ class Console:
                     self._read(attempt_id, tail)
 
     def flush(self) -> None:
-        """Wait until all that was put is printed, for at most a second."""
+        """Waits up to one second until all queued lines are printed."""
         with self.lines.all_tasks_done:
             self.lines.all_tasks_done.wait_for(lambda: not self.lines.unfinished_tasks, 1.0)
 
     def close(self) -> None:
-        """Print what is left, for at most a second."""
+        """Prints the remaining lines, for at most one second per thread."""
         self._ended.set()
         self._wanted.set()
         self._follower.join(1.0)
@@ -128,7 +128,7 @@ class Console:
                 self._read_tails()
                 with self._lock:
                     if not self._tails:
-                        self._wanted.clear()  # nobody to wake up for
+                        self._wanted.clear()  # no log left to follow
                         break
         self._read_tails()
 
@@ -143,7 +143,7 @@ class Console:
             try:
                 lines = tail.read()
             except OSError as error:
-                self._tell(f"output of jobs is not shown: {error.strerror}; their logs have it")
+                self._tell(f"cannot show job output: {error.strerror}; see the job logs")
                 return
             self._tell(None)
             for line in lines:
@@ -153,10 +153,10 @@ class Console:
                 self._tails.pop(attempt_id, None)
 
     def _tell(self, problem: str | None) -> None:
-        """Say once what keeps output from being shown, and when it is shown again."""
+        """Prints a problem with showing job output once, and a line when it is resolved."""
         if problem != self._problem:
             self._problem = problem
-            self.put(problem or "output of jobs is shown again")
+            self.put(problem or "job output is shown again")
 
 
 def _started(work: Callable[[], None], name: str) -> threading.Thread:
@@ -164,12 +164,12 @@ def _started(work: Callable[[], None], name: str) -> threading.Thread:
     try:
         thread.start()
     except RuntimeError:
-        raise SchedulerError(f"no thread can be started: {described(errno.EAGAIN)}") from None
+        raise SchedulerError(f"cannot start a thread: {described(errno.EAGAIN)}") from None
     return thread
 
 
 def _is_thrown_away() -> bool:
-    """Whether nothing is printed anywhere, as in the background."""
+    """Returns whether stdout is /dev/null, as in the background."""
     try:
         return os.fstat(sys.stdout.fileno()).st_rdev == os.stat(os.devnull).st_rdev
     except (OSError, ValueError):
@@ -177,9 +177,9 @@ def _is_thrown_away() -> bool:
 
 
 class _Tail:
-    """The lines that a log has gained since the last look; of a progress bar at most one a second.
+    """Reader of new lines in a job log; of a progress bar it returns at most one line a second.
 
-    with_end: the runner's line at the end of the log is one of them.
+    with_end: include the runner's last line of the log.
     """
 
     def __init__(self, job_id: int, number: int, path: Path, *, with_end: bool) -> None:
@@ -189,16 +189,16 @@ class _Tail:
         self._at = 0
         self._frames = Frames(every_s=1.0)
         self._header_left = _HEADER_LINES
-        self._is_begun = False  # the last line was cut, and goes on
+        self._is_begun = False  # the last line was truncated and continues
         self._with_end = with_end
         self._kept: list[str] = []
         self.ended = False
         self.over = False
 
     def read(self) -> list[str]:
-        """Lines not seen before; `over` is set once an ended attempt's log is read to its end.
+        """Returns the new lines; sets `over` once the log of an ended attempt is read to its end.
 
-        Raises OSError where the log cannot be opened for a shortage; nothing is lost by that.
+        Raises OSError if a shortage prevents opening the log; nothing is lost then.
         """
         ended = self.ended
         try:
@@ -214,19 +214,19 @@ class _Tail:
         self.over = ended and len(data) < _AT_A_TIME
         text = self._frames.take(data, time.monotonic())
         lines = [*self._kept, *self._lines(text + self._frames.rest() if self.over else text)]
-        # The runner's own last line says what the line about the job's end says, too.
+        # The runner's last line repeats the log line about the end of the job.
         end = lines[-1:] if lines and lines[-1].startswith(f"{self._prefix}--- ") else []
         self._kept = end if not self.over else []
         return lines if self.over and self._with_end else lines[: len(lines) - len(end)]
 
     def _catch_up(self, size: int) -> list[str]:
-        """Leave out what is too much to be printed in time; the line that says so."""
+        """Skips output that is too much to print in time; returns the line that reports this."""
         skipped = size - _AT_A_TIME - self._at
         if skipped + _AT_A_TIME <= _BEHIND:
             return []
         self._at += skipped
         self._frames, self._is_begun = Frames(every_s=1.0), True
-        return [f"{self._prefix}… {skipped:,} bytes are left out here; `logs {self.attempt[0]}` has them"]
+        return [f"{self._prefix}… {skipped:,} bytes omitted; `logs {self.attempt[0]}` shows them"]
 
     def _lines(self, text: bytes) -> Iterator[str]:
         *lines, rest = text.split(b"\n")
@@ -243,7 +243,7 @@ class _Tail:
             self._header_left -= 1
         else:
             self._header_left = 0
-            # No sequence goes on behind a newline, so that each line stands alone; its colours end with it.
+            # Escape sequences end with their line, so that colours never leak into the next one.
             shown = sanitized(line[:_LONGEST]).decode("utf-8", "replace")
             end = "" if is_whole and len(line) <= _LONGEST else "…"
             is_coloured = "\x1b" in shown and not shown.endswith(_NO_COLOUR)
@@ -251,7 +251,7 @@ class _Tail:
 
 
 class _Lines(QueueHandler):
-    """Hands formatted log lines to the console."""
+    """Log handler that queues formatted lines on the console."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console.lines)
@@ -262,20 +262,20 @@ class _Lines(QueueHandler):
 
 
 class _Visible(logging.Formatter):
-    """Log lines hold what users wrote, which must not act on the terminal that shows them, or their file."""
+    """Formatter that escapes control characters, since user text must not control a terminal or the log."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record), lines=True)
 
 
 class _OnTerminal(logging.Formatter):
-    """Lines for the terminal that stdout is, as wide as it is now."""
+    """Formatter for a terminal on stdout, at its present width."""
 
     def format(self, record: logging.LogRecord) -> str:
         terminal = _terminal()
         event = getattr(record, "event", None)
         if isinstance(event, Event):
-            one = getattr(record, "told", None)
+            one = getattr(record, "event_message", None)
             return of_event(event, one or told(event), record.created, terminal)
         return of_message(record.levelno, super().format(record), record.created, terminal)
 
@@ -289,10 +289,10 @@ def _terminal() -> Terminal:
 
 
 def begin_logging(path: Path, console: Console, mark: str = "", *, trust: bool = False) -> None:
-    """Send the package's log lines of level info and above to the console and to the main log.
+    """Sends the package's log lines of level info and above to the console and to the main log.
 
-    mark: opens each line in the file, where schedulers share one; trust: whoever owns the file or may write
-    it.
+    mark: prefix of each line in the file, for schedulers that share one; trust: accept the file whoever owns
+    it or may write to it.
     """
     root = logging.getLogger("gpu_scheduler")
     for old in list(root.handlers):

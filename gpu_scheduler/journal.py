@@ -1,6 +1,7 @@
-"""journal.jsonl: a line of JSON for everything that happened, appended for tools that follow it.
+"""Appends events to journal.jsonl, one JSON line each, for tools that follow it.
 
-It is a view of the record. Only whole lines are ever in it; what could not be appended is appended later.
+The journal is derived from the store. It contains only complete lines; events that could not be appended are
+appended later.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.events import to_json
 
 NAME = "journal.jsonl"
-#: Size at which the journal is put aside as journal.jsonl.1, in bytes.
+#: Size in bytes at which the journal is renamed to journal.jsonl.1.
 MOST_BYTES = 50 * 1024 * 1024
-#: Events that are appended at a time, between which the scheduler does what else there is to do.
+#: Maximum number of events appended at a time, so that the scheduler can do other work in between.
 AT_A_TIME = 2000
-#: Bytes at its end in which its last line is looked for.
+#: Number of bytes at the end of the file that are searched for its last line.
 _END_BYTES = 1 << 20
 
 
 class Journal:
-    """The journal of a record. folder: where it lies, made if missing; may raise OSError.
+    """The journal of a store. folder: returns its folder, creating it if missing; may raise OSError.
 
-    at: the id of the last event that is in it. behind: there may be more to append than was, for the time.
+    at: the id of the last event in it. behind: the last `write` may have left events to append.
     """
 
     def __init__(self, store: Store, folder: Callable[[], Path], at: int) -> None:
@@ -41,8 +42,8 @@ class Journal:
         self._joined = False
 
     def write(self) -> None:
-        """Append what has happened since, at most AT_A_TIME events. Raises OSError, sqlite3.OperationalError;
-        then it is to be tried again."""
+        """Appends new events, at most AT_A_TIME. Raises OSError, sqlite3.OperationalError; the caller then
+        retries."""
         self.behind = False
         if not self._joined:
             self._join()
@@ -52,8 +53,8 @@ class Journal:
             self.behind = len(new) == AT_A_TIME
 
     def _join(self) -> None:
-        """Go on after the last whole line, if that is of this record: what was remembered may be older, and a
-        power cut may have taken lines that were appended."""
+        """Continues after the last complete line if it is an event of this store: the saved position may be
+        older, and a power cut may have lost appended lines."""
         path = self._folder() / NAME
         if path.exists():
             fd = _opened(path)
@@ -91,7 +92,7 @@ def _opened(path: Path) -> int:
 
 
 def _write(fd: int, line: bytes, size: int) -> int:
-    """Append a line, or nothing of it. size: of the file before. Raises OSError."""
+    """Appends a line completely or not at all. size: of the file before. Raises OSError."""
     written = os.write(fd, line)
     if written < len(line):
         os.ftruncate(fd, size)
@@ -100,7 +101,7 @@ def _write(fd: int, line: bytes, size: int) -> int:
 
 
 def _last_line(fd: int) -> bytes | None:
-    """The last whole line. What follows it, torn off when its writer died, is removed."""
+    """Returns the last complete line; removes the partial line that a killed writer left after it."""
     size = os.fstat(fd).st_size
     start = max(0, size - _END_BYTES)
     end = os.pread(fd, size - start, start)
@@ -112,11 +113,11 @@ def _last_line(fd: int) -> bytes | None:
 
 
 def _id_of(store: Store, line: bytes) -> int | None:
-    """The id of the event of this record that a line tells; None: it tells none."""
+    """Returns the id of the event that a line describes; None if it is not an event of this store."""
     try:
-        said = json.loads(line)
-        at = datetime.fromisoformat(said["at"]).timestamp()
-        known = events.is_event(store, int(said["id"]), at, said["event"], said["job"] or 0)
+        value = json.loads(line)
+        at = datetime.fromisoformat(value["at"]).timestamp()
+        known = events.is_event(store, int(value["id"]), at, value["event"], value["job"] or 0)
     except (ValueError, TypeError, KeyError):
         return None
-    return int(said["id"]) if known else None
+    return int(value["id"]) if known else None

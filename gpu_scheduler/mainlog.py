@@ -1,7 +1,6 @@
-"""The main log as a file that may be full, removed, moved or forbidden: nothing of that ends the scheduler.
+"""Writes the main log; a full disk or a removed, moved or read-only file never ends the scheduler.
 
-It is written again as soon as that is possible. What keeps it from being written is said once, and then how
-many lines it lacks.
+Writing resumes as soon as it is possible. Each problem is reported once, and then the number of lost lines.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from pathlib import Path
 
 from gpu_scheduler.safefile import FileProblem, Kind, judge, owners
 
-#: Size at which the main log is put aside, in bytes, and how many old ones are kept.
+#: Size in bytes at which the main log is rotated, and number of old logs kept.
 LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
 
 
 class MainLog(RotatingFileHandler):
-    """say: told once when the log cannot be written, and when it can again. trust: write to it whoever owns
-    it or may write it."""
+    """Log handler of the main log. say: called once when the log cannot be written, and once when it can be
+    again. trust: accept the file whoever owns it or may write to it."""
 
     def __init__(self, path: Path, say: Callable[[str], None], *, trust: bool = False) -> None:
         super().__init__(path, maxBytes=LOG_BYTES, backupCount=LOG_KEPT, encoding="utf-8", delay=True)
@@ -34,7 +33,7 @@ class MainLog(RotatingFileHandler):
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the line to the file that lies at the path now."""
+        """Appends the line to the file that is at the path now."""
         self._failed = False
         if self._is_moved():
             self._let_go()
@@ -42,22 +41,22 @@ class MainLog(RotatingFileHandler):
         if self._problem is not None and not self._failed:
             lost = f"{self._lost} line{'' if self._lost == 1 else 's'}"
             self._problem, self._lost = None, 0
-            self._say(f"the main log {self.baseFilename} can be written again; it lacks {lost}")
+            self._say(f"the main log {self.baseFilename} can be written again; {lost} missing")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Called by `emit` inside its except clause."""
+        """Reports an OSError once per problem. Called by `emit` in its except clause."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
             return
         self._failed = True
         self._lost += 1
-        self._let_go()  # what it still holds would be in the way of every later line
+        self._let_go()  # its buffered data would make every later line fail
         problem = str(error.strerror or error)
         if problem != self._problem:
             self._problem = problem
             self._say(
-                f"the main log {self.baseFilename} cannot be written: {problem}; everything else goes on"
+                f"the main log {self.baseFilename} cannot be written: {problem}; the scheduler continues"
             )
 
     def _open(self) -> TextIOWrapper:
@@ -81,9 +80,9 @@ class MainLog(RotatingFileHandler):
 
 
 def opened(path: str | Path, *, trust: bool) -> int:
-    """A descriptor that appends to the main log, for whoever writes to it. Raises OSError, also for a file
-    that is refused."""
-    # Without O_NONBLOCK a FIFO at this path would hold the scheduler up for ever.
+    """Opens the main log for appending and returns its descriptor. Raises OSError, also for a file that is
+    refused."""
+    # Without O_NONBLOCK, opening a FIFO at this path would block the scheduler forever.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags | os.O_NOCTTY | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
-"""What the scheduler says: the log lines, the journal and the board, each a view of the record.
+"""Reports events to the log, the journal and the status board.
 
-An event is a row of the record before it is told. What was told last is on the record too, so that a restart
-goes on there; nothing that cannot be written holds up a job.
+An event is in the store before it is reported. The ids of the last reported events are in the store too, so
+that a restart continues there. Output that cannot be written never delays a job.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ from gpu_scheduler.views.words import share_words
 
 log = logging.getLogger(__name__)
 
-#: Under this the record says which events were told: [in the log, in the journal].
+#: Key of the last reported event ids in the store: [in the log, in the journal].
 _TOLD = "told"
-#: What it is called where it cannot be written.
-_POSITION = "what was told"
-#: Seconds after which what could not be written is tried again.
+#: Its name in the message that it cannot be written.
+_POSITION = "log position"
+#: Seconds after which a failed write is retried.
 RETRY_S = 5.0
 
 
 class Telling:
-    """Tells the events after those that were told before. Only the one scheduler has one.
+    """Reporter of new events, starting after the last reported one. Only the scheduler process has one.
 
-    logs: the folder of `--log-dir`, None: journal and board lie in the folder of the record. verbose: each
-    job's memory is told as its peak grows. ended: called with (job, attempt number) before the end of an
-    attempt is told. again_at: boot seconds at which something is to be written that
-    could not be written now; None: nothing is left.
+    logs: the folder of `--log-dir`, None = journal and status board are in the data directory. verbose: log
+    each job's memory as its peak grows. ended: called with (job, attempt number) before the end of an attempt
+    is logged. again_at: boot seconds of the next write that is due; None = none is.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Telling:
         self._tolerance = settings.tolerance
         self._verbose = verbose
         newest = events.newest(store)
-        # Never beyond the newest one: a power cut may have taken some that were told.
+        # Never beyond the newest event: a power cut may have lost some that were reported.
         told = [min(id, newest) for id in json.loads(store.db.meta(_TOLD) or f"[{newest}, {newest}]")]
         self._logged, journaled = told
         self._remembered = told
@@ -82,23 +81,23 @@ class Telling:
 
     @property
     def again_at(self) -> float | None:
-        """See above."""
+        """Boot seconds of the next write that is due; None = none is."""
         if self._journal.behind:
             return self._clock.now().boot
         times = [part.retry_at for part in self._parts.values()] + [self._board.again_at]
         return min((at for at in times if at is not None), default=None)
 
     def told(self, action: Action) -> None:
-        """An action of a round, which is on the record with the rest of it: the log says so."""
+        """Logs the new events after an action of a round was recorded."""
         try:
             self._log_news()
             if self._verbose and isinstance(action, NoteUse):
                 self._tell_use(action)
         except FAILURES:
-            pass  # it is told with the next one
+            pass  # logged with the next action
 
     def turn(self, facts: Facts | None) -> None:
-        """The rounds have come to rest on these facts (None: a signal came); journal and board follow."""
+        """Updates log, journal and, unless facts is None (a signal came), the status board after a round."""
         now = self._clock.now().boot
         try:
             self._log_news()
@@ -110,7 +109,7 @@ class Telling:
             self._try(self._board.name, lambda: self._board.write(facts, self._logged), now)
 
     def close(self) -> None:
-        """The scheduler ends: the last words."""
+        """Writes everything that is left as the scheduler stops."""
         for part in self._parts.values():
             part.retry_at = None
         self.turn(None)
@@ -127,7 +126,7 @@ class Telling:
             if "attempt" in event.data and "outcome" in event.data:
                 self._ended(event.job_id, event.data["attempt"])
             one = told(event, self._tolerance, dispatched)
-            log.log(one.level, "%s", one.line, extra={"event": event, "told": one})
+            log.log(one.level, "%s", one.line, extra={"event": event, "event_message": one})
         self._logged = newest
 
     def _tell_use(self, action: NoteUse) -> None:
@@ -144,13 +143,13 @@ class Telling:
         told = [self._logged, self._journal.at]
         if told == self._remembered:
             return
-        # A power cut may take it: then the journal itself says how far it goes.
+        # A power cut may lose this write: the journal itself then shows how far it goes.
         with self._store.db.transaction(synced=False) as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_TOLD, json.dumps(told)))
         self._remembered = told
 
     def _try(self, name: str, write: Callable[[], None], now: float) -> None:
-        """Write a part if it is not known to fail now; what is wrong with it is told once."""
+        """Writes an output unless a retry is not due yet; logs each problem once."""
         part = self._parts[name]
         if part.retry_at is not None and now < part.retry_at:
             return
@@ -163,12 +162,12 @@ class Telling:
             part.retry_at = now + RETRY_S
             problem = getattr(error, "strerror", None) or str(error)
             if problem != part.problem:
-                log.error("%s cannot be written: %s; jobs go on, it is tried again", name, problem)
+                log.error("%s cannot be written: %s; jobs continue, retrying", name, problem)
             part.problem = problem
 
 
 def _declared(row: sqlite3.Row | None, uuid: str) -> str:
-    """Words the declaration of an attempt on a GPU, to follow its use there."""
+    """Describes the declaration of an attempt on a GPU, to follow its memory use there."""
     budgets = {} if row is None else json.loads(row["budgets"])
     if row is None or uuid not in budgets:
         return ""
@@ -179,16 +178,18 @@ def _declared(row: sqlite3.Row | None, uuid: str) -> str:
 
 @dataclass
 class _Part:
-    """Something that is written. problem: why it could not be; retry_at: boot seconds."""
+    """State of an output. problem: why it could not be written, None = it could; retry_at: boot seconds."""
 
     problem: str | None = None
     retry_at: float | None = None
 
 
 class _Run:
-    """The jobs of this run: all but those that were finished when it began. begun: the newest event then.
+    """Counter of the jobs of this run: all except those that were finished when it began.
 
-    A job counts as dispatched from its first start on, or once it ended without one; it stays so.
+    begun: the id of the newest event at that time.
+
+    A job counts as dispatched from its first start on, or once it ends without one, and stays so.
     """
 
     def __init__(self, store: Store, begun: int) -> None:
@@ -200,7 +201,7 @@ class _Run:
         self._dispatched = len(self._active)
 
     def numbers(self, new: Sequence[Event]) -> list[tuple[int, int]]:
-        """For each of these events, the newest there are: (jobs dispatched until then, all jobs)."""
+        """Returns (jobs dispatched until then, all jobs) for each of the newest events."""
         before, dispatched = self._before, self._dispatched
         steps = []
         for event in new:
@@ -212,14 +213,14 @@ class _Run:
         return [(step, total) for step in steps]
 
     def _comes_back(self, event: Event) -> bool:
-        """Whether a job that was finished before this run is one of its jobs from this event on."""
+        """Returns whether this event brings a job that was finished before this run back into it."""
         if event.kind != JobState.QUEUED or event.new:
             return False
         finished = events.finished_before(self._store, event)
         return finished is not None and finished <= self._begun
 
     def _is_dispatched(self, event: Event) -> bool:
-        """Whether this event is the first by which a job counts as dispatched."""
+        """Returns whether this event is the first by which a job counts as dispatched."""
         ended = event.kind == JobState.FINISHED and "attempt" not in event.data
         if event.kind != JobState.STARTING and not ended:
             return False

@@ -1,1 +1,1 @@
-"""Rows into tables, JSON and words: values in, text out. Nothing is read or decided here."""
+"""Formats values as tables, JSON and text. Reads no files and decides nothing."""

@@ -1,4 +1,4 @@
-"""A report as JSON: the stable form that docs/json.md describes."""
+"""Formats a status report as JSON, in the stable form that docs/json.md describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler.views.report import GpuShown, JobShown, Report
 
 
 def gpu_object(gpu: GpuShown) -> dict[str, Any]:
-    """One element of "gpus"."""
+    """Returns one element of "gpus"."""
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -30,7 +30,7 @@ def gpu_object(gpu: GpuShown) -> dict[str, Any]:
 
 
 def job_object(job: JobShown) -> dict[str, Any]:
-    """One element of "jobs"."""
+    """Returns one element of "jobs"."""
     return {
         "id": job.id,
         "state": job.state,
@@ -59,7 +59,7 @@ def job_object(job: JobShown) -> dict[str, Any]:
 
 
 def to_json(report: Report) -> str:
-    """The whole report, one line per element of a list, pure ASCII."""
+    """Formats the report as pure ASCII, one line for each element of a list."""
     scheduler = {
         "pid": report.pid,
         "state_file": report.state_file,
@@ -95,6 +95,6 @@ def to_json(report: Report) -> str:
 
 
 def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
-    # Element by element without indentation: json's C encoder, fifty times as fast for a long queue.
+    # Without indentation json uses its C encoder, which is fifty times faster on a long queue.
     lines = ",\n  ".join(json.dumps(element) for element in objects)
     return f"[\n  {lines}\n]" if lines else "[]"

@@ -1,4 +1,4 @@
-"""status.txt: what runs, waits and has ended, for `watch cat`. Values in, text out."""
+"""Formats the status board (status.txt), which shows running, waiting and finished jobs. Reads nothing."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gpu_scheduler.views.events import MARKS, took
 from gpu_scheduler.views.report import GpuShown, JobShown
 from gpu_scheduler.views.words import shortened, visible
 
-#: Jobs that wait, and finished ones, that are shown.
+#: Maximum numbers of waiting and of finished jobs on the board.
 WAITING, FINISHED = 50, 20
-#: Characters of a job's line and of a reason that are shown.
+#: Maximum number of characters shown of a job's line and of a reason.
 _LONGEST = 120
 RUNNING_MARK, WAITING_MARK, AGAIN_MARK, GOOD_MARK, BAD_MARK = "▶", "·", "↻", "✓", "✗"
 
 
 @dataclass(frozen=True)
 class Use:
-    """Memory of a running job, MiB, on each of its GPUs (by index; None = not known).
+    """Memory use of a running job on each of its GPUs, in MiB (gpus: indices; None = unknown).
 
-    now: in the newest sample; peaks: the most that was seen; declared: on each of them, None = nothing;
-    share: thousandths of each of them that it declared, 0 = none.
+    now: in the newest sample; peaks: the highest observed; declared: on each GPU, None = nothing; share:
+    declared thousandths of each GPU, 0 = none.
     """
 
     gpus: tuple[int, ...]
@@ -35,9 +35,10 @@ class Use:
 
 @dataclass(frozen=True)
 class Board:
-    """Everything on the board, at `at` (wall seconds). pid: of the scheduler; None: it has ended.
+    """Contents of the status board at `at` (wall seconds). pid: of the scheduler, None = it has stopped.
 
-    use: of running jobs; again: waiting jobs that ran out of GPU memory; counts: state -> all jobs in it.
+    use: memory use of running jobs, by job id; again: ids of waiting jobs that ran out of GPU memory; counts:
+    state -> number of all jobs in it.
     """
 
     at: float
@@ -52,13 +53,13 @@ class Board:
 
 
 def to_text(board: Board) -> str:
-    """The whole board."""
+    """Formats the board."""
     return "\n".join([_head(board), "", *_gpus(board), "", *_jobs(board)]) + "\n"
 
 
 def _head(board: Board) -> str:
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(board.at))
-    who = "no scheduler: it has ended" if board.pid is None else f"scheduler pid {board.pid}"
+    who = "scheduler stopped" if board.pid is None else f"scheduler pid {board.pid}"
     queued, held = board.counts.get("queued", 0), board.counts.get("held", 0)
     return (
         f"{now}  {who}  {len(board.running)} running, {queued} queued, {held} held,"
@@ -71,7 +72,9 @@ def _gpus(board: Board) -> Iterator[str]:
         load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f}"
         used = "?" if gpu.used_mib is None else str(gpu.used_mib)
         total = "?" if gpu.total_mib is None else str(gpu.total_mib)
-        booked = f"booked {format_share(gpu.share)}, {'?' if gpu.booked_mib is None else gpu.booked_mib} MiB"
+        booked = (
+            f"allocated {format_share(gpu.share)}, {'?' if gpu.booked_mib is None else gpu.booked_mib} MiB"
+        )
         fault = f": {visible(gpu.fault)}" if gpu.fault else ""
         yield (
             f"gpu{gpu.index}  {used}/{total} MiB  load {load}%  {booked}  {gpu.state}{fault}"

@@ -1,4 +1,4 @@
-"""What finished jobs were seen to use beside what they declared, and what that suggests, as text and JSON."""
+"""Formats measured memory use beside declarations, and the suggested declarations, as text and JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _COLUMNS: tuple[Column, ...] = (
     ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
     ("Declared", "right"), ("Suggested", "left"),
 )  # fmt: skip
-#: Every entry that is suggested is an object.
+#: Applies to every suggested entry, since each one is an object.
 _OLDER = "The older scheduler cannot read entries in braces."
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """path: of llm_config.json; entries: model -> its new entry, of which enough was seen; written: whether
-    the file has them now; backup: where the version before is."""
+    """Result of `calibrate`. path: of llm_config.json; entries: model -> its new entry, if there is enough
+    data; written: whether the file has them now; backup: path of the previous version."""
 
     path: str
     advised: Sequence[Advice]
@@ -33,14 +33,14 @@ class Calibrated:
 
 
 def to_text(seen: Calibrated, width: int | None = None) -> str:
-    """A table, its rows cut to `width` columns (None: not cut), then what is to be written where."""
+    """Formats a table, its rows truncated to `width` (None: not truncated), then the suggestions."""
     if not seen.advised:
         return (
-            "Nothing to learn from yet: no job that completed was seen using memory of a GPU.\n"
+            "No measurements yet: no completed job was observed using GPU memory.\n"
             "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
         )
     table = drawer(width)(_COLUMNS, [_row(one) for one in seen.advised])
-    blocks = [f"{table}\n  Memory in MiB, of each GPU.", "\n".join(_models(seen))]
+    blocks = [f"{table}\n  Memory in MiB per GPU.", "\n".join(_models(seen))]
     blocks += ["\n".join(lines) for lines in (_lines(seen),) if lines]
     return "\n\n".join(blocks) + "\n"
 
@@ -57,7 +57,7 @@ def _row(one: Advice) -> Entry:
         "-" if family.declared_mib is None else str(family.declared_mib),
         suggested,
     ]
-    now = "" if one.now is None else f"; the file says {visible(_json(one.now))}"
+    now = "" if one.now is None else f"; current entry {visible(_json(one.now))}"
     return Entry(cells, [visible(family.program) + now])
 
 
@@ -68,16 +68,18 @@ def _json(value: object) -> str:
 def _models(seen: Calibrated) -> list[str]:
     early = _too_early(seen)
     if not seen.entries:
-        return early or [f"Nothing is to be changed in {visible(seen.path)}."]
+        return early or [f"{visible(seen.path)} needs no changes."]
     if not seen.written:
-        head = f'For "models" in {visible(seen.path)} (`calibrate --write` puts it there, keeping a copy):'
+        head = (
+            f'Suggested for "models" in {visible(seen.path)} (`calibrate --write` writes it with a backup):'
+        )
         return [head, *_entries(seen.entries), _OLDER, *(["", *early] if early else [])]
     now = {one.family.llm: one.now for one in seen.advised}
-    lines = [f"Changed in {visible(seen.path)}, which a running scheduler reads again by itself:"]
+    lines = [f"Changed in {visible(seen.path)}; a running scheduler reloads the file:"]
     for name, entry in seen.entries.items():
         before = "nothing" if now.get(name) is None else visible(_json(now[name]))
         lines.append(f"  {visible(_json(name))}: {before} -> {_json(entry)}")
-    kept = f"The version before is {visible(seen.backup)}." if seen.backup else "The file is new."
+    kept = f"The previous version is {visible(seen.backup)}." if seen.backup else "The file is new."
     return [*lines, kept, _OLDER, *(["", *early] if early else [])]
 
 
@@ -86,24 +88,24 @@ def _entries(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _too_early(seen: Calibrated) -> list[str]:
-    """Lists the suggestions that are not written for want of runs."""
+    """Lists the suggestions that rest on too few measurements to be written."""
     early = changes(seen.advised, enough=False)
     if not early:
         return []
     needs = f"an entry needs {ENOUGH_RUNS} completed runs, or one of {duration(ENOUGH_S)}"
-    return [f"Not written to {visible(seen.path)}, as too little was seen ({needs}):", *_entries(early)]
+    return [f"Not written to {visible(seen.path)}: too few measurements ({needs}):", *_entries(early)]
 
 
 def _lines(seen: Calibrated) -> list[str]:
     of_lines = [one for one in seen.advised if one.attributes]
     if not of_lines:
         return []
-    head = "At the start of lines that name no --llm, by what they run:"
+    head = "Suggested attributes for lines without --llm, by program:"
     return [head, *(f"  {one.attributes} {visible(one.family.program)}" for one in of_lines)]
 
 
 def to_json(seen: Calibrated) -> str:
-    """The form that docs/json.md describes."""
+    """Formats the result as JSON, as docs/json.md describes."""
     value = {
         "llm_config": seen.path,
         "measured": [_object(one) for one in seen.advised],

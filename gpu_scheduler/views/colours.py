@@ -1,4 +1,4 @@
-"""The colours in which states and outcomes are written on a terminal."""
+"""Colours of states and outcomes on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpu_scheduler.core.states import JobState, Outcome
 
-#: The terminal's own colours, by their codes.
+#: ANSI codes (SGR) of the terminal's own colours.
 RED, GREEN, YELLOW, CYAN, FAINT, BOLD = "31", "32", "33", "36", "2", "1"
 
 OF_STATE = {
@@ -24,15 +24,15 @@ OF_OUTCOME = {
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether a terminal with these variables is to show colours."""
+    """Returns whether these environment variables allow colours."""
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def painted(text: str, colour: str) -> str:
-    """The text in a colour; "": as it is."""
+    """Returns the text in a colour; unchanged if the colour is ""."""
     return f"\x1b[{colour}m{text}\x1b[0m" if colour and text else text
 
 
 def of_outcome(outcome: str) -> str:
-    """The colour of an outcome; red for one that is no success."""
+    """Returns the colour of an outcome: red unless it is listed above."""
     return OF_OUTCOME.get(outcome, RED)

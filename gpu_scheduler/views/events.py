@@ -1,6 +1,6 @@
-"""What happened, in words and as JSON: the one place that says how an event is told.
+"""Formats events as text and as JSON.
 
-The main log, what `start` prints, `events` and journal.jsonl all come from here.
+The main log, the output of `start`, the `events` command and journal.jsonl all use this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_scheduler.core.strays import stray_words
 from gpu_scheduler.core.verdict import judge
 from gpu_scheduler.views.words import share_words, visible
 
-#: Of an outcome: the mark in the line of a job that has finished.
+#: Outcome -> its label in the log line of a finished job.
 MARKS = {
     "completed": "OK",
     "failed": "FAILED",
@@ -31,14 +31,14 @@ MARKS = {
     "ended": "ENDED",
     "skipped": "SKIPPED",
 }
-#: Outcomes that nobody need look into.
+#: Outcomes that need no attention and are logged at info.
 _GOOD = ("completed", "cancelled", "ended")
 _DETAIL, _NEWS, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 
 
 @dataclass(frozen=True)
 class Told:
-    """One line about an event. subject: "job 3", "" for an event of no job; more: what only the log says."""
+    """Log line of an event. subject: "job 3", or "" if it concerns no job; more: text for the log alone."""
 
     level: int
     text: str
@@ -47,27 +47,27 @@ class Told:
 
     @property
     def line(self) -> str:
-        """All of it, printable."""
+        """The full line, safe to print."""
         return visible(f"{self.subject} {self.text}{self.more}".lstrip())
 
 
 def line(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> tuple[int, str]:
-    """The level and the one line of an event; DEBUG where the main log says it otherwise, or not at all.
+    """Returns the level and the log line of an event; DEBUG keeps it out of the main log.
 
-    dispatched: (jobs of this run that were started or are over, jobs of this run), where that is known.
+    dispatched: (jobs of this run that have started or finished, all jobs of this run), None = unknown.
     """
     one = told(event, tolerance, dispatched)
     return one.level, one.line
 
 
 def dated(event: Event, tolerance: float = 0.10) -> str:
-    """The line of an event, with when it happened."""
+    """Returns the log line of an event, preceded by its date and time."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
     return f"{at}  {line(event, tolerance)[1]}"
 
 
 def to_json(event: Event) -> str:
-    """One line of JSON, pure ASCII, without its newline; docs/json.md describes it."""
+    """Returns an event as one line of ASCII JSON without a newline; docs/json.md describes it."""
     values = {"id": event.id, "at": iso(event.at), "event": event.kind, "job": event.job_id or None}
     if event.reason is not None:
         values["reason"] = masked(event.reason)
@@ -77,17 +77,17 @@ def to_json(event: Event) -> str:
 
 
 def iso(at: float) -> str:
-    """Wall seconds as ISO 8601 to the millisecond, with the offset from UTC."""
+    """Returns wall seconds as ISO 8601 to the millisecond, with the offset from UTC."""
     return datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
 
 
 def took(seconds: float) -> str:
-    """ "3.2s", "1774s"."""
+    """Formats a run time: "3.2s", "1774s"."""
     return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
 
 
 def about(event: Event) -> str | None:
-    """What an event tells beside its kind, for a list of events of one job."""
+    """Returns the details of an event beside its kind, for the history of one job; None if there are none."""
     data = event.data
     if event.kind == "exceeded":
         return _exceeded(event)
@@ -101,7 +101,7 @@ def about(event: Event) -> str | None:
 
 
 def told(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> Told:
-    """The same line in its parts."""
+    """Returns the log line of an event in its parts; see `line`."""
     subject = f"job {event.job_id}" if event.job_id else ""
     return replace(_told(event, tolerance, dispatched), subject=subject)
 
@@ -119,13 +119,13 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
         return Told(_WARNING, stray_words(data["allocated"], data["gpu"], data["pid"]))
     if kind == "window closed":
         follow = f"`logs {event.job_id} -f` follows it"
-        return Told(_WARNING, f"goes on without its Screen window, which was closed; {follow}")
+        return Told(_WARNING, f"continues without its Screen window, which was closed; {follow}")
     if kind == "relaunched":
         return Told(_WARNING, f"is launched again: no runner claimed {attempt} in time")
     if kind == "runner lost":
-        return Told(_WARNING, f"has lost the runner of {attempt}, which left no result")
+        return Told(_WARNING, f"lost the runner of {attempt}, which left no result")
     if kind == "runner killed":
-        return Told(_WARNING, f"did not end in time: the runner of {attempt} is killed")
+        return Told(_WARNING, f"did not end in time; killing the runner of {attempt}")
     if kind == "infeasible":
         return Told(_WARNING, f"waits, {event.reason}")
     if kind in ("paused", "resumed"):
@@ -137,7 +137,7 @@ def _told(event: Event, tolerance: float, dispatched: tuple[int, int] | None) ->
 
 
 def _changed(event: Event) -> Told:
-    """A job that came to a state without an attempt of it having ended, or an event of no job."""
+    """Returns the message of a state change that ends no attempt, or of an event that concerns no job."""
     state = str(event.data.get("outcome", event.kind)).replace("_", " ")
     if not event.job_id:
         return Told(_DETAIL, event.reason or state)
@@ -150,7 +150,7 @@ def _changed(event: Event) -> Told:
 
 def _starts(event: Event, dispatched: tuple[int, int] | None) -> Told:
     data = event.data
-    if not data:  # of an earlier version, which did not say where
+    if not data:  # recorded by an earlier version, without the GPUs
         return Told(_NEWS, "starts", f" — {event.command}")
     words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
     words.append(_declared(data["share"], data["vram"], data["exclusive"], _kind(event)))
@@ -160,14 +160,14 @@ def _starts(event: Event, dispatched: tuple[int, int] | None) -> Told:
 
 
 def _kind(event: Event) -> str:
-    """Where the memory that an attempt booked comes from."""
+    """Returns the origin of the memory allocated to an attempt: "default", "learned" or "declared"."""
     if event.data.get("assumed"):
         return "default"
     return "learned" if event.data.get("learned") else "declared"
 
 
 def _declared(share: int, vram: int | None, whole: bool, kind: str) -> str:
-    """What an attempt books. whole: with no other job of ours, for which a share of 1 says nothing more."""
+    """Describes an allocation. whole: no other job shares the GPU, which makes a share of 1 redundant."""
     words = [f"share {format_share(share)}"] if share and not (whole and share >= WHOLE) else []
     words += [] if vram is None else [f"{kind} {vram} MiB/gpu"]
     words += ["alone"] if whole or not words else []
@@ -175,7 +175,7 @@ def _declared(share: int, vram: int | None, whole: bool, kind: str) -> str:
 
 
 def _exceeds(event: Event) -> str:
-    """The warning without its consequence. A share is named with the memory that it comes to."""
+    """Returns the overuse warning without its consequence; a share is followed by its memory."""
     data = event.data
     head = "EXCEEDS declared"
     if data.get("share") is None:
@@ -197,7 +197,7 @@ def _above(event: Event) -> str:
 
 
 def _ended(event: Event, tolerance: float) -> Told:
-    """The line of an attempt that has ended: its job has finished, waits once more, or is held."""
+    """Returns the message of an ended attempt, whose job has finished, is queued again, or is held."""
     data = event.data
     outcome, seconds, log = data["outcome"], data["seconds"], data["log"]
     began = outcome != "not_started" and seconds is not None
@@ -218,7 +218,7 @@ def _ended(event: Event, tolerance: float) -> Told:
 
 
 def _use(event: Event, tolerance: float) -> Iterator[str]:
-    """What the attempt used, and how good its declaration was."""
+    """Yields the peaks of an attempt, the accuracy of its declaration, and its mean GPU utilization."""
     data = event.data
     peaks, load = data["peaks"], data["load"]
     if any(peak is not None for peak in peaks):
@@ -233,7 +233,7 @@ def _use(event: Event, tolerance: float) -> Iterator[str]:
 
 
 def _judged(event: Event, tolerance: float) -> str:
-    """Words the declaration and the verdict on it."""
+    """Describes the declaration and its accuracy."""
     data = event.data
     budgets = _budgets(event)
     if budgets is None:
@@ -254,11 +254,11 @@ def _judged(event: Event, tolerance: float) -> str:
 
 
 def _budgets(event: Event) -> list[int | None] | None:
-    """MiB that was declared on each GPU; None: nothing was."""
+    """Returns the MiB declared on each GPU; None if nothing was declared."""
     data = event.data
     if "budgets" in data:
         found: list[int | None] | None = data["budgets"]
         return found
-    # Of an earlier version, which told a declaration by its numbers.
+    # An earlier version recorded no budgets: it inferred a declaration from these numbers.
     is_declared = data["declared"] is not None or 0 < data["share"] < WHOLE
     return [data["declared"]] * len(data["gpus"]) if is_declared else None

@@ -1,4 +1,4 @@
-"""The managed GPUs, a row each."""
+"""Builds the table of the managed GPUs, one row each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COLOURS = {report.LOST: RED, report.PAUSED: YELLOW, report.AVAILABLE: GREEN}
 
 
 def gpu_rows(gpus: Sequence[GpuShown]) -> tuple[list[Column], list[Entry]]:
-    """The columns and the rows. What is booked of memory is told where a job has declared some."""
+    """Returns the columns and the rows; allocated memory has a column if any job declared memory."""
     by_memory = any(gpu.by_memory for gpu in gpus)
     columns = [
         Column("GPU", is_right=True), Column("State"), Column("Share", is_right=True),
-        *([Column("Booked", is_right=True)] if by_memory else []),
+        *([Column("Allocated", is_right=True)] if by_memory else []),
         Column("Memory", is_right=True), Column("Load", is_right=True), Column("Jobs"), Column("Name"),
     ]  # fmt: skip
     return columns, [_row(gpu, by_memory) for gpu in gpus]
@@ -28,7 +28,7 @@ def gpu_rows(gpus: Sequence[GpuShown]) -> tuple[list[Column], list[Entry]]:
 
 def _row(gpu: GpuShown, by_memory: bool) -> Entry:
     load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
-    booked = [Cell(size(gpu.booked_mib))] if by_memory else []
+    allocated = [Cell(size(gpu.booked_mib))] if by_memory else []
     name = visible(gpu.name)
     if gpu.fault not in (None, gpu.state):
         name = f"{visible(gpu.fault or '')} ({name})"
@@ -37,7 +37,7 @@ def _row(gpu: GpuShown, by_memory: bool) -> Entry:
             Cell(str(gpu.index)),
             Cell(gpu.state, _COLOURS.get(gpu.state, "")),
             Cell(format_share(gpu.share)),
-            *booked,
+            *allocated,
             Cell(_memory(gpu)),
             Cell(load),
             Cell(ranges(gpu.jobs) or "-"),
@@ -47,7 +47,7 @@ def _row(gpu: GpuShown, by_memory: bool) -> Entry:
 
 
 def _memory(gpu: GpuShown) -> str:
-    """ "15.6 / 24.0 GiB"; of a GPU of less than 1 GiB, in MiB."""
+    """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU below 1 GiB."""
     total = size(gpu.total_mib)
     used = size(gpu.used_mib)
     if gpu.used_mib is not None and total.endswith(" GiB"):

@@ -1,4 +1,4 @@
-"""The rows of the managed GPUs and of the attempts that hold them, into what is shown of each GPU."""
+"""Builds the view of each managed GPU from its row and the rows of the attempts that hold it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _DEFAULT = Limits()
 def shown(
     gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool], limits: Limits = _DEFAULT
 ) -> tuple[GpuShown, ...]:
-    """The GPUs. attempts: those not settled; paused: UUID -> paused once all wishes are carried out; limits:
-    those of the scheduler."""
+    """Returns the views of the GPUs.
+
+    attempts: those not reconciled; paused: UUID -> whether the GPU is paused once all pending requests are
+    applied; limits: those of the scheduler.
+    """
     holders: dict[str, list[Row]] = {}
     for attempt in attempts:
         if attempt["released_boot"] is None:
@@ -62,7 +65,7 @@ def _state(gpu: Row, share: int, paused: bool, limits: Limits) -> str:
 
 
 def _used_by_others(gpu: Row, limits: Limits) -> bool:
-    """Whether a GPU without a job of ours is used so much that it takes none."""
+    """Returns whether foreign processes use a GPU without jobs so much that it accepts none."""
     used, total, load = gpu["used_mib"], gpu["total_mib"], gpu["load_percent"]
     if used is not None and total and used >= limits.memory * total:
         return True

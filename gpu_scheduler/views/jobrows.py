@@ -1,4 +1,4 @@
-"""The jobs, a row each; queued ones that wait for the same thing as one."""
+"""Builds the table of jobs, one row each; queued jobs that wait for the same reason share a row."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ COLUMNS = (
     Column("Job", is_right=True), Column("State"), Column("GPUs"), Column("Time", is_right=True),
     Column("What", is_flexible=True), Column("Last line, or reason"),
 )  # fmt: skip
-#: Jobs of a group whose titles are looked at for what they have in common.
+#: Maximum number of titles in a group that are compared for a common beginning.
 _COMPARED = 100
 
-#: One job at a time; the time is that of the look, in wall seconds.
+#: Builds the row of a job; the second argument is the time of the report, in wall seconds.
 Row = Callable[[JobShown, float], Entry]
 
 
 def running(job: JobShown, now: float) -> Entry:
-    """A job with an open attempt, and what it printed last."""
+    """Returns the row of a job with an open attempt, with its last output line."""
     took = "" if job.started_at is None else elapsed(now - job.started_at)
-    # The end of a progress bar tells as much as its beginning.
+    # The end of a progress bar is as informative as its beginning.
     told = ["window closed"] * job.window_closed + [_text(job.last_line)] * bool(job.last_line)
     last = Cell("; ".join(told), keeps_end=True) if told else Cell(_text(job.reason), YELLOW)
     return _entry(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
 
 
 def queued(job: JobShown, _: float) -> Entry:
-    """A job that waits by itself, and why."""
+    """Returns the row of a queued job, with the reason."""
     return _entry(job, Cell(job.state), "", _why(job))
 
 
 def held(job: JobShown, _: float) -> Entry:
-    """A job that waits for its user."""
+    """Returns the row of a held job."""
     return _entry(job, Cell(job.state, OF_STATE[job.state]), "", Cell(_text(job.reason), YELLOW))
 
 
 def finished(job: JobShown, now: float) -> Entry:
-    """A job that is over: how, after how long, and when or why."""
+    """Returns the row of a finished job: its outcome, run time, and reason or age."""
     took = ""
     if job.started_at is not None and job.finished_at is not None:
         took = elapsed(job.finished_at - job.started_at)
@@ -58,12 +58,12 @@ def finished(job: JobShown, now: float) -> Entry:
 
 
 def state_word(outcome: str) -> str:
-    """An outcome in one or two words: "done", "failed", "timed out"."""
+    """Returns the label of an outcome: "done", "failed", "timed out"."""
     return "done" if outcome == Outcome.COMPLETED.value else outcome.replace("_", " ")
 
 
 def grouped(jobs: Iterable[JobShown], now: float) -> list[Entry]:
-    """Queued jobs in their order, those with one reason as one row where the first of them stands."""
+    """Returns rows for queued jobs in order; jobs with the same reason share the row of the first."""
     groups: dict[tuple[str | None, bool], list[JobShown]] = {}
     for job in jobs:
         groups.setdefault((job.reason, job.infeasible), []).append(job)
@@ -71,7 +71,7 @@ def grouped(jobs: Iterable[JobShown], now: float) -> list[Entry]:
 
 
 def below(job: JobShown) -> list[str]:
-    """Words the details of a job: its session and log, its memory, what was seen of it."""
+    """Returns lines with the details of a job: memory, session, window, log, warnings."""
     closed = f"closed; `logs {job.id} -f` follows the job" if job.window_closed else None
     told = [
         ("memory", memory_words(job.peaks, job.vram_declared)),
@@ -99,7 +99,7 @@ def _group(jobs: Sequence[JobShown]) -> Entry:
 
 
 def _need(job: JobShown) -> str:
-    # A part of the time of `status`, for those that have such a queue.
+    # Imported here to keep `status` fast when no such queue is shown.
     from gpu_scheduler.core.needs import Need
 
     need = Need(**(job.need or {"count": 1}))
@@ -115,7 +115,7 @@ def _text(text: str | None) -> str:
     return visible(shortened(text or ""))
 
 
-#: How the jobs of a state are shown where each has a row of its own.
+#: State -> the function that builds the row of a job in it.
 ROWS: dict[JobState, Row] = {
     JobState.STARTING: running,
     JobState.RUNNING: running,
@@ -124,5 +124,5 @@ ROWS: dict[JobState, Row] = {
     JobState.HELD: held,
     JobState.FINISHED: finished,
 }
-#: The colour in which the number of jobs of a state is told.
+#: State -> the colour of its job count.
 NUMBERS = {JobState.RUNNING: CYAN, JobState.HELD: YELLOW}

@@ -1,4 +1,4 @@
-"""A job's row, its newest attempt and what that attempt's folder says, into what is shown of the job."""
+"""Builds the view of a job from its row, its newest attempt and the status of that attempt's folder."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
     from gpu_scheduler.core.now import Now
 
-RELEASING = "waits for processes of its last attempt"
+RELEASING = "waiting for processes of its last attempt to end"
 
 
 class Row(Protocol):
-    """A row of the record, by column name."""
+    """A row of the store, by column name."""
 
     def __getitem__(self, key: str, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the words about a job depend on besides its own rows.
+    """Data beside a job's own rows on which its view depends.
 
-    reasons: ask -> why its jobs wait, `otherwise` for one that is not in it; needs: ask -> the fields of the
-    Need that its jobs wait for; infeasible: asks that can never fit; indices: UUID -> GPU index; wished:
-    job id -> what an open wish asks for; open: attempt id -> what the record and the folder of an open
-    attempt say; *_retries: of jobs whose line says nothing; is_up: a scheduler watches the jobs file.
+    reasons: spec key -> why its jobs wait, `otherwise` if it is missing; needs: spec key -> the fields of the
+    Need that its jobs wait for; infeasible: spec keys that can never fit; indices: UUID -> GPU index; wished:
+    job id -> what a pending request asks for; open: attempt id -> facts of an open attempt, from its row and
+    folder; *_retries: defaults for jobs whose line gives none; is_up: a scheduler watches the jobs file.
     """
 
     now: Now
@@ -51,10 +51,10 @@ class Context:
 
 
 def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
-    """One job as it is, also where the record does not know it yet."""
+    """Returns the view of a job as it is now, even if the store does not know its state yet."""
     state = JobState(job["state"])
     reason = _reason(job, attempt, context)
-    # What it waits for, where a GPU is all that it waits for.
+    # Known only if the job waits for nothing but GPUs.
     need = context.needs.get(job["ask"]) if reason == context.reasons.get(job["ask"]) else None
     values = JobShown(
         id=job["id"],
@@ -95,15 +95,15 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
 
 
 def _not_begun(attempt: Row) -> str | None:
-    """Why an attempt that holds its GPUs has no runner yet, where that takes longer than it should."""
+    """Returns why an attempt that holds its GPUs has no runner yet; None while the delay is normal."""
     if attempt["launches"] == 0:
-        return "not begun yet, for a shortage of processes, memory, files or disk space; tried again"
-    return f"launched {attempt['launches']} times, not begun yet" if attempt["launches"] > 1 else None
+        return "not started yet: short of processes, memory, file descriptors or disk space; retrying"
+    return f"launched {attempt['launches']} times, not started yet" if attempt["launches"] > 1 else None
 
 
 def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
-    """What was seen of an attempt that the user should know: more memory than it declared, and processes on
-    GPUs that it was not given."""
+    """Returns the warnings about an attempt: memory use above its declaration, and processes on GPUs that
+    were not allocated to it."""
     told = [_exceeded(attempt, uuid, indices) for uuid in json.loads(attempt["exceeded"])]
     strays = json.loads(attempt["strays"])
     if strays:
@@ -121,34 +121,34 @@ def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
     where = f"GPU {indices.get(uuid, -1)}"
     runs = attempt["outcome"] is None
     return (
-        f"job {attempt['job_id']} declared {declared} and was seen to use {peak} MiB on {where}"
+        f"job {attempt['job_id']} declared {declared} but used {peak} MiB on {where}"
         f"{': its neighbors may run out of memory' if runs else ''}"
     )
 
 
 def vram_declared(attempt: Row) -> int | None:
-    """MiB on each of its GPUs; None where it declared a share, or nothing."""
+    """Returns the declared MiB on each GPU; None if the attempt declared a share, or nothing."""
     mib: int | None = attempt["vram"] if json.loads(attempt["budgets"]) else None
     return mib
 
 
 def share_declared(attempt: Row) -> int | None:
-    """Thousandths of each of its GPUs; None where it declared only memory, or nothing."""
+    """Returns the declared thousandths of each GPU; None if the attempt declared memory only, or nothing."""
     return (attempt["share"] or None) if json.loads(attempt["budgets"]) else None
 
 
 def peaks_of(attempt: Row, indices: Mapping[str, int]) -> dict[int, int]:
-    """GPU index -> the most MiB that an attempt was seen to use there."""
+    """Returns the peak memory use of an attempt in MiB, by GPU index."""
     return {indices.get(uuid, -1): mib for uuid, mib in sorted(json.loads(attempt["peaks"]).items())}
 
 
 def indices_of(attempt: Row, indices: Mapping[str, int]) -> tuple[int, ...]:
-    """The GPUs of an attempt, by index."""
+    """Returns the indices of the GPUs of an attempt."""
     return tuple(sorted(indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"])))
 
 
 def _retry_is_due(job: Row, context: Context) -> bool:
-    """Whether a failed launch has waited long enough: what the job waits for now is a GPU."""
+    """Returns whether the delay after a failed launch is over, so that the job waits for GPUs alone."""
     at = job["not_before_boot"]
     due = at is not None and (at <= context.now.boot or job["boot_id"] != context.now.boot_id)
     return due and JobState(job["state"]) is JobState.QUEUED
@@ -158,7 +158,7 @@ def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
     state = JobState(job["state"])
     wish = context.wished.get(job["id"])
     if wish is not None:
-        return f"{wish} is asked for; waits for the scheduler"
+        return f"{wish} requested; waiting for the scheduler"
     if (job["reason"] and not _retry_is_due(job, context)) or state not in WAITING:
         return str(job["reason"]) if job["reason"] else None
     if state is JobState.HELD:
@@ -176,15 +176,15 @@ def _line_wait(job: Row) -> LineWait | None:
 
 
 def line_wait_words(wait: LineWait, source: str, now: float | None) -> str:
-    """Why a job waits for its line. source: of the job; now: boot seconds, None = no scheduler is up."""
+    """Describes why a job waits for its line. source: of the job; now: boot seconds, None = no scheduler."""
     file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
     left = None if now is None or wait.due is None or now >= wait.due else math.ceil(wait.due - now)
     if wait.kind == "malformed":
-        return f"line {wait.number} of {file} is malformed; waiting until it is mended"
+        return f"line {wait.number} of {file} is malformed; waiting until it is corrected"
     if wait.kind == "gone":
         when = "cancelled" if left is None else f"cancelled in {left} s"
-        return f"line gone from {file}; {when} unless it comes back"
-    when = "and is not read yet" if left is None else f"and counts in {left} s"
+        return f"line removed from {file}; {when} unless it is restored"
+    when = "and has not been read yet" if left is None else f"and takes effect in {left} s"
     return f"line {wait.number} of {file} was changed {when}"
 
 
@@ -193,7 +193,7 @@ def _released(attempt: Row) -> bool:
 
 
 def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
-    """What the next round would record of an open attempt, told by the rule that it would go by."""
+    """Returns the view with the changes that the next round would record of an open attempt."""
     from gpu_scheduler.core.actions import Close, Move
     from gpu_scheduler.core.facts import Settings
     from gpu_scheduler.core.settle import has_no_runner, settle
@@ -206,7 +206,7 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
         told = tuple(f"job {attempt.job_id}: {text}" for text in seen.strange)
         values = replace(values, warnings=(*values.warnings, *told))
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
-    # Readers look for no processes, on which an attempt without a known runner depends.
+    # Front ends do not scan processes, on which the outcome of an attempt without a known runner depends.
     survivors = None if has_no_runner(attempt) else ()
     for action in settle(replace(attempt, survivors=survivors), context.now, settings):
         if isinstance(action, Close):

@@ -1,4 +1,4 @@
-"""The last words of a draining scheduler: what it leaves, and what each of it needs."""
+"""Summarizes the work that a draining scheduler leaves unfinished, and why."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gpu_scheduler.core.states import JobState
 from gpu_scheduler.views.report import JobShown, MalformedShown
 from gpu_scheduler.views.words import shortened, visible
 
-#: Lines and jobs that are named.
+#: Maximum number of lines and jobs listed.
 MOST = 10
-#: Characters that are shown of one reason.
+#: Maximum number of characters shown of one reason.
 _LONGEST = 200
 
 
 def left_words(malformed: Sequence[MalformedShown], jobs: Sequence[JobShown]) -> str:
-    """The malformed lines, then the unfinished jobs; "" where none are left."""
+    """Lists the malformed lines, then the unfinished jobs; returns "" if there are none."""
     told = [*map(_line, malformed[:MOST]), *map(_job, jobs)][:MOST]
     more = len(malformed) + len(jobs) - len(told)
     if more:
-        told.append(f"and {more:,} more, which `status --all` lists")
+        told.append(f"and {more:,} more (see `status --all`)")
     return "; ".join(told)
 
 

@@ -1,4 +1,4 @@
-"""Lines of a terminal: coloured cells, tables of them that fit a width, lists that fit a number of rows."""
+"""Lays out terminal output: coloured cells, tables fitted to a width, lists fitted to a number of rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import islice
 from gpu_scheduler.views.colours import FAINT, painted
 from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle
 
-#: Columns to which cells are aligned where a row has no end; a longer cell pushes the rest of its row aside.
+#: Maximum width of aligned cells if the width is unlimited; a longer cell shifts the rest of its row.
 _ALIGNED = 60
 
 
 @dataclass(frozen=True)
 class Screen:
-    """The screen. width, rows: None = without end, as a pipe is; colour: whether it shows colours."""
+    """Size of the output. width, rows: None = unlimited, as for a pipe; colour: colours are shown."""
 
     width: int | None = None
     rows: int | None = None
@@ -24,8 +24,8 @@ class Screen:
 
 @dataclass(frozen=True)
 class Cell:
-    """A piece of a line. colour: one of `views.colours`; is_path: it is cut only where rows are counted, so
-    that it can be copied; keeps_end: it is cut in its middle."""
+    """Part of a line. colour: one of `views.colours`; is_path: truncated only if rows are limited, so that it
+    can be copied; keeps_end: truncated in the middle."""
 
     text: str
     colour: str = ""
@@ -38,7 +38,7 @@ Line = Sequence[Cell]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. flexible: its cells are cut in the middle where a row is too wide."""
+    """A column of a table. is_flexible: its cells are truncated in the middle if a row is too wide."""
 
     title: str
     is_right: bool = False
@@ -47,8 +47,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table. spans: its cells follow each other from the second column on; count: how many things
-    it stands for; below: lines under it, with paths."""
+    """A row of a table. spans: its cells follow one another from the second column on, ignoring the columns;
+    count: how many items it stands for; below: lines under it, with paths."""
 
     cells: Line
     spans: bool = False
@@ -58,8 +58,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listed:
-    """A list that may be shortened. total: how many things there are, also those without an entry; by:
-    the command that shows them all."""
+    """A list that may be shortened. total: number of items, including those without an entry; by: the command
+    that shows all of them."""
 
     what: str
     entries: Sequence[Entry]
@@ -68,16 +68,16 @@ class Listed:
 
     @property
     def hidden(self) -> int:
-        """How many things no entry stands for."""
+        """Number of items for which there is no entry."""
         return max(0, self.total - sum(entry.count for entry in self.entries))
 
     @property
     def lines(self) -> int:
-        """How many lines the list takes up if it is not shortened."""
+        """Number of lines that the whole list takes."""
         return len(self.entries) + (self.hidden > 0)
 
     def shortened(self, lines: int) -> list[Entry]:
-        """So many lines of it; the last one tells how much is left out."""
+        """Returns at most `lines` entries; the last one counts the omitted items."""
         if lines >= self.lines and not self.hidden:
             return list(self.entries)
         kept = list(islice(self.entries, max(0, lines - 1)))
@@ -89,7 +89,7 @@ class Listed:
 
 
 def allot(lists: Sequence[Listed], least: Sequence[int], room: int) -> list[int]:
-    """How many lines each list gets. At first each gets its least, then those in front all that they want."""
+    """Distributes `room` lines: every list gets its minimum, then earlier lists get all that they need."""
     given = [0] * len(lists)
     for wanted in (least, [each.lines for each in lists]):
         for at, each in enumerate(lists):
@@ -100,7 +100,7 @@ def allot(lists: Sequence[Listed], least: Sequence[int], room: int) -> list[int]
 
 
 def table(columns: Sequence[Column], entries: Sequence[Entry], width: int | None) -> list[Line]:
-    """The head and the rows of a table; rows are as wide as the screen where they can be cut to that."""
+    """Returns the header and the rows of a table, truncated to the width as far as flexible columns allow."""
     head = Entry([Cell(column.title, FAINT) for column in columns])
     rows = [head, *(entry for entry in entries if not entry.spans)]
     sizes = [max(columns_of(row.cells[at].text) for row in rows) for at in range(len(columns))]
@@ -117,7 +117,7 @@ def table(columns: Sequence[Column], entries: Sequence[Entry], width: int | None
 
 
 def printed(line: Line, screen: Screen) -> str:
-    """A line as it is written, never wider than the screen."""
+    """Renders a line, never wider than the screen."""
     told, room = [], screen.width
     for cell in line:
         text = cell.text
@@ -131,7 +131,7 @@ def printed(line: Line, screen: Screen) -> str:
 
 
 def _room(at: int, sizes: Sequence[int], width: int) -> int:
-    """Returns the width of a flexible column: at least half of what it shares with the last one."""
+    """Returns the width of a flexible column: at least half of what it shares with the last column."""
     room = width - sum(sizes[:at]) - 2 * at - 2
     return max(4, room // 2, room - sizes[-1])
 

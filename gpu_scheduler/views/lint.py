@@ -1,4 +1,4 @@
-"""What the lines of a jobs file will do, into text and JSON."""
+"""Formats a preview of the jobs in a jobs file as text and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_scheduler.views.words import duration, plural, shortened, visible
 
 @dataclass(frozen=True)
 class Linted:
-    """A jobs file. path: as people know it; cwd: where its lines run."""
+    """The preview of a jobs file. path: as the user gave it; cwd: the folder in which its lines run."""
 
     path: str
     cwd: str
@@ -27,7 +27,7 @@ class Linted:
 
 
 def to_text(linted: Linted) -> str:
-    """Every line in its order, then how many of which kind there are."""
+    """Formats every line in order, then the counts by kind."""
     blocks = [(line.number, _line(linted.path, line)) for line in linted.lines]
     told: set[str | None] = set()
     for bad in linted.malformed:
@@ -45,7 +45,7 @@ def to_text(linted: Linted) -> str:
 def _line(path: str, line: Preview) -> str:
     spec = line.spec
     if line.same_as is not None:
-        return f"{visible(path)}:{line.number}: the same as line {line.same_as}; they are one job"
+        return f"{visible(path)}:{line.number}: duplicate of line {line.same_as}; both are one job"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
     facts = [_kind(line), f"needs {line.need}", f"GPUs {where}", f"priority {line.priority}"]
     facts += [f"name {spec.name}"] if spec.name else []
@@ -56,7 +56,7 @@ def _line(path: str, line: Preview) -> str:
     retries = [("out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
     facts += [f"{n} retr{'y' if n == 1 else 'ies'} after {what}" for what, n in retries if n is not None]
     facts += ["held until `release`"] if spec.hold else []
-    facts += ["never run: cancel"] if spec.cancel else []
+    facts += ["cancelled by its line"] if spec.cancel else []
     below = [visible(shortened(line.command)), f"in {visible(spec.cwd)}"]
     below += [f"note: {visible(shortened(note))}" for note in line.notes]
     below += [f"warning: {visible(shortened(warning))}" for warning in line.warnings]
@@ -69,14 +69,14 @@ def _kind(line: Preview) -> str:
 
 
 def _bad(bad: MalformedShown, forms: bool) -> str:
-    """forms: what is accepted has not been told yet."""
+    """Formats a malformed line. forms: also show what would be accepted."""
     head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(shortened(bad.reason))}"
     below = [visible(shortened(bad.text)), *([f"accepted: {visible(bad.accepted or '')}"] if forms else [])]
     return "\n    ".join([head, *below])
 
 
 def to_json(linted: Linted) -> str:
-    """The form that docs/json.md describes."""
+    """Formats the preview as JSON, as docs/json.md describes."""
     value = {
         "file": linted.path,
         "cwd": linted.cwd,
@@ -90,7 +90,7 @@ def to_json(linted: Linted) -> str:
 
 
 def need_object(need: Need) -> dict[str, Any]:
-    """A need, as docs/json.md describes it."""
+    """Returns a need as docs/json.md describes it."""
     return {
         "gpus": need.count,
         "share": need.share / WHOLE if need.share and not need.alone else None,

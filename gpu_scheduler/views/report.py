@@ -1,4 +1,4 @@
-"""What `status` shows, as values: the same ones become text and JSON."""
+"""Values that `status` shows; both its text and its JSON are made from them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import FAILED, JobState
 from gpu_scheduler.core.trouble import Trouble
 
-#: The states of a GPU, the first that applies.
+#: States of a GPU, in order of precedence.
 LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 
 @dataclass(frozen=True)
 class GpuShown:
-    """A managed GPU. share: thousandths allocated; booked_mib: memory that jobs of ours have booked, None =
-    not known; by_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of its holders."""
+    """A managed GPU. share: allocated thousandths; booked_mib: memory allocated to jobs, None = unknown;
+    by_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of the jobs that hold it."""
 
     index: int
     uuid: str
@@ -38,12 +38,12 @@ class GpuShown:
 class JobShown:
     """A job and its newest attempt. Times in wall seconds.
 
-    recorded: False where state and outcome come from the attempt's folder and are not on the record yet.
-    line_wait: of a queued job that waits for its line of the jobs file. window_closed: its Screen window was
-    closed while it runs; it has no session then.
-    vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> the most MiB that it was seen to
-    use there. spec: its JobSpec as JSON; need: the fields of the Need for which it waits, None = it waits for
-    something else; last_line: what a running one printed last, None = nothing, or not asked for.
+    recorded: False if state and outcome come from the attempt folder and are not in the store yet.
+    line_wait: set if a queued job waits for its line of the jobs file. window_closed: its Screen window was
+    closed while it runs on; session is then None.
+    vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> peak memory use there, MiB.
+    spec: its JobSpec as JSON; need: the fields of the Need for which it waits, None = it waits for something
+    else; last_line: the last output line of a running job, None = no output, or not requested.
     """
 
     id: int
@@ -77,7 +77,7 @@ class JobShown:
 
 @dataclass(frozen=True)
 class MalformedShown:
-    """A line of a jobs file that is no job, why, and what would be accepted."""
+    """A malformed line of a jobs file, the reason, and what would be accepted."""
 
     path: str
     number: int
@@ -88,7 +88,7 @@ class MalformedShown:
 
 @dataclass(frozen=True)
 class JobsFileShown:
-    """A jobs file, and why it cannot be read now."""
+    """A jobs file. problem: why it cannot be read now, None = it can."""
 
     path: str
     problem: str | None = None
@@ -96,12 +96,12 @@ class JobsFileShown:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that `status` shows, at `now` (wall seconds).
+    """The contents of `status` at `now` (wall seconds).
 
-    pid: of the scheduler, None when none is up; host: of the record, where that is another one, whose
-    processes cannot be seen; counts: recorded state -> all jobs in it, shown or not; unsuccessful: outcome ->
-    all finished jobs with it, but for the completed ones; only_failed: it is about jobs that failed, and no
-    others.
+    pid: of the scheduler, None = none is running; host: the host that owns the store, if that is another one,
+    whose processes cannot be observed from here; counts: recorded state -> number of all jobs in it, shown or
+    not; unsuccessful: outcome other than completed -> number of all finished jobs with it; only_failed: the
+    report covers failed jobs only.
     """
 
     now: float
@@ -119,7 +119,7 @@ class Report:
     only_failed: bool = False
 
     def of_failed(self, most: int | None) -> Report:
-        """The same about jobs that failed alone, at most so many."""
+        """Returns the report of failed jobs only, with at most `most` of them (None: all)."""
         jobs = tuple(job for job in self.jobs if job.outcome in FAILED)
         recorded = [job.outcome or "" for job in jobs if job.recorded]
         return replace(

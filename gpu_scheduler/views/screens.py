@@ -1,4 +1,4 @@
-"""The Screen sessions of running jobs, into text and JSON."""
+"""Formats the Screen sessions of running jobs as text and JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WORDS: dict[State, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
 
 @dataclass(frozen=True)
 class SessionShown:
-    """A session of ours. since: when its attempt began, wall seconds; folder: the SCREENDIR that it needs,
-    None where ours is right."""
+    """The Screen session of a running job. since: start of its attempt, wall seconds; folder: the SCREENDIR
+    that it needs, None = the caller's."""
 
     job: int
     gpus: tuple[int, ...]
@@ -31,7 +31,7 @@ class SessionShown:
 
     @property
     def command(self) -> str | None:
-        """What opens it, exactly; None where there is nothing to open."""
+        """The command that attaches to it; None if there is nothing to attach to."""
         if self.session is None or self.state in ("starting", "closed"):
             return None
         where = "" if self.folder is None else f"SCREENDIR={shlex.quote(self.folder)} "
@@ -40,7 +40,7 @@ class SessionShown:
 
 @dataclass(frozen=True)
 class Screens:
-    """All of them. others: running jobs without a session; notes: what kept us from asking Screen."""
+    """All sessions. others: number of running jobs without one; notes: why Screen could not be queried."""
 
     now: float
     sessions: tuple[SessionShown, ...]
@@ -49,7 +49,7 @@ class Screens:
 
 
 def to_text(screens: Screens, width: int | None) -> str:
-    """A table, with the command below each session."""
+    """Formats a table with the attach command below each session."""
     lines = []
     if screens.sessions:
         columns: list[Column] = [
@@ -73,14 +73,14 @@ def _entry(one: SessionShown, now: float) -> Entry:
 
 def _below(one: SessionShown) -> str:
     if one.state == "starting":
-        return f"{visible(one.session or '')} is being made"
+        return f"{visible(one.session or '')} is being created"
     if one.command is None:
-        return f"window closed, the job goes on; `logs {one.job} -f` follows it"
+        return f"window closed, the job continues; `logs {one.job} -f` follows it"
     return f"{visible(one.command)}    or `attach {one.job}`"
 
 
 def to_json(screens: Screens) -> str:
-    """The form that docs/json.md describes."""
+    """Formats the sessions as JSON, as docs/json.md describes."""
     value = {
         "now": screens.now,
         "sessions": [_object(one) for one in screens.sessions],

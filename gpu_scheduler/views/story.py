@@ -1,4 +1,4 @@
-"""Everything about one job, as values, as text for people, and as JSON."""
+"""Formats the details of one job as text and JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _WIDTH = 14
 
 @dataclass(frozen=True)
 class AttemptShown:
-    """One attempt. Times in wall seconds; command: as its command.sh runs it, None where there is none.
+    """One attempt. Times in wall seconds; command: as its command.sh runs it, None = there is no command.sh.
 
     vram_declared: MiB on each GPU; share_declared: of each GPU, 1 = all of it; peaks: GPU index -> MiB;
-    load_percent: of its GPUs, mean over all samples; verdict: on what was declared, in words.
+    load_percent: mean over its GPUs and all samples; verdict: accuracy of its declaration, as text.
     """
 
     number: int
@@ -50,11 +50,11 @@ class AttemptShown:
 
 @dataclass(frozen=True)
 class Story:
-    """One job at `now`. line: (file, number) of its line now; origin and need: in words.
+    """Details of one job at `now`. line: (file, number) of its line now; origin and need: as text.
 
     arguments, env: without secrets; history: (time, state, reason).
-    raised_mib: the memory that it needs since it ran out of it; *_used: retries; *_retries: how many its line
-    allows, None = it says nothing.
+    raised_mib: the memory per GPU that it needs since it ran out of memory; *_used: retries used; *_retries:
+    how many its line allows, None = the default.
     """
 
     now: float
@@ -82,7 +82,7 @@ class Story:
 
 
 def to_json(story: Story) -> str:
-    """One object, pure ASCII; docs/json.md describes it."""
+    """Formats a job as one ASCII JSON object, as docs/json.md describes."""
     return json.dumps(
         {
             "now": story.now,
@@ -139,7 +139,7 @@ def _attempt_object(attempt: AttemptShown) -> dict[str, Any]:
 
 
 def to_text(story: Story) -> str:
-    """For people, a line per fact."""
+    """Formats a job as text, one fact per line."""
     blocks = ["\n".join(_facts(story))]
     blocks += ["\n".join(_attempt(attempt, story.now)) for attempt in story.attempts]
     blocks.append("\n".join(["History", *_history(story)]))
@@ -157,7 +157,7 @@ def _facts(story: Story) -> Iterator[str]:
     yield _row("State", state)
     if job.reason:
         yield _row("Reason", job.reason)
-    yield from (_row("Seen", warning) for warning in job.warnings)
+    yield from (_row("Warning", warning) for warning in job.warnings)
     yield _row("From", story.origin)
     yield _row("Kind", f"{story.kind}, identity {story.identity}")
     if story.script is not None:
@@ -172,7 +172,7 @@ def _facts(story: Story) -> Iterator[str]:
     yield _row("Environment", _environment(story))
     yield _row("Folder", story.cwd)
     yield from (_row("Variable", f"{name}={value}") for name, value in story.env.items())
-    yield _row("Came in", _at(job.created_at, story.now))
+    yield _row("Submitted", _at(job.created_at, story.now))
 
 
 def _retries(story: Story) -> Iterator[str]:
@@ -186,7 +186,7 @@ def _retries(story: Story) -> Iterator[str]:
 
 
 def verdict_words(verdict: Verdict | None, tolerance: float) -> str | None:
-    """ "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
+    """Formats an accuracy: "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
     if verdict is None:
         return None
     if verdict.kind == "within":
@@ -195,7 +195,7 @@ def verdict_words(verdict: Verdict | None, tolerance: float) -> str | None:
 
 
 def _memory(attempt: AttemptShown) -> Iterator[str]:
-    """What an attempt declared and was seen to use."""
+    """Yields the declaration, peaks and load of an attempt."""
     if attempt.vram_declared is not None:
         yield _row("  Declared", f"{attempt.vram_declared} MiB per GPU")
     elif attempt.share_declared is not None:
@@ -212,7 +212,7 @@ def _environment(story: Story) -> str:
         return f"venv {story.venv}"
     if story.conda:
         return f"conda {story.conda}"
-    return "conda base, where there is a conda" if story.kind == "csv" else "none named"
+    return "conda base, if conda is installed" if story.kind == "csv" else "none specified"
 
 
 def _attempt(attempt: AttemptShown, now: float) -> Iterator[str]:
@@ -220,7 +220,7 @@ def _attempt(attempt: AttemptShown, now: float) -> Iterator[str]:
     yield f"Attempt {attempt.number}"
     yield _row("  GPUs", gpus)
     if attempt.started_at is None:
-        yield _row("  Started", f"not yet; asked for at {_at(attempt.created_at, now)}")
+        yield _row("  Started", f"not yet; requested at {_at(attempt.created_at, now)}")
     else:
         yield _row("  Started", _at(attempt.started_at, now))
     if attempt.outcome is not None:
@@ -232,11 +232,11 @@ def _attempt(attempt: AttemptShown, now: float) -> Iterator[str]:
     if attempt.reason:
         yield _row("  Reason", attempt.reason)
     yield from _memory(attempt)
-    yield from (_row("  Seen", warning) for warning in attempt.warnings)
+    yield from (_row("  Warning", warning) for warning in attempt.warnings)
     if attempt.launches > 1:
         yield _row("  Launches", str(attempt.launches))
     if attempt.survivors:
-        yield _row("  Left behind", "processes " + ", ".join(map(str, attempt.survivors)))
+        yield _row("  Still running", "processes " + ", ".join(map(str, attempt.survivors)))
     for title, value in (
         ("  Command", attempt.command), ("  Log", attempt.log), ("  Session", attempt.session),
         ("  Files", attempt.folder),
@@ -247,8 +247,8 @@ def _attempt(attempt: AttemptShown, now: float) -> Iterator[str]:
 
 def _history(story: Story) -> Iterator[str]:
     for at, state, reason in story.history:
-        said = f": {visible(reason)}" if reason else ""
-        yield f"  {_clock(at)}  {state}{said}"
+        suffix = f": {visible(reason)}" if reason else ""
+        yield f"  {_clock(at)}  {state}{suffix}"
 
 
 def _at(at: float | None, now: float) -> str:

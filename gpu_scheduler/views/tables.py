@@ -1,4 +1,4 @@
-"""Plain tables of text cells. rich's own take a hundred times as long for the rows of a long queue."""
+"""Formats plain tables of text cells. rich's tables take a hundred times as long for a long queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Column = tuple[str, Literal["left", "right"]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: its cells, each of one line, and what is written below them, a line each."""
+    """A row: its cells, of one line each, and the lines below it."""
 
     cells: Sequence[str]
     below: Sequence[str] = ()
@@ -23,10 +23,10 @@ Draw = Callable[[Sequence[Column], Sequence[Entry]], str]
 
 
 def drawer(width: int | None) -> Draw:
-    """A function that draws a table, indented by two.
+    """Returns a function that formats a table, indented by two.
 
-    Rows are cut to `width` columns (None: not at all, as in a pipe). The lines below a row are never cut or
-    broken, so that a path in them can be copied.
+    Rows are truncated to `width` columns (None: not at all, as in a pipe). The lines below a row are never
+    truncated or broken, so that a path in them can be copied.
     """
 
     def draw(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
@@ -41,7 +41,7 @@ def drawer(width: int | None) -> Draw:
 
 
 def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The head and every row as a line each; nothing is padded behind the last column."""
+    """Returns the header and every row as one line each, without padding after the last column."""
     table = [[title for title, _ in columns], *rows]
     lines = [""] * len(table)
     for at, (_, justify) in enumerate(columns[:-1]):

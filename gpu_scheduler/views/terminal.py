@@ -1,6 +1,6 @@
-"""Lines that `start` prints on a terminal: the time, a mark, the job with what it is called, and the message.
+"""Formats the lines that `start` prints on a terminal: time, mark, job with its title, and message.
 
-The log file has the same messages in full, with date and level.
+The main log has the same messages in full, with date and level.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, rows
 from gpu_scheduler.views.words import visible
 
 WARNING_MARK, NO_MARK = "!", " "
-#: What stands for our own characters where the terminal's encoding lacks some of them.
+#: ASCII replacements of our own symbols, for terminals whose encoding lacks some of them.
 _ASCII = str.maketrans(
     {
         RUNNING_MARK: ">", WAITING_MARK: ".", AGAIN_MARK: "~", GOOD_MARK: "+", BAD_MARK: "x",
         "…": "...", "—": "-", "→": "->", "±": "+-",
     }
 )  # fmt: skip
-#: Rows that a message about a job may take up, and columns in front of each of its lines.
+#: Maximum number of rows for a message about a job, and the indent of each continuation row.
 _ROWS, _INDENT = 3, 12
-#: Columns of what a job is called: the fewest, and those where the message takes up more than a row anyway.
+#: Width of a job's title: the minimum, and the width used if the message needs more than one row anyway.
 _LEAST_TITLE, _TITLE = 12, 24
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """The terminal that is printed on. encoding: of its characters."""
+    """The terminal that the lines are printed on."""
 
     columns: int = 80
     colours: bool = False
@@ -43,11 +43,11 @@ class Terminal:
 
     @property
     def room(self) -> int:
-        """Columns beside the time and the mark."""
+        """Width available beside the time and the mark."""
         return max(20, self.columns - _INDENT)
 
     def can(self, text: str) -> bool:
-        """Whether it has all these characters."""
+        """Returns whether the terminal's encoding has all characters of a text."""
         try:
             text.encode(self.encoding)
         except (UnicodeError, LookupError):
@@ -56,7 +56,7 @@ class Terminal:
 
 
 def of_event(event: Event, told: Told, at: float, terminal: Terminal) -> str:
-    """The lines of an event. at: wall seconds."""
+    """Formats the lines of an event. at: wall seconds."""
     mark, colour = _mark(event, told.level)
     text = visible(told.text)
     subject = _subject(event, told, terminal.room - columns_of(text)) if told.subject else ""
@@ -68,7 +68,7 @@ def of_event(event: Event, told: Told, at: float, terminal: Terminal) -> str:
 
 
 def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
-    """The lines of a message that is about no event; none of it is cut, since it may hold paths."""
+    """Formats the lines of a message that is not about an event; never truncated, as it may hold paths."""
     mark, colour = NO_MARK, ""
     if level >= logging.WARNING:
         mark, colour = WARNING_MARK, RED if level >= logging.ERROR else YELLOW
@@ -78,7 +78,7 @@ def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
 
 
 def _subject(event: Event, told: Told, room: int) -> str:
-    """The job and what it is called, in so many columns if that is enough for it."""
+    """Returns the job with its title, truncated to fit `room` columns if that leaves enough of it."""
     room -= len(f"{told.subject} : ")
     title = title_of(event.name, event.command, event.spec)
     title = cut_in_the_middle(title, room if room >= _LEAST_TITLE else _TITLE)
@@ -88,7 +88,7 @@ def _subject(event: Event, told: Told, room: int) -> str:
 def _printed(
     at: float, mark: str, colour: str, first: Sequence[str], more: Sequence[str], terminal: Terminal
 ) -> str:
-    """first: what is coloured of the first row, and its rest; more: the rows below."""
+    """Renders the rows. first: the coloured part of the first row and its rest; more: the rows below."""
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     if terminal.colours:
         clock, head = painted(clock, FAINT), painted(f"{mark} {first[0]}", colour)
@@ -99,7 +99,7 @@ def _printed(
 
 
 def _mark(event: Event, level: int) -> tuple[str, str]:
-    """The mark of an event, and its colour."""
+    """Returns the mark of an event, and its colour."""
     outcome = event.data.get("outcome")
     warning = YELLOW if level >= logging.WARNING else ""
     if event.kind == JobState.STARTING:

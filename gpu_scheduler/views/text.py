@@ -1,4 +1,4 @@
-"""A report as text for people: a summary, what is wrong, the GPUs, and a line per job, fitted to a screen."""
+"""Formats a status report as text: summary, problems, GPUs and one line per job, fitted to a screen."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_scheduler.views.report import JobShown, Report
 from gpu_scheduler.views.widths import columns_of, wrapped
 from gpu_scheduler.views.words import ago, pid_words, shortened, visible
 
-#: Malformed lines, and warnings, that are shown: where rows have no end, and on a screen.
+#: Maximum numbers of malformed lines and of warnings: without a limit on rows, and on a screen.
 SHOWN, FEW = 20, 3
-#: Lines that stay on a screen, however small it is, of: what runs, GPUs, what is queued, held, finished.
+#: Minimum numbers of lines, however small the screen: running jobs, GPUs, queued, held, finished jobs.
 _LEAST = (2, 3, 1, 1, 1)
 _PIPE = Screen()
 
@@ -30,8 +30,8 @@ def to_text(
     verbose: bool = False,
     clock: str = "",
 ) -> str:
-    """The report. everything: every queued job has a line of its own; verbose: paths and more stand below
-    each job; clock: stands at the right end of the first line."""
+    """Formats the report. everything: each queued job gets its own line; verbose: details such as paths
+    follow each job; clock: text at the right end of the first line."""
     head = _head(report, screen, everything=everything, verbose=verbose, clock=clock)
     gpus = Listed("GPUs", gpu_rows(report.gpus)[1], len(report.gpus))
     lists = [gpus, *_job_lists(report, everything=everything, verbose=verbose)]
@@ -41,7 +41,7 @@ def to_text(
     if report.gpus:
         blocks.append(table(gpu_rows(report.gpus)[0], shown[0], screen.width))
     elif report.jobs:
-        blocks.append([[Cell("No GPUs are known yet.")]])
+        blocks.append([[Cell("No GPUs detected yet.")]])
     jobs = [entry for entries in shown[1:] for entry in entries]
     if jobs:
         blocks.append(table(COLUMNS, jobs, screen.width))
@@ -51,7 +51,7 @@ def to_text(
 
 
 def _job_lists(report: Report, *, everything: bool, verbose: bool) -> Iterator[Listed]:
-    """Those that run first, then those that wait, then those that are over."""
+    """Yields the lists of running, queued, held and finished jobs."""
     numbers = _numbers(report)
     ended = sum(count for name, count in numbers.items() if not isinstance(name, JobState))
     for what, states, total in (
@@ -77,23 +77,23 @@ def _entry(job: JobShown, now: float, *, verbose: bool) -> Entry:
 
 
 def _allotted(lists: list[Listed], rows: int | None, head: int) -> tuple[list[int], bool]:
-    """How many lines each list gets, and whether there is no room for a blank line below the head."""
+    """Returns the number of lines for each list, and whether to omit the blank line below the header."""
     wanted = [each.lines for each in lists]
     if rows is None:
         return wanted, False
-    # Two blank lines, and the heads of two tables.
+    # Reserves two blank lines and the headers of two tables.
     room = rows - head - 4
     if sum(wanted) <= room:
         return wanted, False
-    # What runs is cut last; of the rest at least a line tells that there is more.
+    # Running jobs are cut last; each other list keeps at least a line that counts the omitted items.
     gpus, runs, *others = lists
     given = allot([runs, gpus, *others], _LEAST, room + 1)
     return [given[1], given[0], *given[2:]], True
 
 
 def _numbers(report: Report) -> dict[JobState | Outcome, int]:
-    """How many jobs there are by state, and by outcome of those that are over, as they are now: also those
-    whose end is not on the record yet, where they count as running."""
+    """Counts jobs by state, and finished jobs by outcome, as they are now. Jobs whose end is not in the store
+    yet, where they count as running, are moved to their new state."""
     counts = report.counts
     numbers: dict[JobState | Outcome, int] = {
         outcome: report.unsuccessful.get(outcome.value, 0) for outcome in Outcome
@@ -126,8 +126,8 @@ def _head(report: Report, screen: Screen, *, everything: bool, verbose: bool, cl
     lines += _scheduler(report)
     lines += _places(report, verbose=verbose)
     for trouble in report.troubles:
-        until = "; nothing new is started until then" if trouble.stops else ""
-        text = f"Trouble: {visible(str(trouble))}{until}"
+        until = "; no new jobs start until this is resolved" if trouble.stops else ""
+        text = f"Problem: {visible(str(trouble))}{until}"
         parts = [text] if screen.width is None else wrapped(text, screen.width)
         lines += [[Cell(part, RED)] for part in parts]
     most = None if everything else SHOWN if screen.rows is None else FEW
@@ -155,21 +155,21 @@ def _summary(report: Report) -> Iterator[Cell]:
 
 
 def _scheduler(report: Report) -> Iterator[Line]:
-    """Told on a line of its own where none is up."""
+    """Yields a line about the scheduler if none is running here."""
     if report.host is not None:
-        about = "seen from another host: what runs cannot be checked"
+        about = "running processes cannot be checked from this host"
         yield [Cell(f"Scheduler on host {visible(report.host)}; {about}", YELLOW)]
     elif report.pid is None:
         sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
-        stale = f"; values of GPUs as of {ago(max(sampled), report.now)}" if sampled else ""
+        stale = f"; GPU values as of {ago(max(sampled), report.now)}" if sampled else ""
         yield [Cell(f"Scheduler not running{stale}", YELLOW)]
 
 
 def _places(report: Report, *, verbose: bool) -> Iterator[Line]:
-    """Paths, where they are asked for; a jobs file that cannot be read in any case."""
+    """Yields the paths if verbose, and in any case a jobs file that cannot be read."""
     if verbose:
         yield [Cell(f"State file  {visible(report.state_file)}", is_path=True)]
-        yield [Cell(f"Record      {visible(report.data_dir)}", is_path=True)]
+        yield [Cell(f"Data dir    {visible(report.data_dir)}", is_path=True)]
     for file in report.jobs_files:
         if verbose or file.problem:
             path = file.path if verbose else posixpath.basename(file.path)
@@ -182,8 +182,8 @@ def _warnings(report: Report) -> list[str]:
 
 
 def _malformed(report: Report) -> Iterator[str]:
-    """The number first, then what to do: the line itself stands in the file. What is accepted is told once,
-    behind the first line that it is about."""
+    """Yields the malformed lines: number, reason, then the text. The accepted form follows only the first
+    line that it applies to."""
     told: set[str] = set()
     for bad in report.malformed:
         is_new = bad.accepted and bad.accepted not in told

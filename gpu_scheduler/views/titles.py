@@ -1,4 +1,4 @@
-"""The title of a job in a list: its name, else its script and arguments, else its command."""
+"""Builds the title of a job in a list: its name, else its script and arguments, else its command."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gpu_scheduler.views.words import shortened, visible
 
 
 def title(job: JobShown) -> str:
-    """One line of printable text, in full."""
+    """Returns the full title of a job as one line that is safe to print."""
     return title_of(job.name, job.text, job.spec)
 
 
 def title_of(name: str | None, text: str, spec: str) -> str:
-    """The same. text: the job's line; spec: its JobSpec as JSON."""
+    """Returns the title of a job from its values. text: its line; spec: its JobSpec as JSON."""
     return visible(shortened(name or _runs(text, spec)))
 
 
 def _runs(text: str, spec_json: str) -> str:
-    """Its script and arguments, without the other fields of a CSV line; else the text of its line."""
+    """Returns the script and arguments of a CSV line, or the text of any other line."""
     spec = json.loads(spec_json)
     script = spec.get("script")
     if script is None:
@@ -33,7 +33,7 @@ def _runs(text: str, spec_json: str) -> str:
 
 
 def in_common(titles: Sequence[str]) -> str:
-    """The words with which all these titles begin, `…` for what differs; "" if they begin differently."""
+    """Returns the words with which all titles begin, then `…` if they differ; "" if there are none."""
     words = [text.split(" ") for text in titles]
     count = 0
     for nth in zip(*words, strict=False):
@@ -45,5 +45,5 @@ def in_common(titles: Sequence[str]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ids as people write them: "3, 7-9, 12-31"; two that follow each other stay apart."""
+    """Formats ids as ranges: "3, 7-9, 12-31"; two consecutive ids are not joined."""
     return format_gpu_list(numbers).replace(",", ", ")

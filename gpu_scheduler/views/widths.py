@@ -1,16 +1,16 @@
-"""How many columns of a terminal a text takes up, and texts cut to fit.
+"""Measures the width of text on a terminal, and truncates or wraps it.
 
-rich knows the widths of characters, and is imported where there are some that could be wide, never before.
+rich knows the widths of characters; it is imported only if a text has characters that may be wide.
 """
 
 from __future__ import annotations
 
-#: What stands for the part of a text that is left out.
+#: Replaces the omitted part of a text.
 ELLIPSIS = "…"
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal a text takes up."""
+    """Returns the width of a text in terminal columns."""
     if text.isascii() or _is_narrow(text):
         return len(text)
     from rich.cells import cell_len
@@ -19,14 +19,14 @@ def columns_of(text: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """The text, cut at its end where it is wider than so many columns."""
+    """Returns the text, truncated at its end if it is wider than `columns`."""
     if columns_of(text) <= columns:
         return text
     return f"{_head(text, columns - 1)}{ELLIPSIS}" if columns > 0 else ""
 
 
 def cut_in_the_middle(text: str, columns: int) -> str:
-    """The text, cut in its middle where it is wider than so many columns: both ends tell jobs apart."""
+    """Returns the text, truncated in the middle if it is too wide: both ends help to tell jobs apart."""
     if columns_of(text) <= columns:
         return text
     if columns < 3:
@@ -37,7 +37,7 @@ def cut_in_the_middle(text: str, columns: int) -> str:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """The text as lines of at most so many columns, broken at blanks where that is possible."""
+    """Wraps a text to lines of at most `columns`, at blanks if possible."""
     lines = []
     while columns_of(text) > columns > 0:
         line = _head(text, columns)
@@ -49,8 +49,8 @@ def wrapped(text: str, columns: int) -> list[str]:
 
 
 def rows(text: str, columns: int) -> list[str]:
-    """The text as rows of at most so many columns. No word is broken, since it may be a path: one that is
-    longer has a row of its own."""
+    """Wraps a text to rows of at most `columns` without breaking words, which may be paths: a longer word
+    gets a row of its own."""
     indent = text[: len(text) - len(text.lstrip(" "))]
     first, *words = text.lstrip(" ").split(" ")
     found = [indent + first]
@@ -64,7 +64,7 @@ def rows(text: str, columns: int) -> list[str]:
 
 
 def _head(text: str, columns: int) -> str:
-    """The first characters, as many as fit."""
+    """Returns as many leading characters as fit."""
     if _is_narrow(text):
         return text[:columns]
     for at, character in enumerate(text):
@@ -75,5 +75,5 @@ def _head(text: str, columns: int) -> str:
 
 
 def _is_narrow(text: str) -> bool:
-    """Whether each character is known to take one column: Latin ones, and what progress bars are made of."""
+    """Returns whether every character is known to take one column: Latin letters and progress-bar symbols."""
     return text.isascii() or all(c < "\u0300" or c in ELLIPSIS or "\u2500" <= c <= "\u259f" for c in text)

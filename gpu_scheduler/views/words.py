@@ -1,4 +1,4 @@
-"""Words for people: times, sizes, outcomes, and user text made safe to print."""
+"""Formats times, sizes and outcomes as text, and makes user text safe to print."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from gpu_scheduler.core.secrets import masked
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.core.states import Outcome
 
-#: Control characters, those that turn the direction of text, line separators and lone surrogates.
+#: Control characters, direction marks, line separators and lone surrogates.
 _UNSAFE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-#: Characters of one text that people are shown.
+#: Maximum number of characters shown of one text.
 LONGEST = 1000
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """The text as people may see it: secrets are hidden, and every character that a terminal would act upon
-    is written as an escape.
+    """Returns the text with secrets hidden and all characters that could control a terminal escaped.
 
-    lines: line breaks are ours, and stay.
+    lines: keep line breaks.
     """
     if lines:
         return "\n".join(visible(line) for line in text.split("\n"))
@@ -31,14 +30,14 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """The text, cut where it is too long to be read, with how long it is. No secret is cut in two."""
+    """Returns the text, truncated to `most` characters with its length appended. Splits no secret."""
     return text if len(text) <= most else f"{masked(text)[:most]}… ({len(text):,} characters)"
 
 
 def unrepeated(text: str, others: Iterable[str], most: int = 80) -> str:
-    """The text, where what it repeats of one of the others is cut after about `most` characters."""
+    """Returns the text with passages that repeat one of `others` truncated after about `most` characters."""
     for other in others:
-        # An explanation has one blank where a log may have several.
+        # A reason has one blank where the log may have several.
         same = " ".join(other.split())
         at = text.find(same[:most])
         if len(same) <= most or at < 0:
@@ -58,7 +57,7 @@ def _escaped(character: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time with one or two units: "0.4 s", "35 s", "2 min 5 s", "1 h 3 min", "2 d 4 h"."""
+    """Formats a duration with one or two units: "0.4 s", "35 s", "2 min 5 s", "1 h 3 min", "2 d 4 h"."""
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -71,7 +70,7 @@ def duration(seconds: float) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """A length of time as a clock shows it: "0:05", "12:30", "3:04:05", "2-03:04:05"."""
+    """Formats a duration like a clock: "0:05", "12:30", "3:04:05", "2-03:04:05"."""
     minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -81,7 +80,7 @@ def elapsed(seconds: float) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """How long ago, in one unit: "now", "5 s ago", "2 min ago"; "" if it has not been. Wall seconds."""
+    """Formats the age of a wall time in one unit: "now", "5 s ago", "2 min ago"; "" for None."""
     if at is None:
         return ""
     seconds = now - at
@@ -94,15 +93,15 @@ def ago(at: float | None, now: float) -> str:
 
 
 def size(mib: int | None) -> str:
-    """A size of memory: "512 MiB", "23.5 GiB", "?" for an unknown one."""
+    """Formats a memory size: "512 MiB", "23.5 GiB", "?" for None."""
     if mib is None:
         return "?"
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
 def memory_words(peaks: Mapping[int, int], declared: int | None) -> str:
-    """The peaks by GPU beside what was declared: "17910 of 18432 MiB", "GPU 0 700, GPU 1 650 MiB", "? of
-    18432 MiB" before anything was seen; "" where there is nothing to tell."""
+    """Formats peaks by GPU beside the declared MiB: "17910 of 18432 MiB", "GPU 0 700, GPU 1 650 MiB", "? of
+    18432 MiB" before the first measurement; "" if neither is known."""
     if not peaks and declared is None:
         return ""
     told = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
@@ -111,12 +110,12 @@ def memory_words(peaks: Mapping[int, int], declared: int | None) -> str:
 
 
 def share_words(share: int, mib: int | None) -> str:
-    """A declared share (thousandths) with the memory that it comes to: "share 0.25 (6144 MiB)"."""
+    """Formats a declared share (thousandths) with its memory: "share 0.25 (6144 MiB)"."""
     return f"share {format_share(share)}" + ("" if mib is None else f" ({mib} MiB)")
 
 
 def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> str:
-    """What became of a job: "completed", "failed, exit code 7", "failed, SIGKILL", "timed out"."""
+    """Formats the outcome of a job: "completed", "failed, exit code 7", "failed, SIGKILL", "timed out"."""
     words = outcome.replace("_", " ")
     if outcome != Outcome.FAILED.value:
         return words
@@ -126,16 +125,16 @@ def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> st
 
 
 def explanation(reason: str | None, exit_code: int | None, signal: int | None) -> str:
-    """The reason of an end, for use beside `outcome_words`: less the code or signal, which stand there."""
+    """Returns the reason of an end without the exit code or signal, which `outcome_words` already names."""
     told = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
     return "" if reason is None or reason == told else reason.removeprefix(f"{told}: ")
 
 
 def plural(count: int, noun: str) -> str:
-    """ "1 job", "20,000 jobs"."""
+    """Formats a count with its noun: "1 job", "20,000 jobs"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def pid_words(pid: int) -> str:
-    """The pid of a scheduler; 0: of one in another pid namespace."""
+    """Formats the pid of a scheduler; 0 stands for one in another pid namespace."""
     return f"pid {pid}" if pid else "in another container"

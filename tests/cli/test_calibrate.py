@@ -63,10 +63,10 @@ def test_each_kind_is_compared_and_nothing_is_changed(desk: Desk, config: Path) 
     lines = [re.split(r"\s\s+", line.strip()) for line in out.splitlines()[1:7]]
     rows = {program: cells for cells, [program] in zip(lines[::2], lines[1::2], strict=True)}
     expected = ["qwen", "3", "8300", "8300", "1 min", "-", '{"vram": 9152}']
-    assert rows["t.py; the file says 1.0"] == expected
+    assert rows["t.py; current entry 1.0"] == expected
     assert rows["big.py"][-2:] == ["-", "[vram=3328 gpus=2]"]
     assert rows["good.py"][-2:] == ["4096", "within ±10%"]
-    assert f'For "models" in {config} (`calibrate --write` puts it there, keeping a copy):\n' in out
+    assert f'Suggested for "models" in {config} (`calibrate --write` writes it with a backup):\n' in out
     assert '\n  "qwen": {"vram": 9152}\n' in out
     assert "\n  [vram=3328 gpus=2] big.py\n" in out
     assert config.read_text() == CONFIG
@@ -78,7 +78,7 @@ def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: De
     watched.look()
     code, out, err = desk.run("calibrate", "--write")
     assert (code, err) == (0, "")
-    assert f'\n  "qwen": 1.0 -> {{"vram": 9152}}\nThe version before is {config}.bak.\n{OLDER}' in out
+    assert f'\n  "qwen": 1.0 -> {{"vram": 9152}}\nThe previous version is {config}.bak.\n{OLDER}' in out
     assert config.read_text() == CONFIG.replace("1.0", '{"vram": 9152}')
     assert (desk.path / "llm_config.json.bak").read_text() == CONFIG
     assert watched.look()
@@ -86,7 +86,7 @@ def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: De
     changed = config.stat().st_mtime_ns
     again = told(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
-    assert f"\nNothing is to be changed in {config}.\n" in desk.run("calibrate", "--write")[1]
+    assert f"\n{config} needs no changes.\n" in desk.run("calibrate", "--write")[1]
     assert config.stat().st_mtime_ns == changed
 
 
@@ -98,7 +98,7 @@ def test_a_single_short_run_is_shown_and_not_written(desk: Desk, config: Path) -
     before = config.read_text()
     ran(desk, "python n.py --llm new", 2000)
     early = (
-        f"Not written to {config}, as too little was seen (an entry needs 3 completed runs, or one of"
+        f"Not written to {config}: too few measurements (an entry needs 3 completed runs, or one of"
         ' 10 min):\n  "new": {"vram": 2240}\n'
     )
     out = desk.run("calibrate")[1]
@@ -115,7 +115,7 @@ def test_a_single_short_run_is_shown_and_not_written(desk: Desk, config: Path) -
     assert (new["suggested"], new["sufficient_data"], new["current"]) == ({"vram": 2240}, False, 0.5)
     out = desk.run("calibrate", "--write")[1]
     assert early in out
-    assert "Nothing is to be changed" not in out
+    assert "needs no changes" not in out
     assert config.read_text() == written
 
 
@@ -257,7 +257,7 @@ def test_nothing_measured_yet_and_no_record(desk: Desk) -> None:
     assert desk.store
     code, out, _ = desk.run("calibrate", "--write")
     assert code == 0
-    assert out.startswith("Nothing to learn from yet")
+    assert out.startswith("No measurements yet")
     assert list(desk.path.glob("llm_config*")) == []
 
 

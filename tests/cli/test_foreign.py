@@ -34,7 +34,7 @@ def there(desk: Desk) -> Desk:
 def test_status_reads_and_judges_nothing(there: Desk) -> None:
     code, out, _ = there.run("status")
     assert code == 0
-    assert "Scheduler on host gpu-other; seen from another host: what runs cannot be checked" in out
+    assert "Scheduler on host gpu-other; running processes cannot be checked from this host" in out
     assert str(there.home.folder) in there.run("status", "-v")[1]
     shown = json.loads(there.run("status", "--json")[1])
     assert (shown["scheduler"]["host"], shown["scheduler"]["pid"]) == ("gpu-other", None)

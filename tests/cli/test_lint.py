@@ -47,7 +47,7 @@ jobs.txt:2: csv; needs 0.5 of a GPU; GPUs any; priority 0
 jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env SEED
     echo 'two words'
     in {desk.path}
-jobs.txt:6: the same as line 2; they are one job
+jobs.txt:6: duplicate of line 2; both are one job
 jobs.txt:7: malformed: bash refuses it"""
         in out
     )
@@ -63,7 +63,7 @@ def test_lines_are_told_in_their_order_and_one_that_says_cancel_is_never_run(des
     out = desk.run("lint")[1]
     first, second = (out.index(f"jobs.txt:{number}: ") for number in (1, 2))
     assert first < second
-    assert "jobs.txt:2: command; needs 1 idle GPU; GPUs any; priority 200; never run: cancel\n" in out
+    assert "jobs.txt:2: command; needs 1 idle GPU; GPUs any; priority 200; cancelled by its line\n" in out
 
 
 def test_the_accepted_forms_are_told_once(desk: Desk) -> None:

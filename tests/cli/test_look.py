@@ -419,8 +419,8 @@ def test_attach_and_status_say_that_the_window_was_closed(
     assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)
     desk.record(act.NoteWindowClosed(job, held.attempt_id))
     assert f"`logs {job} -f` follows it" in desk.run("why", job)[1]
-    assert "window closed, the job goes on" in desk.run("screens")[1]
-    told = f"job {job} goes on without its Screen window, which was closed; `logs {job} -f` follows it\n"
+    assert "window closed, the job continues" in desk.run("screens")[1]
+    told = f"job {job} continues without its Screen window, which was closed; `logs {job} -f` follows it\n"
     assert told in desk.run("events")[1]
 
 

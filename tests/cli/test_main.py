@@ -160,7 +160,7 @@ def test_the_record_may_lie_elsewhere(desk: Desk) -> None:
     assert desk.run("cancel", job_id)[0] == 1
     code, out, _ = desk.run("status", "-v", "--data-dir", "elsewhere")
     assert code == 0
-    assert f"Record      {desk.path}/elsewhere" in out
+    assert f"Data dir    {desk.path}/elsewhere" in out
     assert f"{job_id}" in out
 
 

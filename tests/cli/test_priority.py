@@ -21,7 +21,7 @@ def test_a_wish_is_recorded_and_shown_with_no_scheduler_up(desk: Desk) -> None:
         {"name": "priority", "value": -5}
     ] * 2
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
-    assert jobs[0]["reason"] == "priority=-5 is asked for; waits for the scheduler"
+    assert jobs[0]["reason"] == "priority=-5 requested; waiting for the scheduler"
     with desk.scheduler():
         assert desk.run("priority", second, 7)[:2] == (0, f"job {second}: priority=7 set\n")
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]

@@ -27,7 +27,7 @@ def test_a_session_that_is_being_made_has_no_command(desk: Desk) -> None:
     desk.recorder.note_log(desk.attempt(job)["id"], "/logs/1.log", "gpujob_0_echo_1")
     [shown] = told(desk)["sessions"]
     assert (shown["session"], shown["state"], shown["command"]) == ("gpujob_0_echo_1", "starting", None)
-    assert "gpujob_0_echo_1 is being made" in desk.run("screens")[1]
+    assert "gpujob_0_echo_1 is being created" in desk.run("screens")[1]
 
 
 def test_an_attempt_whose_runner_is_dead_has_none(desk: Desk) -> None:

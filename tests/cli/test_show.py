@@ -122,7 +122,7 @@ def test_an_overused_share_is_named_in_the_verdict_and_the_warnings(desk: Desk) 
     )
     [attempt] = told(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["share_declared"]) == (None, 0.25)
-    warning = f"job {job} declared share 0.25 (6144 MiB) and was seen to use 16000 MiB on GPU 0"
+    warning = f"job {job} declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     assert (attempt["declaration_accuracy"], attempt["warnings"]) == ("under-declared (+160%)", [warning])
     assert told(desk, job)["job"]["warnings"] == [warning]
     out = desk.run("show", job)[1]

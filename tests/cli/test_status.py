@@ -87,9 +87,9 @@ def test_every_waiting_job_says_why(desk: Desk) -> None:
     assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, 2 managed"
     assert [job["infeasible"] for job in (seen[plain], seen[big])] == [False, True]
     assert (seen[held]["state"], seen[held]["reason"]) == ("held", "held by its line")
-    assert seen[gone]["reason"] == "line gone from its jobs file; cancelled unless it comes back"
+    assert seen[gone]["reason"] == "line removed from its jobs file; cancelled unless it is restored"
     desk.run("cancel", plain)
-    assert jobs(desk)[plain]["reason"] == "cancel is asked for; waits for the scheduler"
+    assert jobs(desk)[plain]["reason"] == "cancel requested; waiting for the scheduler"
     text = desk.run("status")[1]
     assert "infeasible: needs 9 idle GPUs, 2 managed" in text
 
@@ -416,7 +416,7 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     assert jobs(desk)[job]["peaks"] == {"1": 17910}
     assert [gpu["memory_allocated_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
     out = desk.run("status")[1]
-    assert " 0.75  18.0 GiB " in out
+    assert " 0.75   18.0 GiB " in out
     assert "memory 17910 of 18432 MiB\n" in desk.run("status", "-v")[1]
     desk.record(
         act.NoteUse(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
@@ -426,7 +426,7 @@ def test_memory_that_is_booked_and_used(desk: Desk) -> None:
     note(desk.store, Started(spike=0.0))
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 21000
     [warning] = jobs(desk)[job]["warnings"]
-    assert warning.startswith(f"job {job} declared 18432 MiB and was seen to use 21000 MiB on GPU 1: ")
+    assert warning.startswith(f"job {job} declared 18432 MiB but used 21000 MiB on GPU 1: ")
     assert warning in desk.run("status")[1]
     (desk.path / "go").touch()
     desk.wait_until_gone()

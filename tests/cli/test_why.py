@@ -421,7 +421,7 @@ def test_what_was_seen_of_a_job_that_failed_is_told_beside_its_end(desk: Desk) -
     desk.record(end)
     out = desk.run("why", job)[1]
     assert out.startswith(f"job {job} failed, exit code 7\n")
-    assert "was seen to use" in out
+    assert "but used" in out
     assert "by hand" not in out
 
 

@@ -73,8 +73,8 @@ def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) ->
     saved = world.folder / "saved"
     saved.write_text(lines[0] + lines[1].replace("20G", "20H") + lines[3])
     saved.replace(world.jobs_file)
-    typo = "line 2 of jobs.txt is malformed; waiting until it is mended"
-    gone = r"line gone from jobs.txt; cancelled in \d+ s unless it comes back"
+    typo = "line 2 of jobs.txt is malformed; waiting until it is corrected"
+    gone = r"line removed from jobs.txt; cancelled in \d+ s unless it is restored"
     world.until(
         lambda jobs: jobs[2]["reason"] == typo and re.fullmatch(gone, jobs[3]["reason"] or ""),
         "the typo and the line that is gone seen",

@@ -74,7 +74,7 @@ def test_a_copy_signals_nothing_of_the_original(
         assert said.returncode == 1, said.stdout
         assert "is a copy of" in said.stderr
     assert (
-        f"Trouble: record {tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}"
+        f"Problem: record {tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}"
         in copy.cli("status").stdout
     )
     assert f"job 1; this record is a copy of {tmp_path}/a/{RECORD}, to which" in copy.cli("stop").stdout

@@ -111,8 +111,8 @@ def _window_closed(looker: Looker, session: str, sockets: Path) -> None:
     wait_for(lambda: looker.of(1, "state") == "closed", "the closed window")
     shown = looker.sessions()
     assert (shown[1]["command"], shown[2]["state"]) == (None, "detached")
-    assert "window closed, the job goes on; `logs 1 -f` follows it" in looker.text()
-    told = "WARNING job 1 goes on without its Screen window, which was closed; `logs 1 -f` follows it"
+    assert "window closed, the job continues; `logs 1 -f` follows it" in looker.text()
+    told = "WARNING job 1 continues without its Screen window, which was closed; `logs 1 -f` follows it"
     wait_for(lambda: told in looker.world.said(), "the warning")
     jobs = looker.world.jobs()
     assert [(jobs[n]["state"], jobs[n]["window_closed"]) for n in (1, 2)] == [

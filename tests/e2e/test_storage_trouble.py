@@ -66,7 +66,7 @@ def test_a_full_disk_under_the_logs(request: pytest.FixtureRequest, world: World
         why = f"log folder {disk.path}/logs is on a full disk: free space there"
         world.until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "job 2 says why it waits")
         assert troubles(world) == [("log folder", "is on a full disk", True)]
-        assert f"Trouble: {why}; nothing new is started until then" in world.ok("status")
+        assert f"Problem: {why}; no new jobs start until this is resolved" in world.ok("status")
         (tmp_path / "go").touch()
         assert world.finished(1)[1]["exit_code"] == 7
         works_again(world, disk, 2)

@@ -29,7 +29,7 @@ def test_they_agree_over_a_kill(world: World) -> None:
     world.ok("cancel", "2", "--grace", "0")
     world.finished(1, 2)
     world.end()
-    assert "no scheduler: it has ended" in board.read_text()
+    assert "scheduler stopped" in board.read_text()
     assert shows(r"✗ job 2  \[CANCELLED\] ")
     journal = (world.folder / "logs" / "journal.jsonl").read_text()
     assert journal == world.ok("events", "--jsonl")

@@ -99,9 +99,7 @@ def test_of_output_that_comes_too_fast_the_last_is_printed(
     console.finish(job, 1)
     console.close()
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(
-        r"\[job 1\] … [23]\d,\d{3},\d{3} bytes are left out here; `logs 1` has them", lines[0]
-    )
+    assert re.fullmatch(r"\[job 1\] … [23]\d,\d{3},\d{3} bytes omitted; `logs 1` shows them", lines[0])
     assert lines[1] == "[job 1] last"
 
 

@@ -207,7 +207,7 @@ def test_the_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.
         wait_for(lambda: not console._wanted.is_set(), "the end of the log")
     console.close()
     assert shown.count("[job 1] out") == 2
-    with pytest.raises(SchedulerError, match="no thread can be started: process limit reached"):
+    with pytest.raises(SchedulerError, match="cannot start a thread: process limit reached"):
         Console()
 
 
@@ -227,8 +227,8 @@ def test_the_console_stops_following_for_a_shortage_and_follows_again(
     wait_for(lambda: not console._wanted.is_set(), "the end of the log")
     console.close()
     assert shown[:3] == [
-        "output of jobs is not shown: Too many open files; their logs have it",
-        "output of jobs is shown again",
+        "cannot show job output: Too many open files; see the job logs",
+        "job output is shown again",
         "[job 1] out",
     ]
 

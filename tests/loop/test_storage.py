@@ -399,8 +399,8 @@ def test_a_main_log_that_cannot_be_written_is_told_once_and_tried_again(
     write("after")
     assert path.read_text() == "after\n"
     assert told == [
-        f"the main log {path} cannot be written: {problem}; everything else goes on",
-        f"the main log {path} can be written again; it lacks 2 lines",
+        f"the main log {path} cannot be written: {problem}; the scheduler continues",
+        f"the main log {path} can be written again; 2 lines missing",
     ]
     assert capsys.readouterr().err == ""
 

@@ -455,7 +455,7 @@ def test_what_cannot_be_written_is_told_once_and_tried_again(
     desk.turn()
     [told] = said()
     assert told.startswith("journal.jsonl cannot be written: ")
-    assert told.endswith("; jobs go on, it is tried again")
+    assert told.endswith("; jobs continue, retrying")
     assert desk.telling.again_at == desk.clock.boot + RETRY_S
     assert "1 queued" in desk.board.read_text()
     desk.clock.boot += RETRY_S
@@ -483,7 +483,7 @@ def test_what_is_no_file_is_not_written(desk: Desk, said: Callable[[], list[str]
     os.mkfifo(desk.journal)
     desk.job()
     desk.turn()
-    assert said() == ["journal.jsonl cannot be written: not a file; jobs go on, it is tried again"]
+    assert said() == ["journal.jsonl cannot be written: not a file; jobs continue, retrying"]
 
 
 def test_the_last_words_are_tried_whatever_failed_before(desk: Desk) -> None:
@@ -591,7 +591,7 @@ def test_the_board_follows_events_and_samples(desk: Desk) -> None:
     desk.telling.turn(desk.facts(fact))
     text = desk.board.read_text()
     assert "▶ job 1  gpu [0]  7.0s  gpu0:7000/8000 MiB now/peak, declared 9000 — python train.py\n" in text
-    assert "booked 0.5, 9000 MiB" in text
+    assert "allocated 0.5, 9000 MiB" in text
 
 
 @pytest.mark.parametrize(
@@ -641,14 +641,14 @@ def test_the_board_goes_by_the_limits_of_the_scheduler(desk: Desk) -> None:
     attempt = desk.start(job := desk.job())
     desk.record(act.NoteUse(job, attempt, 101.0, (("U0", 20000, 50.0),)))
     Telling(desk.store, desk.clock, Settings(limits=Limits(spike=0.5)), None).turn(desk.facts())
-    assert "booked 0.5, 30000 MiB" in desk.board.read_text()
+    assert "allocated 0.5, 30000 MiB" in desk.board.read_text()
 
 
 def test_the_end_of_the_scheduler_is_on_the_board(desk: Desk) -> None:
     desk.job("echo left")
     desk.turn()
     desk.telling.close()
-    assert "no scheduler: it has ended" in desk.board.read_text()
+    assert "scheduler stopped" in desk.board.read_text()
     assert "· job 1  not tried yet — echo left" in desk.board.read_text()
 
 

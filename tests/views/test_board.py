@@ -47,8 +47,8 @@ def test_the_whole_of_it() -> None:
         == f"""\
 {at}  scheduler pid 4711  3 running, 1002 queued, 2 held, 3 finished
 
-gpu0  9000/24576 MiB  load 97%  booked 0.375, 9216 MiB  busy  NVIDIA H200
-gpu1  ?/? MiB  load ?%  booked 0, ? MiB  lost: query failed: \\x1b15  NVIDIA H200
+gpu0  9000/24576 MiB  load 97%  allocated 0.375, 9216 MiB  busy  NVIDIA H200
+gpu1  ?/? MiB  load ?%  allocated 0, ? MiB  lost: query failed: \\x1b15  NVIDIA H200
 
 ▶ job 1  gpu [0]  12s  gpu0:8123/8200 MiB now/peak, declared 9216 — python a.py
 ▶ job 2  gpu [0, 1]  stopping  3.2s  gpu0:n/a, gpu1:7/9 MiB now/peak, share 0.25 — python b.py
@@ -67,7 +67,7 @@ gpu1  ?/? MiB  load ?%  booked 0, ? MiB  lost: query failed: \\x1b15  NVIDIA H20
 
 def test_a_board_without_a_scheduler_and_without_jobs() -> None:
     text = to_text(Board(NOW, None, counts={"finished": 30}))
-    assert "no scheduler: it has ended  0 running, 0 queued, 0 held, 30 finished" in text
+    assert "scheduler stopped  0 running, 0 queued, 0 held, 30 finished" in text
     assert text.endswith("… and 30 more\n")
 
 

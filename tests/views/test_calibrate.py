@@ -12,6 +12,6 @@ def test_a_table_fits_its_terminal() -> None:
     seen = Calibrated("llm_config.json", [Advice(family, 0.5, entry)], {"qwen2.5-vl-32b-inst": entry})
     whole, cut = to_text(seen).splitlines(), to_text(seen, 80).splitlines()
     assert max(map(len, cut[:2])) <= 80 < len(whole[1])
-    assert cut[2].strip() == f"{family.program}; the file says 0.5"
+    assert cut[2].strip() == f"{family.program}; current entry 0.5"
     # What is cut in the table stands below it in full.
     assert '  "qwen2.5-vl-32b-inst": {"share": 0.5, "vram": 20000, "gpus": 2}' in cut

@@ -194,11 +194,11 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
         ),
         (
             Event(9, 0.0, "runner lost", 3, None, {"attempt": 2}),
-            (WARNING, "job 3 has lost the runner of attempt 2, which left no result"),
+            (WARNING, "job 3 lost the runner of attempt 2, which left no result"),
         ),
         (
             Event(9, 0.0, "runner killed", 3, None, {"attempt": 2}),
-            (WARNING, "job 3 did not end in time: the runner of attempt 2 is killed"),
+            (WARNING, "job 3 did not end in time; killing the runner of attempt 2"),
         ),
         (
             Event(9, 0.0, "infeasible", 3, "infeasible: needs 9 idle GPUs, 2 managed"),

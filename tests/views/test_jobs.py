@@ -59,37 +59,37 @@ def seen_as(recorded: str, sighting: Sighting, evidence: Evidence | None = None)
             {"line_wait": LineWait("gone", due=NOW.boot + 6.2).to_json()},
             None,
             {"reasons": {"ASK": "needs"}},
-            "line gone from jobs.txt; cancelled in 7 s unless it comes back",
+            "line removed from jobs.txt; cancelled in 7 s unless it is restored",
         ),
         (
             {"line_wait": LineWait("gone").to_json(), "source": "cli"},
             None,
             {},
-            "line gone from its jobs file; cancelled unless it comes back",
+            "line removed from its jobs file; cancelled unless it is restored",
         ),
         (
             {"line_wait": LineWait("gone", due=NOW.boot + 6.2).to_json()},
             None,
             {"is_up": False},
-            "line gone from jobs.txt; cancelled unless it comes back",
+            "line removed from jobs.txt; cancelled unless it is restored",
         ),
         (
             {"line_wait": LineWait("malformed", 2).to_json()},
             None,
             {},
-            "line 2 of jobs.txt is malformed; waiting until it is mended",
+            "line 2 of jobs.txt is malformed; waiting until it is corrected",
         ),
         (
             {"line_wait": LineWait("changed", 4, NOW.boot + 1.5).to_json()},
             None,
             {},
-            "line 4 of jobs.txt was changed and counts in 2 s",
+            "line 4 of jobs.txt was changed and takes effect in 2 s",
         ),
         (
             {"line_wait": LineWait("changed", 4, NOW.boot - 1.5).to_json()},
             None,
             {},
-            "line 4 of jobs.txt was changed and is not read yet",
+            "line 4 of jobs.txt was changed and has not been read yet",
         ),
         (
             {"reason": "try 2 of 5 in 5 s", "line_wait": LineWait("gone").to_json()},
@@ -109,7 +109,7 @@ def seen_as(recorded: str, sighting: Sighting, evidence: Evidence | None = None)
             {"reasons": {"ASK": "GPU 0 paused"}},
             "GPU 0 paused",
         ),
-        ({"reason": "x"}, None, {"wished": {3: "hold"}}, "hold is asked for; waits for the scheduler"),
+        ({"reason": "x"}, None, {"wished": {3: "hold"}}, "hold requested; waiting for the scheduler"),
         ({"state": "held", "reason": "held by the user"}, None, {}, "held by the user"),
         ({"state": "held"}, None, {}, "held"),
         ({"state": "running"}, {}, {}, None),
@@ -125,9 +125,9 @@ def test_why_a_job_waits(
 @pytest.mark.parametrize(
     ("launches", "reason"),
     [
-        (0, "not begun yet, for a shortage of processes, memory, files or disk space; tried again"),
+        (0, "not started yet: short of processes, memory, file descriptors or disk space; retrying"),
         (1, None),
-        (2, "launched 2 times, not begun yet"),
+        (2, "launched 2 times, not started yet"),
     ],
 )
 def test_a_starting_job_says_why_it_has_not_begun(launches: int, reason: str | None) -> None:
@@ -223,15 +223,15 @@ def test_more_memory_than_it_declared_is_told() -> None:
     )  # fmt: skip
     seen = shown(job(state="running"), row, context())
     first, second = seen.warnings
-    assert first.startswith("job 3 declared 500 MiB and was seen to use 800 MiB on GPU 1: its neighbors ")
+    assert first.startswith("job 3 declared 500 MiB but used 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
     over = shown(job(state="finished"), attempt(**{**row, "strays": "[]", "outcome": "completed"}), context())
-    assert over.warnings == ("job 3 declared 500 MiB and was seen to use 800 MiB on GPU 1",)
+    assert over.warnings == ("job 3 declared 500 MiB but used 800 MiB on GPU 1",)
 
 
 def test_more_memory_than_its_share_comes_to_is_told() -> None:
     row = attempt(share=250, budgets='{"A": 6144, "B": 20480}', peaks='{"A": 16000}', exceeded='["A"]')
-    told = "job 3 declared share 0.25 (6144 MiB) and was seen to use 16000 MiB on GPU 0"
+    told = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     seen = shown(job(state="running"), row, context())
     assert seen.warnings == (f"{told}: its neighbors may run out of memory",)
     assert seen.vram_declared is None

@@ -36,4 +36,4 @@ def test_each_line_and_job_is_named_with_what_it_needs() -> None:
 
 def test_a_long_list_is_cut() -> None:
     told = left_words([], [job(n, "held") for n in range(1, 3 * MOST)])
-    assert told.endswith(f"job {MOST} is held; and {2 * MOST - 1} more, which `status --all` lists")
+    assert told.endswith(f"job {MOST} is held; and {2 * MOST - 1} more (see `status --all`)")

@@ -229,13 +229,13 @@ def test_warnings_of_running_jobs_are_told_and_no_others() -> None:
 
 def test_a_trouble_is_told_in_full_on_a_narrow_screen() -> None:
     text = to_text(REPORT, Screen(40, 60))
-    assert "nothing new is started until then" in text.replace("\n", " ")
+    assert "no new jobs start until this is resolved" in text.replace("\n", " ")
 
 
 def test_booked_memory_is_told_only_where_there_is_some() -> None:
-    assert "Booked" in to_text(REPORT)
+    assert "Allocated" in to_text(REPORT)
     gpus = tuple(replace(gpu, by_memory=False) for gpu in REPORT.gpus)
-    assert "Booked" not in to_text(replace(REPORT, gpus=gpus))
+    assert "Allocated" not in to_text(replace(REPORT, gpus=gpus))
 
 
 def test_memory_of_jobs_is_told_where_everything_is() -> None:
@@ -248,7 +248,7 @@ def test_memory_of_jobs_is_told_where_everything_is() -> None:
 
 def test_without_a_scheduler_the_values_of_gpus_have_an_age() -> None:
     text = to_text(replace(REPORT, pid=None, now=NOW + 178))
-    assert "Scheduler not running; values of GPUs as of 3 min ago\n" in text
+    assert "Scheduler not running; GPU values as of 3 min ago\n" in text
 
 
 def test_what_is_left_out_is_counted() -> None:
@@ -264,7 +264,7 @@ def test_what_is_left_out_is_counted() -> None:
 def test_an_empty_record_says_so() -> None:
     assert to_text(Report(NOW, None, "/s.json", "/s.d")) == "No jobs yet\nScheduler not running\n"
     only = Report(NOW, None, "/s.json", "/s.d", jobs=REPORT.jobs[2:3], counts={"queued": 1})
-    assert "No GPUs are known yet." in to_text(only)
+    assert "No GPUs detected yet." in to_text(only)
 
 
 def test_json_is_golden() -> None:

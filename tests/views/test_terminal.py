@@ -50,7 +50,7 @@ def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
         (event("held", "why", **INTERRUPTED), "✗", "31", "interrupted in 3.2s, held — why |"),
         (event("held", "by the user"), "·", "", "held: by the user"),
         (event("infeasible", "infeasible: 9 GPUs"), "·", "33", "waits, infeasible: 9 GPUs"),
-        (event("runner lost", attempt=2), "!", "33", "has lost the runner of attempt 2"),
+        (event("runner lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
     ],
 )  # fmt: skip
 def test_an_event_shows_time_mark_job_with_its_name_and_message(
