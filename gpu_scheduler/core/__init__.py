@@ -1,1 +1,1 @@
-"""Decisions only: values in, values out. No file, clock, process, GPU or SQL is known here."""
+"""Pure decisions: values in, values out. Nothing here touches a file, a clock, a process, a GPU or SQL."""

@@ -1,5 +1,7 @@
-"""What a round decides. Each value is recorded first, in one transaction with the rest of its round, then
-performed; an action without anything to perform is a change of the record only."""
+"""The actions that a round can decide on.
+
+All actions of a round are recorded in one transaction and then performed; some change the store only.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """Open an attempt of a queued job on these GPUs and launch it.
+    """Opens an attempt of a queued job on these GPUs and launches it.
 
-    share (thousandths, 0 = none declared), vram (MiB): on each of them; whole: no other job of ours with it;
-    learned: vram is no declaration, but what its kind was seen to use; assumed: share and vram are none
-    either, for nobody said them; baseline_mib: (UUID, MiB in use there that nobody accounts for).
+    share (thousandths, 0 = none declared), vram (MiB): on each GPU; whole: no other job of ours beside it;
+    learned: vram was not declared but learned from its workload class; assumed: share and vram are defaults,
+    not declarations; baseline_mib: (UUID, unattributed memory there in MiB).
     """
 
     job_id: int
@@ -33,16 +35,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Relaunch:
-    """Launch the same attempt again: nobody has claimed it by its deadline."""
+    """Launches the same attempt again, because no runner claimed it before its deadline."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class TakeClaim:
-    """Link a `void` claim, so that the attempt can never run; the next look tells who won.
+    """Links a `void` claim, so that the attempt can never run; the next round observes who won the claim.
 
-    gives_up: because none of its launches was claimed.
+    gives_up: none of the launches was claimed.
     """
 
     attempt_id: int
@@ -51,14 +53,14 @@ class TakeClaim:
 
 @dataclass(frozen=True)
 class ForgetLaunches:
-    """None of the attempt's launches was claimed, for a shortage: they do not count."""
+    """Resets the launch count of an attempt whose launches went unclaimed while starts were blocked."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class Move:
-    """Change the state of a job whose attempt is open: running, or stopping."""
+    """Changes the state of a job with an open attempt, to running or stopping."""
 
     job_id: int
     attempt_id: int
@@ -67,7 +69,7 @@ class Move:
 
 @dataclass(frozen=True)
 class WriteStop:
-    """Write `stop` and wake the runner. grace_s: seconds between TERM and KILL."""
+    """Writes `stop` and wakes the runner. grace_s: seconds between SIGTERM and SIGKILL."""
 
     attempt_id: int
     cause: str
@@ -76,21 +78,21 @@ class WriteStop:
 
 @dataclass(frozen=True)
 class Nudge:
-    """Signal the runner again: `stop` is there and it has not ended."""
+    """Signals the runner again: `stop` is written, but the attempt has not ended."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class KillRunner:
-    """The runner did not end by grace + 10 s."""
+    """Kills a runner that did not exit within the grace period plus 10 s."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class NoteRunner:
-    """Record the process that runs this attempt, as its claim tells it. ticks: its start, since boot."""
+    """Records the runner process that the claim names. start_ticks: its start time since boot."""
 
     attempt_id: int
     pid: int
@@ -99,14 +101,14 @@ class NoteRunner:
 
 @dataclass(frozen=True)
 class NoteDead:
-    """The runner was found dead without a result; the 60 s for its processes to go begin."""
+    """Records that the runner died without a result; its processes now have 60 s to exit."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class NoteStray:
-    """A process of this attempt is on a GPU (UUID) that it was not given; said once per attempt and GPU."""
+    """Records a process on a GPU (UUID) outside the attempt's allocation, once per attempt and GPU."""
 
     job_id: int
     attempt_id: int
@@ -116,7 +118,7 @@ class NoteStray:
 
 @dataclass(frozen=True)
 class NoteWindowClosed:
-    """The Screen window of this attempt was closed, and its job goes on; said once per attempt."""
+    """Records, once, that the Screen window of this attempt was closed while its job continues."""
 
     job_id: int
     attempt_id: int
@@ -124,9 +126,10 @@ class NoteWindowClosed:
 
 @dataclass(frozen=True)
 class NoteUse:
-    """What a sample taken at `at` (boot seconds) shows of a running attempt.
+    """Records the resource use of a running attempt in the sample of `sampled_at` (boot seconds).
 
-    seen: of each of its GPUs (UUID, MiB of its processes, load of the card in percent); None = not known.
+    usage: for each of its GPUs (UUID, memory of its processes in MiB, load of the GPU in percent); None =
+    unknown.
     """
 
     job_id: int
@@ -137,9 +140,9 @@ class NoteUse:
 
 @dataclass(frozen=True)
 class NoteExceeded:
-    """An attempt uses more memory on a GPU (UUID) than it declared; said once per attempt and GPU. MiB.
+    """Records that an attempt uses more memory on a GPU (UUID) than declared, once per attempt and GPU.
 
-    share: thousandths, where it declared that part of the GPU, which is declared_mib; None: it declared vram.
+    share: the declared share in thousandths, which comes to declared_mib; None: vram was declared.
     """
 
     job_id: int
@@ -152,8 +155,10 @@ class NoteExceeded:
 
 @dataclass(frozen=True)
 class NoteForeignLoad:
-    """The load that foreign processes made in the last samples, percent, the newest last (None = not known);
-    at: when the newest of them was taken, boot seconds."""
+    """Records the load of foreign processes in the last samples, percent, newest last (None = unknown).
+
+    sampled_at: time of the newest sample, boot seconds.
+    """
 
     uuid: str
     loads: tuple[float | None, ...]
@@ -162,8 +167,7 @@ class NoteForeignLoad:
 
 @dataclass(frozen=True)
 class NoteHeld:
-    """The foreign processes of a GPU (UUID) that live, each at the most that it was seen to use: (pid, start,
-    MiB)."""
+    """Records the peak memory use of each living foreign process on a GPU (UUID): (pid, start, MiB)."""
 
     uuid: str
     held: tuple[tuple[int, float, int], ...]
@@ -171,7 +175,7 @@ class NoteHeld:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Signal every process that still carries the attempt's token. kill: SIGKILL, else SIGTERM."""
+    """Signals every process that carries the attempt's token. kill: SIGKILL instead of SIGTERM."""
 
     attempt_id: int
     kill: bool
@@ -179,11 +183,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Close:
-    """Record the end of an attempt and what it means for its job, which goes to `state`.
+    """Records the end of an attempt and moves its job to `state`.
 
-    not_before: boot seconds before which a re-queued job is not started; launch_failures, oom_used and
-    fail_used: the new counts; raised_mib: the memory that its job needs from now on, None = as before;
-    shortage: errno of the shortage for which it did not begin.
+    not_before: boot seconds before which a requeued job does not start; launch_failures, oom_retries_used and
+    fail_retries_used: the new counts; min_vram_mib: memory that the job needs from now on, None = unchanged;
+    shortage: errno of the shortage that kept the command from starting.
     """
 
     job_id: int
@@ -207,21 +211,21 @@ class Close:
 
 @dataclass(frozen=True)
 class Release:
-    """No process of the ended attempt is left: its allocation is given back."""
+    """Releases the allocation of an ended attempt that has no process left."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class Cooled:
-    """The memory of the attempt's GPUs is back, or 60 s are over."""
+    """Records that the memory of the attempt's GPUs is free again, or that 60 s have passed."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
 class Finish:
-    """End a waiting job without an attempt."""
+    """Ends a waiting job without an attempt."""
 
     job_id: int
     outcome: Outcome
@@ -230,7 +234,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Hold:
-    """Hold a queued job. by: "user" or "line"."""
+    """Holds a queued job. by: "user" or "line"."""
 
     job_id: int
     by: str
@@ -239,7 +243,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Requeue:
-    """Queue a held or finished job again, with a clean count of failed launches."""
+    """Queues a held or finished job again and resets its count of failed launches."""
 
     job_id: int
     reason: str
@@ -247,7 +251,7 @@ class Requeue:
 
 @dataclass(frozen=True)
 class OpenCancel:
-    """Put an open cancel on a job whose attempt is open; it lasts until the attempt's end is recorded."""
+    """Records a cancel for a job with an open attempt; it stays pending until that attempt has ended."""
 
     job_id: int
     cause: str
@@ -256,7 +260,7 @@ class OpenCancel:
 
 @dataclass(frozen=True)
 class SetAttribute:
-    """Change one attribute of a waiting or finished job (a name of jobspec.ATTRIBUTES)."""
+    """Changes one attribute (a name in jobspec.ATTRIBUTES) of a waiting or finished job."""
 
     job_id: int
     name: str
@@ -265,14 +269,14 @@ class SetAttribute:
 
 @dataclass(frozen=True)
 class SetPlaces:
-    """Give waiting jobs their places in the queue: (job id, place)."""
+    """Sets the queue positions of waiting jobs: (job id, position)."""
 
     places: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class SetPaused:
-    """Pause or resume a GPU. reason: what asked for it, where that was no command."""
+    """Pauses or resumes a GPU. reason: who asked for it, unless it was a command."""
 
     uuid: str
     paused: bool
@@ -281,7 +285,7 @@ class SetPaused:
 
 @dataclass(frozen=True)
 class Wait:
-    """Say why the jobs of one Ask wait. need: what each of them needs, None = not said."""
+    """Sets the reason why the jobs of one resource spec wait. need: of each of them, None = unknown."""
 
     ask: str
     reason: str
@@ -291,14 +295,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A job behind this one was started before it."""
+    """Records that a job behind this one in the queue was started before it."""
 
     job_id: int
 
 
 @dataclass(frozen=True)
 class WishDone:
-    """A wish has been carried out, or why it was not."""
+    """Answers a request: it was carried out, or why it was not."""
 
     wish_id: int
     answer: str
@@ -306,7 +310,7 @@ class WishDone:
 
 @dataclass(frozen=True)
 class EndScheduler:
-    """The scheduler was asked to end."""
+    """Ends the scheduler, as a request asked."""
 
 
 Action = (

@@ -1,5 +1,8 @@
-"""What the peaks of finished jobs suggest to declare: an entry of llm_config.json for each model, an
-attribute for programs without one; and the text of that file with such entries, the rest as it was."""
+"""Suggests declarations from the memory peaks of finished jobs.
+
+For each model an entry of llm_config.json, for programs without a model an attribute; and edits the text of
+that file, changing nothing but the entries.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.share import WHOLE, parse_share
 from gpu_scheduler.core.units import format_mib
 
-#: What an entry must rest on to be written: so many runs, or one of so many seconds.
+#: The evidence required to write an entry: this many runs, or one run of this many seconds.
 ENOUGH_RUNS, ENOUGH_S = 3, 600.0
 #: Suggestions are rounded up to multiples of this, MiB.
 STEP_MIB = 64
@@ -25,9 +28,11 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class Family:
-    """The completed runs of one program with one model (llm None: without). declared_mib: of the newest run,
-    None = no memory declared; gpus: the fewest that a run had; mean_s, longest_s: seconds, None = not
-    known."""
+    """The completed runs of one program with one model (llm None: no model).
+
+    declared_mib: of the newest run, None = no memory declared; gpus: the fewest used by a run; mean_s,
+    longest_s: run time in seconds, None = unknown.
+    """
 
     program: str
     llm: str | None
@@ -42,8 +47,11 @@ class Family:
 
 @dataclass(frozen=True)
 class Rules:
-    """spike: fraction added to a peak; tolerance: by which a declaration may be off; margin_mib: to be
-    left free beside a declaration; totals: MiB of each managed GPU, () = not known."""
+    """The parameters of suggestions.
+
+    spike_buffer: fraction added to a peak; tolerance: fraction by which a declaration may be off; margin_mib:
+    memory to leave free beside a declaration; totals_mib: of each managed GPU, () = unknown.
+    """
 
     spike: float
     tolerance: float
@@ -53,9 +61,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is suggested for a family. now: what llm_config.json says of its model, as JSON; entry: what it
-    should say; enough: it rests on runs enough to be written; attributes: what its lines should begin with;
-    why: why nothing is suggested."""
+    """The suggestion for a workload class.
+
+    current_entry: the entry of its model in llm_config.json, as JSON; suggested_entry: its replacement;
+    has_enough_runs: whether there is enough evidence to write it; attributes: the block suggested for its
+    lines; why_not: why nothing is suggested.
+    """
 
     family: Family
     now: Any = None
@@ -68,25 +79,25 @@ class Advice:
 def advise(
     families: Sequence[Family], models: Mapping[str, Any], config: LlmConfig, rules: Rules
 ) -> list[Advice]:
-    """One for each family, in their order. models: the entries of llm_config.json as they stand there."""
-    advised = []
+    """Returns advice for each workload class, in order. models: the present entries of llm_config.json."""
+    advice = []
     for family in families:
         if family.llm is None:
-            advised.append(_of_lines(family, rules))
+            advice.append(_of_lines(family, rules))
             continue
         same = [one for one in families if one.llm == family.llm]
         now = models.get(family.llm)
         largest = max(same, key=lambda one: one.p95_mib)
         declared = config.of(family.llm).vram or largest.declared_mib
-        gpus = min(one.gpus for one in same)  # one that ran on fewer needs no more
+        gpus = min(one.gpus for one in same)  # a run on fewer GPUs shows that no more are needed
         wanted, why = _wanted(largest.p95_mib, max(one.max_mib for one in same), gpus, declared, rules)
         entry = None if wanted is None else _entry(now, wanted, gpus)
-        advised.append(Advice(family, now, entry, entry is not None and _is_enough(same), why=why))
-    return advised
+        advice.append(Advice(family, now, entry, entry is not None and _is_enough(same), why=why))
+    return advice
 
 
 def _is_enough(same: Sequence[Family]) -> bool:
-    """Whether the runs of one model, by whatever programs, are evidence enough to write its entry."""
+    """Returns whether the runs of one model, by any programs, suffice to write its entry."""
     is_long = any((one.longest_s or 0.0) >= ENOUGH_S for one in same)
     return is_long or sum(one.runs for one in same) >= ENOUGH_RUNS
 
@@ -102,27 +113,27 @@ def _of_lines(family: Family, rules: Rules) -> Advice:
 def _wanted(
     p95: int, most: int, gpus: int, declared: int | None, rules: Rules
 ) -> tuple[int | None, str | None]:
-    """MiB on each GPU, or why none is suggested."""
+    """Returns the suggested MiB on each GPU, or why none is suggested."""
     steps = -(-buffered(p95, rules.spike) // STEP_MIB)
     wanted = steps * STEP_MIB
     if len(rules.totals) >= gpus:
         room = sorted(rules.totals, reverse=True)[gpus - 1] - rules.margin_mib
         if most > room:
-            return None, "needs a GPU alone"
-        wanted = min(wanted, room)  # more would never be placed
+            return None, "needs a GPU to itself"
+        wanted = min(wanted, room)  # a larger need could never be placed
     if declared is not None:
         if abs(p95 - declared) <= rules.tolerance * declared:
             return None, f"within ±{100 * rules.tolerance:g}%"
         if abs(wanted - declared) <= STEP_MIB:
-            return None, "as suggested"
+            return None, "already as suggested"
     return wanted, None
 
 
 def _entry(now: Any, wanted: int, gpus: int) -> dict[str, Any]:
-    """The entry of a model. What an entry that is an object says of shares and GPUs is kept."""
+    """Returns the entry of a model, keeping the share and gpus of an existing object."""
     kept = dict(now) if isinstance(now, dict) else {}
     if "share" in kept and parse_share(str(kept["share"])) > WHOLE:
-        del kept["share"]  # a number of whole GPUs, which goes with no memory
+        del kept["share"]  # a share above 1 cannot be combined with memory
     text = format_mib(wanted)
     entry: dict[str, Any] = {**kept, "vram": int(text) if text.isdigit() else text}
     if gpus > 1:
@@ -131,8 +142,10 @@ def _entry(now: Any, wanted: int, gpus: int) -> dict[str, Any]:
 
 
 def with_entries(text: str, entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """llm_config.json, whose text is well-formed, with these entries in its "models"; the rest stays letter
-    by letter."""
+    """Returns the text of llm_config.json with these entries in its "models" and everything else unchanged.
+
+    The text must be well-formed.
+    """
     for name, entry in entries.items():
         text = _with_entry(text, name, json.dumps(entry, ensure_ascii=False))
     return text
@@ -143,15 +156,15 @@ def _with_entry(text: str, name: str, value: str) -> str:
     models = [start for key, start, _ in _members(text, top) if key == "models"]
     if not models:
         return _with_member(text, top, "models", "{\n    " + f"{_quoted(name)}: {value}" + "\n  }")
-    places = [(start, end) for key, start, end in _members(text, models[-1]) if key == name]
-    if not places:
+    spans = [(start, end) for key, start, end in _members(text, models[-1]) if key == name]
+    if not spans:
         return _with_member(text, models[-1], name, value)
-    start, end = places[-1]  # of a name that stands there twice, the last counts
+    start, end = spans[-1]  # the last of two members with the same name counts
     return text[:start] + value + text[end:]
 
 
 def _with_member(text: str, at: int, name: str, value: str) -> str:
-    """One more member at the end of the object that begins at `at`."""
+    """Adds a member at the end of the object that begins at `at`."""
     ends = [end for _, _, end in _members(text, at)]
     first = _skip(text, at + 1)
     between = text[at + 1 : first]
@@ -162,7 +175,7 @@ def _with_member(text: str, at: int, name: str, value: str) -> str:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """(key, where its value begins, where it ends) of the object that begins at `at`."""
+    """Yields (key, start of its value, end of its value) for the object that begins at `at`."""
     at = _skip(text, at + 1)
     while text[at] != "}":
         key, after = _DECODER.raw_decode(text, at)
@@ -175,7 +188,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _skip(text: str, at: int) -> int:
-    """The first place from `at` on that is no blank."""
+    """Returns the first position from `at` on that is not blank."""
     found = _BLANK.match(text, at)
     assert found is not None
     return found.end()
@@ -186,9 +199,9 @@ def _quoted(name: str) -> str:
 
 
 def changes(advised: Collection[Advice], *, enough: bool = True) -> dict[str, dict[str, Any]]:
-    """Model -> the entry that it should have, of those that should have another one.
+    """Returns the suggested entry of each model whose entry should change.
 
-    enough: those that rest on runs enough to be written, or the others.
+    has_enough_runs: selects the models with enough evidence, or those without.
     """
     found = [one for one in advised if one.enough is enough]
     return {one.family.llm: one.entry for one in found if one.family.llm is not None and one.entry}

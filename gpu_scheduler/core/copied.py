@@ -1,5 +1,7 @@
-"""Open attempts of a copied record belong to the original, whose processes carry their tokens: the copy
-neither ends these nor launches them again. Pure."""
+"""Detaches open attempts in a copied store, which belong to the original.
+
+The processes of the original carry their tokens: the copy neither ends them nor launches them again. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ from gpu_scheduler.core.states import JobState, Outcome
 
 
 def leave(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
-    """Settle an attempt without a look at processes. original: the folder of the original.
+    """Returns the actions for an attempt, without a process scan. original: the original data directory.
 
-    One that has a result ended before it was copied; the job of any other is held.
+    An attempt with a result ended before the copy was made; the job of any other attempt is held.
     """
     this = attempt.attempt_id
     if attempt.outcome is not None:
         return [*([] if attempt.released_at is not None else [Release(this)]), Cooled(this)]
     if attempt.sighting.result is not None:
         return [*settle(replace(attempt, survivors=()), now, settings), Cooled(this)]
-    reason = f"it belongs to {original}, of which this is a copy; `retry {attempt.job_id}` runs it here"
+    reason = f"it belongs to {original}, and this is a copy; `retry {attempt.job_id}` runs it here"
     held = Close(
         attempt.job_id, this, Outcome.INTERRUPTED, JobState.HELD, None, reason=reason,
         oom_used=attempt.oom_used, fail_used=attempt.fail_used,

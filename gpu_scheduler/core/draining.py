@@ -1,4 +1,4 @@
-"""When a draining scheduler may end, and with which exit code."""
+"""Decides when a draining scheduler may exit, and with which exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpu_scheduler.core.states import JobState, Outcome
 
 @dataclass(frozen=True)
 class Ending:
-    """How one job stands at the end: its state, and for a finished one what became of it. malformed: it waits
-    for somebody to mend its line."""
+    """The state of one job when the scheduler exits, with its result if finished. malformed: it waits for its
+    line to be corrected."""
 
     state: JobState
     outcome: Outcome | None = None
@@ -25,11 +25,11 @@ class Ending:
 
 
 def drained(facts: Facts, asks: Iterable[Ask], retries: bool) -> bool:
-    """Whether no job is live and none can become runnable without the user.
+    """Returns whether no job is live and none can become runnable without the user.
 
-    asks: of all queued jobs but those that wait for their lines; retries: a queued job waits for its next
-    try. A paused GPU needs the user to come back; one that is lost, or busy with somebody else's work, does
-    not.
+    specs: of all queued jobs, except those that wait for their lines; has_pending_retries: some queued job
+    waits for its next try. Only the user can resume a paused GPU; a lost GPU, or one in foreign use, may
+    become available by itself.
     """
     asks = list(asks)
     if retries or facts.wishes or facts.attempts or (asks and not facts.complete):
@@ -50,8 +50,11 @@ def _needs_the_user(ask: Ask, facts: Facts) -> bool:
 
 
 def exit_code(endings: Iterable[Ending], malformed: bool) -> int:
-    """0 if every job completed, else the largest code: the job's own, 128 + its signal, 124 timed out, 3 held
-    or infeasible, 1 anything else, a malformed line and the job that waits for it included."""
+    """Returns 0 if every job completed, else the largest code of any job.
+
+    That is its own exit code, 128 + its signal, 124 for timed out, 3 for held or infeasible, and 1 for
+    anything else, including a malformed line and the job that waits for it.
+    """
     return max([*(_code(ending) for ending in endings), int(malformed)], default=0)
 
 

@@ -1,4 +1,4 @@
-"""One thing that happened, as the record has it and every view tells it."""
+"""An event of the journal, as stored and as every view presents it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """id: grows from event to event; at: wall seconds; kind: a state that a job came to, or what else
-    happened; job_id: 0 = it is about no job; data: what is known of it (docs/json.md).
+    """One event.
 
-    command: the job's line; name, spec: its own, the spec as JSON; new: the job came in with this event.
+    id: increases with every event; at: wall seconds; kind: the new state of a job, or another kind of event;
+    job_id: 0 = not about a job; data: the details (docs/json.md).
+
+    command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
+    introduced the job.
     """
 
     id: int

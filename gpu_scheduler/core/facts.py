@@ -1,4 +1,4 @@
-"""What a round knows, as frozen values: the record, the folders, the GPUs, the wishes, the time."""
+"""The input of one round as frozen values: store, attempt folders, GPUs, requests and time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from gpu_scheduler.core.states import JobState, Outcome
 class Settings:
     """The options of `start` that decisions depend on. Times in seconds.
 
-    exclusive: no two jobs of ours on one GPU; tolerance: the fraction by which memory may exceed what was
-    declared before it is said; *_retries: of jobs whose line says nothing.
+    exclusive: at most one job of ours on each GPU; tolerance: the fraction by which memory use may exceed the
+    declaration before it is reported; *_retries: defaults for jobs whose line sets none; max_launches: how
+    often an attempt is launched before it counts as not started; memory_release_s: the longest wait for the
+    memory of a released GPU; survivor_wait_s: how long the processes of a dead runner have to exit.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -39,7 +41,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Cancel:
-    """An open cancel or preempt of a job: durable until its attempt's end is recorded."""
+    """A pending cancel or preempt of a job, durable until the end of its attempt is recorded."""
 
     cause: str
     grace_s: float
@@ -47,7 +49,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that may start now. Lower priority first, then lower place."""
+    """A job that may start now, ordered by priority and then by queue position, lowest first."""
 
     job_id: int
     priority: int
@@ -57,7 +59,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class Line:
-    """The first waiting jobs of one Ask, in order; `more` = there are others behind them."""
+    """The first waiting jobs with the same resource spec, in order. has_more: others follow them."""
 
     ask: Ask
     jobs: tuple[QueuedJob, ...]
@@ -67,19 +69,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt whose GPUs are not given back yet, or not cooled: the record, and what its folder says.
+    """An attempt that holds GPUs or awaits their memory release, from the store and from its folder.
 
-    Times are boot seconds of `boot_id`. made: its folder has all that a runner needs. begun: its command has
-    recorded itself there, and no claim is there. survivors: its processes; None = not looked for.
-    baseline_mib: memory on each GPU that nobody accounted for when it started. evidence: what a command that
-    failed has left. strays: GPUs that it was not given, on which processes of it were seen and told.
-    window_closed: that its Screen window was closed is told.
+    Times are boot seconds of `boot_id`. folder_complete: the folder has everything that a runner needs.
+    command_began: the command has registered itself in the folder, which has no claim. survivors: its
+    processes; None = not scanned. baseline_mib: unattributed memory on each GPU when it started.
+    failure_context: what a failed command left behind. misplaced_gpus: GPUs outside its allocation on which
+    one of its processes was observed and reported. window_closed_recorded: the closing of its Screen window
+    was reported.
 
-    share (thousandths, 0 = none) and vram (MiB): declared, of each of its GPUs; whole: no other job of ours
-    is to be there. budgets: UUID -> MiB that what was declared (or learned) comes to there, None = not known;
-    empty: nothing was declared. peaks: UUID -> MiB that its processes were seen to use there, measured_at: in
-    samples until then; exceeded: the GPUs on which it was told to use more than declared. ask: what its job
-    asks for now. oom_used, fail_used: retries that its job has used.
+    share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: no other job of ours
+    may run there. budgets: UUID -> MiB declared (or learned) there, None = unknown; empty: nothing was
+    declared. peaks: UUID -> highest memory use of its processes there, MiB; measured_at: time of the newest
+    sample in them. overused_gpus: GPUs on which overuse was reported. resources: the present resource spec
+    of its job. oom_retries_used, fail_retries_used: retries that its job has used.
     """
 
     attempt_id: int
@@ -122,13 +125,13 @@ class Attempt:
     runner: tuple[int, int] | None = None
 
     def booking(self, uuid: str) -> Booking:
-        """What it books on one of its GPUs."""
+        """Returns its allocation on one of its GPUs."""
         return Booking(self.share, self.vram, self.whole, self.peaks.get(uuid))
 
 
 @dataclass(frozen=True)
 class JobFact:
-    """A job that a wish names."""
+    """The state of a job that a request names."""
 
     job_id: int
     state: JobState
@@ -138,11 +141,11 @@ class JobFact:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a front end asks for (docs/design.md, Store and requests).
+    """A request from a front end (docs/design.md, Store and requests).
 
-    target: a job id or a GPU's UUID, as text; "" for the scheduler itself. args, by verb: cancel {grace_s,
-    reason}, requeue and pause and resume {reason}, set {name, value, line: whether its line says so}, places
-    {places: [[job id, place], …]}.
+    target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
+    {grace_s, reason}, requeue, pause and resume {reason}, set {name, value, line: whether the jobs file sets
+    it}, places {places: [[job id, queue position], …]}.
     """
 
     wish_id: int
@@ -153,14 +156,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A managed GPU: what the record and the last sample say. load: mean of the last samples, percent.
+    """A GPU, from the store and the last sample. mean_load: over the last samples, percent.
 
-    owners: for each process that the probe listed, the attempt that owns it (None = foreign); starts: when it
-    began, wall seconds, where that is known. unmatched: a listed process cannot be told from here, so that
-    nothing but the totals counts. held: (pid, start) of each foreign process that still lives -> the most MiB
-    that it was seen to use. total_mib: its memory as the record has it, whether or not it can be read now.
-    foreign_loads: the load that foreign processes made in each of the last samples, percent, the newest last
-    (None = not known); foreign_load_at: when the newest of those samples was taken.
+    owners: for each process in the sample, the attempt that owns it (None = foreign); process_starts: start
+    time of each, wall seconds, where known. has_unmatched_process: some listed process cannot be identified
+    from this PID namespace, so only the totals count. foreign_peaks: (pid, start) of each living foreign
+    process -> its highest observed memory use, MiB. total_mib: memory size in the store, whether or not the
+    GPU can be read now. foreign_loads: load of foreign processes in each of the last samples, percent, newest
+    last (None = unknown); foreign_load_at: time of the newest of them.
     """
 
     uuid: str
@@ -182,9 +185,10 @@ class Gpu:
 class Facts:
     """Everything that one round decides from.
 
-    complete: a sample of every managed GPU has come; blind: why there is none now. trouble: why our own
-    storage lets nothing new start now. others: the GPUs that the probe sees and we do not manage. learned:
-    family -> MiB that a job of it needs, where needs are learned.
+    all_sampled: every managed GPU has been sampled; probe_error: why the GPUs cannot be read now.
+    storage_issue: why a problem of our own storage blocks new starts. unmanaged_gpus: GPUs in the sample that
+    this scheduler does not manage. learned_mib: workload class -> MiB that one of its jobs needs, where needs
+    are learned.
     """
 
     now: Now

@@ -1,27 +1,27 @@
-"""What a look at the GPUs shows. Unknown is None, never zero."""
+"""Values of a GPU sample. An unknown value is None, never zero."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-#: How the identity of a GPU that never told its UUID begins; the rest is its index.
+#: Prefix of the identity of a GPU whose UUID was never read; the rest is its index.
 NAMELESS = "unknown-"
-#: How the identity of a simulated GPU begins; the rest is its index.
+#: Prefix of the identity of a simulated GPU; the rest is its index.
 SIMULATED = "SIM-"
-#: More memory than any GPU has: 1 PiB.
+#: Upper bound of plausible GPU memory, MiB: 1 PiB.
 MOST_MIB = 1 << 30
-#: Samples over which loads are averaged.
+#: Number of samples over which loads are averaged.
 LOAD_SAMPLES = 3
 
 
 def is_simulated(uuid: str) -> bool:
-    """Whether this identity is that of a simulated GPU."""
+    """Returns whether this identity belongs to a simulated GPU."""
     return uuid.startswith(SIMULATED)
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that a probe saw on a GPU. load_percent: the part of the GPU's load that it makes."""
+    """A process that a probe listed on a GPU. load_percent: its part of the load of the GPU."""
 
     pid: int
     used_mib: int | None
@@ -31,10 +31,10 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment.
+    """The state of one GPU at one moment.
 
-    `fault` is None for a GPU that answered; else why it did not ("lost", "query failed: …"), and the values
-    are then whatever is known. `processes` is None where the probe cannot list any (GPUtil).
+    `fault` is None for a GPU that answered; otherwise it says why not ("lost", "query failed: …"), and the
+    other values may be incomplete. `processes` is None if the probe cannot list processes (GPUtil).
     """
 
     uuid: str
@@ -49,14 +49,14 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One answer of a probe: every GPU of the machine, in PCI order, at `taken_at` (seconds since boot)."""
+    """One result of a probe: every GPU of the machine, in PCI order, at `taken_at` (seconds since boot)."""
 
     taken_at: float
     gpus: tuple[GpuSample, ...]
 
 
 def without_impossible(sample: GpuSample) -> GpuSample:
-    """The sample with every value that cannot be true taken back to unknown: none is placed by."""
+    """Returns the sample with every impossible value replaced by None, so that no placement relies on it."""
     total, used, load = sample.total_mib, sample.used_mib, sample.load_percent
     if total is not None and not 0 < total <= MOST_MIB:
         total = None

@@ -1,6 +1,6 @@
-"""The GPU list of a jobs file and of `add --gpus`: "4,5,6,7", "0-3", "0-3,5", "all" or nothing.
+"""Parses the GPU list of a jobs file and of `add --gpus`: "4,5,6,7", "0-3", "0-3,5", "all" or nothing.
 
-It knows indices only; which of them can be used now is the placement's business.
+The list holds indices only; placement decides which of those GPUs can be used now.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-#: No machine has an index above this; a range such as 0-999999999 must not be expanded.
+#: The largest accepted index, so that a range such as 0-999999999 is never expanded.
 LARGEST_INDEX = 1023
 
 ACCEPTED = "a list such as 0,2 or 0-3 or 0-3,5, or all"
@@ -18,7 +18,7 @@ _ITEM = re.compile(r"[ \t]*([0-9]{1,9})[ \t]*(?:-[ \t]*([0-9]{1,9})[ \t]*)?")
 
 
 def gpu_items(text: str) -> tuple[int, ...]:
-    """The indices of a list in the order in which they are written. Raises ValueError for a bad item."""
+    """Parses the indices of a list in the written order. Raises ValueError for a malformed item."""
     gpus: list[int] = []
     for item in text.split(","):
         match = _ITEM.fullmatch(item)
@@ -30,16 +30,16 @@ def gpu_items(text: str) -> tuple[int, ...]:
         if last < first:
             raise ValueError(f"GPU list {text.strip()!r}: {first}-{last} runs backward; write {last}-{first}")
         if last > LARGEST_INDEX:
-            raise ValueError(f"GPU list {text.strip()!r}: no machine has a GPU {last}")
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {last} is above the largest, {LARGEST_INDEX}")
         gpus.extend(range(first, last + 1))
     return tuple(gpus)
 
 
 @lru_cache(maxsize=1024)
 def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int, ...] | None:
-    """The indices of a list, ascending; None = any (an empty text, or `all`).
+    """Parses a list into ascending indices; None = any GPU (an empty text, or `all`).
 
-    known: the indices there are, None = not asked. Raises ValueError, with the remedy, for a backward range,
+    known: the existing indices, None = not checked. Raises ValueError, with the remedy, for a backward range,
     an empty item, a repeated or an unknown GPU.
     """
     if text.strip(" \t").lower() in ("", "all"):
@@ -48,16 +48,16 @@ def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int,
     seen: set[int] = set()
     for gpu in gpus:
         if gpu in seen:
-            raise ValueError(f"GPU list {text.strip()!r}: GPU {gpu} is there twice; name it once")
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {gpu} is listed twice; name it once")
         seen.add(gpu)
         if known is not None and gpu not in known:
-            have = f"the GPUs are {format_gpu_list(known)}" if known else "there is no GPU"
+            have = f"the GPUs are {format_gpu_list(known)}" if known else "there are no GPUs"
             raise ValueError(f"GPU list {text.strip()!r}: there is no GPU {gpu}; {have}")
     return tuple(sorted(gpus))
 
 
 def format_gpu_list(gpus: Iterable[int] | None) -> str:
-    """The shortest list that `parse_gpu_list` reads back: (0, 1, 2, 5) -> "0-2,5"; None -> ""."""
+    """Formats indices as the shortest list for `parse_gpu_list`: (0, 1, 2, 5) -> "0-2,5"; None -> ""."""
     if gpus is None:
         return ""
     runs: list[list[int]] = []

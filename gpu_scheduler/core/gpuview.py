@@ -1,4 +1,7 @@
-"""A managed GPU as placement sees it: what is booked, foreign, or closes it (docs/design.md, Accounting)."""
+"""Computes the availability of a GPU: its allocations, foreign use, and why it accepts no new jobs.
+
+The rules are in docs/design.md, Accounting.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from gpu_scheduler.core.placement import GpuView, Limits
 
 
 def view(gpu: Gpu, facts: Facts) -> GpuView:
-    """The GPU with the bookings of every attempt that still holds a part of it."""
+    """Returns the availability of a GPU, counting every attempt that still holds part of it."""
     here = [a for a in facts.attempts if gpu.uuid in a.gpus]
     holders = _holders(gpu, facts.attempts)
     limits = facts.settings.limits
@@ -34,17 +37,17 @@ def view(gpu: Gpu, facts: Facts) -> GpuView:
 
 
 def _memory(gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """The memory ledger: what ours book, what others hold with its buffer, and never less than is in use."""
-    others = _held_by_others(gpu, attempts, limits)
-    if others is None:
+    """Returns the committed memory, MiB: allocations plus buffered foreign use, at least what is in use."""
+    foreign = _held_by_others(gpu, attempts, limits)
+    if foreign is None:
         return None
     used = gpu.sample.used_mib if gpu.sample else None
-    return max(_budgets(gpu, holders, limits) + others, used or 0)
+    return max(_budgets(gpu, holders, limits) + foreign, used or 0)
 
 
 def _held_by_others(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """MiB that everybody else holds: each process at its peak so far, with the buffer, and what no process
-    accounts for; None = unknown."""
+    """Returns the MiB reserved for foreign use: the buffered peak of each foreign process, plus unattributed
+    memory; None = unknown."""
     if listed(gpu) is None:
         foreign_mib = foreign_memory(gpu, attempts, limits)
         return None if foreign_mib is None else buffered(foreign_mib, limits.spike)
@@ -53,7 +56,7 @@ def _held_by_others(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> in
 
 
 def listed(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
-    """The processes on a GPU, where all of them, their memory and their owners are known; else None."""
+    """Returns the processes on a GPU, or None unless the memory and the owner of each of them are known."""
     processes = gpu.sample.processes if gpu.sample else None
     if processes is None or gpu.unmatched or any(p.used_mib is None for p in processes):
         return None
@@ -61,20 +64,20 @@ def listed(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
 
 
 def held_now(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, float], int]:
-    """(pid, start) of each foreign process that lives -> the most MiB that it was seen to use."""
+    """Returns the peak memory use, in MiB, of each living foreign process by (pid, start)."""
     here = _on_it(gpu, attempts)
     peaks = dict(gpu.held)
     for process in listed(gpu) or ():
         key = (process.pid, gpu.starts.get(process.pid, 0.0))
         if gpu.owners.get(process.pid) in here:
-            peaks.pop(key, None)  # taken for foreign before it could be told whose it is
+            peaks.pop(key, None)  # counted as foreign until its owner was known
         else:
             peaks[key] = max(peaks.get(key, 0), process.used_mib or 0)
     return peaks
 
 
 def _past_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
-    """What foreign processes were seen to use at most, MiB, if that is more than they use now; else 0."""
+    """Returns the peak memory use of the foreign processes, MiB, if it exceeds their current use; else 0."""
     processes, here = listed(gpu), _on_it(gpu, attempts)
     if processes is None:
         return 0
@@ -84,19 +87,19 @@ def _past_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
 
 
 def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """MiB on this GPU that belong to nobody of ours, as they are now; None = unknown.
+    """Returns the current foreign memory use on a GPU, MiB; None = unknown.
 
-    From the processes where the probe lists them with their memory, and what more is in use than processes
-    and a driver account for. Else from the totals: what was used when our first job came, raised by whatever
-    exceeds the sum of our budgets.
+    If the probe lists the processes with their memory: the sum of the foreign ones, plus any unattributed
+    memory beyond what a driver may use. Otherwise from the totals: the baseline when our first job started,
+    or whatever exceeds the sum of our allocations, whichever is larger.
     """
     sample = gpu.sample
     if sample is None:
         return None
     processes = listed(gpu)
     if processes is not None:
-        hidden = max(0, _hidden(gpu, attempts, limits) - DRIVER_MIB)
-        return sum(p.used_mib or 0 for p in _foreign(gpu, processes, attempts)) + hidden
+        unattributed = max(0, _hidden(gpu, attempts, limits) - DRIVER_MIB)
+        return sum(p.used_mib or 0 for p in _foreign(gpu, processes, attempts)) + unattributed
     if sample.used_mib is None:
         return None
     ours = _holders(gpu, attempts)
@@ -104,10 +107,10 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
 
 
 def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
-    """The load that foreign processes make in the newest sample, percent; None = cannot be told.
+    """Returns the load of foreign processes in the newest sample, percent; None = unknown.
 
-    Where the driver does not say which process makes the load, that of the card is theirs if no job of ours
-    is on it.
+    If the driver reports no load per process, the load of the GPU counts as foreign while no job of ours is
+    on it.
     """
     load = _load_of_processes(gpu, attempts, limits)
     if load is not None or gpu.sample is None or _on_it(gpu, attempts):
@@ -120,7 +123,7 @@ def _load_of_processes(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) ->
     if processes is None or gpu.unmatched:
         return None
     if listed(gpu) is not None and _hidden(gpu, attempts, limits) > DRIVER_MIB:
-        return None  # somebody is there whom the driver does not list
+        return None  # some process is hidden from the driver's list
     loads = [process.load_percent for process in _foreign(gpu, processes, attempts)]
     known = [load for load in loads if load is not None]
     return min(100.0, sum(known)) if len(known) == len(loads) else None
@@ -132,15 +135,15 @@ def _mean(loads: Sequence[float | None]) -> float | None:
 
 
 def displays(gpu: Gpu, limits: Limits) -> int:
-    """MiB that displays hold: memory that is foreign, and stays so."""
+    """Returns the buffered memory of display processes, MiB; it is permanently foreign."""
     processes = listed(gpu) or ()
     return sum(buffered(p.used_mib or 0, limits.spike) for p in processes if p.graphics_only)
 
 
 def unclaimed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """MiB in use on this GPU that no process accounts for; None = unknown.
+    """Returns the unattributed memory of a GPU: in use, but by no listed process; MiB, None = unknown.
 
-    What a dead process has not given back yet shows here. Without a list of processes: foreign memory.
+    It includes memory that a dead process has not released yet. Without a process list: the foreign memory.
     """
     sample = gpu.sample
     if sample is None or sample.used_mib is None:
@@ -152,15 +155,15 @@ def unclaimed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> i
 
 
 def _hidden(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int:
-    """MiB that no listed process accounts for, and no attempt of ours of which none is listed.
+    """Returns the unattributed memory that no unlisted process of our own attempts can explain, MiB.
 
-    A probe need not list every process: one within a container lists none of those outside, some none at all.
+    A probe may miss processes: inside a container it lists none from outside, and some probes list none.
     """
-    unclaimed = unclaimed_memory(gpu, attempts, limits) or 0
+    unattributed = unclaimed_memory(gpu, attempts, limits) or 0
     ours = _holders(gpu, attempts)
-    seen = {gpu.owners.get(process.pid) for process in listed(gpu) or ()}
-    unseen = [attempt for attempt in ours if attempt.attempt_id not in seen]
-    return max(min(unclaimed, _baseline(gpu, ours)), unclaimed - _budgets(gpu, unseen, limits))
+    owners = {gpu.owners.get(process.pid) for process in listed(gpu) or ()}
+    unlisted = [attempt for attempt in ours if attempt.attempt_id not in owners]
+    return max(min(unattributed, _baseline(gpu, ours)), unattributed - _budgets(gpu, unlisted, limits))
 
 
 def _holders(gpu: Gpu, attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -181,7 +184,7 @@ def _on_it(gpu: Gpu, attempts: Sequence[Attempt]) -> set[int | None]:
 
 
 def _foreign(gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]) -> list[GpuProcess]:
-    """Those of nobody's of ours, and those of ours that have no business here: no booking speaks for them."""
+    """Returns the foreign processes, and misplaced processes of ours, which no allocation here covers."""
     here = _on_it(gpu, attempts)
     return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
 
@@ -198,15 +201,13 @@ def _closed(gpu: Gpu, here: Sequence[Attempt]) -> str | None:
     if gpu.paused:
         return "paused"
     if gpu.sample is None:
-        return "not seen by the probe"
+        return "not reported by the probe"
     if gpu.sample.fault is not None:
         return gpu.sample.fault
     for attempt in here:
         if attempt.outcome is not None and attempt.released_at is None:
             pids = ", ".join(str(pid) for pid in (attempt.survivors or ())[:4])
-            return (
-                f"quarantined: process {pids} of job {attempt.job_id} is left" if pids else "being released"
-            )
+            return f"quarantined: job {attempt.job_id} left process {pids}" if pids else "being released"
     if any(attempt.released_at is not None for attempt in here):
-        return "cooling"
+        return "awaiting memory release"
     return None

@@ -1,7 +1,7 @@
-"""What an attempt books on one GPU: the two ledgers, in thousandths and in MiB (docs/design.md, Accounting).
+"""Computes what an attempt is charged on one GPU, in thousandths and in MiB (docs/design.md, Accounting).
 
-A declared quantity counts as declared; memory that was not declared, or is seen to exceed what was, counts at
-the peak that was seen, with a buffer for what the next sample may show.
+A declared quantity counts as declared. Memory that was not declared, or exceeds its declaration, counts at
+its observed peak plus the spike buffer, because the next sample may be higher.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import Any
 
 from gpu_scheduler.core.share import WHOLE
 
-#: What a driver may keep for itself, in use and of no process, MiB: `--margin` leaves as much free anyway.
+#: Memory that a driver may use without a process, MiB; the default of `--margin` leaves as much free.
 DRIVER_MIB = 512
 
 
 @dataclass(frozen=True)
 class Booking:
-    """share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: no other job of ours is
-    to be there; peak: MiB seen there, None = nothing yet, or not to be told."""
+    """The allocation of an attempt on one GPU.
+
+    share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: no other job of ours may
+    run there; peak_mib: highest observed use, None = not observed yet, or unknown.
+    """
 
     share: int = 0
     vram: int | None = None
@@ -29,14 +32,14 @@ class Booking:
 
     @classmethod
     def of_row(cls, row: Any, uuid: str) -> Booking:
-        """What a row of the table attempt books on one of its GPUs."""
+        """Returns the allocation on one GPU from a row of the table `attempt`."""
         return cls(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
 
 
 def declared_mib(booking: Booking, total_mib: int | None) -> int | None:
-    """MiB of a GPU that a declared vram or share comes to; None: the size of the GPU is not known.
+    """Returns the MiB that a declared vram or share comes to; None: the size of the GPU is unknown.
 
-    A share with the GPU to itself has all of its memory.
+    A share with the GPU to itself counts as all of its memory.
     """
     if booking.vram is not None:
         return booking.vram
@@ -46,13 +49,13 @@ def declared_mib(booking: Booking, total_mib: int | None) -> int | None:
 
 
 def buffered(peak_mib: int, spike: float) -> int:
-    """An observed peak with its buffer, MiB. spike: the fraction of `--spike-buffer`."""
-    # A fraction such as 0.1 is not exact: 10000 MiB with it are 11000, never 11001.
+    """Returns an observed peak plus its spike buffer, MiB. spike_buffer: the fraction of `--spike-buffer`."""
+    # A fraction such as 0.1 is not exact: 10000 MiB must become 11000, never 11001.
     return math.ceil(round(peak_mib * (1 + spike), 6))
 
 
 def memory_of(booking: Booking, total_mib: int, spike: float) -> int:
-    """MiB of the memory ledger."""
+    """Returns the memory that an allocation counts for, MiB."""
     if booking.whole or (booking.vram is None and not booking.share):
         return total_mib
     peak = booking.peak or 0
@@ -62,7 +65,10 @@ def memory_of(booking: Booking, total_mib: int, spike: float) -> int:
 
 
 def share_of(booking: Booking, total_mib: int | None, spike: float) -> int:
-    """Thousandths of the share ledger. total_mib None: not known, then a declared memory fills the GPU."""
+    """Returns the share that an allocation counts for, thousandths.
+
+    total_mib None: the size is unknown, and declared memory counts as the whole GPU.
+    """
     if booking.whole or (booking.vram is None and not booking.share):
         return WHOLE
     if booking.share:

@@ -1,4 +1,4 @@
-"""The reason for which a waiting job is not started although a GPU may be free: its line of the jobs file."""
+"""The reason why a waiting job is not started because of its line in the jobs file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Kind = Literal["malformed", "gone", "changed"]
 
 @dataclass(frozen=True)
 class LineWait:
-    """A job waits for its line.
+    """A job's wait for its line.
 
-    kind    "malformed": line `number` is a typo of it, until somebody mends that line;
-            "gone": the line is missing; at `due` the job is cancelled, unless the line comes back;
-            "changed": line `number` has other attributes, which count at `due`.
-    due     boot seconds; None = not known, because a program still has the file open for writing.
+    kind         "malformed": `line_number` has a typo of the line and waits for its correction;
+                 "gone": the line is missing; the job is cancelled at `due_at` unless the line comes back;
+                 "changed": `line_number` has other attributes, which apply at `due_at`.
+    due_at       boot seconds; None = unknown, because a program still has the file open for writing.
     """
 
     kind: Kind
@@ -24,10 +24,10 @@ class LineWait:
     due: float | None = None
 
     def to_json(self) -> str:
-        """The value as the record keeps it."""
+        """Returns the stored form of the value."""
         return json.dumps([self.kind, self.number, self.due])
 
     @staticmethod
     def from_json(text: str) -> LineWait:
-        """The value that `to_json` wrote."""
+        """Returns the value that `to_json` wrote."""
         return LineWait(*json.loads(text))

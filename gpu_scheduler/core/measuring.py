@@ -1,8 +1,7 @@
-"""What a new sample adds to the record: what running attempts use, whether that is more than they declared,
-and the peaks and the load of everybody else's processes.
+"""Records what a new sample shows: resource use and overuse of running attempts, foreign peaks and load.
 
-Each is planned from the newest sample and the record, and is on the record in the next round, so that nothing
-is said twice and a restart forgets nothing.
+Each action follows from the newest sample and the store alone, so that nothing is reported twice and nothing
+is lost by a restart.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from gpu_scheduler.core.states import JobState
 
 
 def measure(facts: Facts) -> list[Action]:
-    """What is to be noted of the newest sample."""
-    notes: list[Action] = []
+    """Returns the actions that record the newest sample."""
+    actions: list[Action] = []
     gpus = {gpu.uuid: gpu for gpu in facts.gpus}
     for attempt in facts.attempts:
         if attempt.outcome is None and attempt.job_state in (JobState.RUNNING, JobState.STOPPING):
-            notes += _of_attempt(attempt, gpus, facts.settings)
+            actions += _of_attempt(attempt, gpus, facts.settings)
     for gpu in facts.gpus:
-        held = held_now(gpu, facts.attempts)
-        if held != gpu.held:
-            notes.append(NoteHeld(gpu.uuid, tuple((*key, mib) for key, mib in sorted(held.items()))))
-        notes += _of_foreign_load(gpu, facts)
-    return notes
+        peaks = held_now(gpu, facts.attempts)
+        if peaks != gpu.held:
+            actions.append(NoteHeld(gpu.uuid, tuple((*key, mib) for key, mib in sorted(peaks.items()))))
+        actions += _of_foreign_load(gpu, facts)
+    return actions
 
 
 def _of_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
-    """Each sample is judged once, by the attempts that hold the GPU when it comes."""
+    """Records the foreign load of a sample once, given the attempts that hold the GPU at that time."""
     if gpu.sample is None or gpu.sampled_at in (None, gpu.foreign_load_at):
         return []
     load = foreign_load(gpu, facts.attempts, facts.settings.limits)
     loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
-    # Equal only where every load is the same: then the record says all there is to say.
+    # Equal only if all loads are the same; then the store is up to date.
     return [] if loads == gpu.foreign_loads else [NoteForeignLoad(gpu.uuid, loads, gpu.sampled_at)]
 
 
 def measured(attempts: Sequence[Attempt], notes: Sequence[Action]) -> list[Attempt]:
-    """The attempts with the peaks that they have once these notes are on the record."""
-    seen = {note.attempt_id: note.seen for note in notes if isinstance(note, NoteUse)}
-    return [_with(attempt, seen.get(attempt.attempt_id, ())) for attempt in attempts]
+    """Returns the attempts with their peaks as they will be once these actions are recorded."""
+    usage = {note.attempt_id: note.seen for note in notes if isinstance(note, NoteUse)}
+    return [_with(attempt, usage.get(attempt.attempt_id, ())) for attempt in attempts]
 
 
 def _with(attempt: Attempt, seen: Sequence[tuple[str, int | None, float | None]]) -> Attempt:
@@ -64,22 +63,24 @@ def _of_attempt(attempt: Attempt, gpus: dict[str, Gpu], settings: Settings) -> l
         return []
     if attempt.measured_at is not None and max(times) <= attempt.measured_at:
         return []
-    seen = tuple(
+    usage = tuple(
         (gpu.uuid, used_by(attempt, gpu), gpu.sample.load_percent if gpu.sample else None) for gpu in own
     )
-    notes: list[Action] = [NoteUse(attempt.job_id, attempt.attempt_id, max(times), seen)]
+    actions: list[Action] = [NoteUse(attempt.job_id, attempt.attempt_id, max(times), usage)]
     share = attempt.share if attempt.vram is None else None
-    for uuid, mib, _ in seen:
+    for uuid, mib, _ in usage:
         budget = attempt.budgets.get(uuid)
         if budget is None or mib is None or uuid in attempt.exceeded:
             continue
         if mib > budget * (1 + settings.tolerance):
-            notes.append(NoteExceeded(attempt.job_id, attempt.attempt_id, uuid, mib, budget, share))
-    return notes
+            actions.append(NoteExceeded(attempt.job_id, attempt.attempt_id, uuid, mib, budget, share))
+    return actions
 
 
 def used_by(attempt: Attempt, gpu: Gpu) -> int | None:
-    """MiB that the processes of an attempt use on a GPU; None where that cannot be told, or none is listed:
-    a probe need not list every process."""
+    """Returns the MiB that the processes of an attempt use on a GPU.
+
+    None = unknown, or none of them is listed: a probe may miss processes.
+    """
     own = [p for p in listed(gpu) or () if gpu.owners.get(p.pid) == attempt.attempt_id]
     return sum(p.used_mib or 0 for p in own) if own else None

@@ -1,7 +1,8 @@
-"""What a job needs of the GPUs: from the attributes on its line, the model named by `--llm`, or the default.
+"""Resolves the GPU need of a job from the attributes of its line, the model named by `--llm`, or the default.
 
-`Ask` is what the line says and never changes by itself; `Need` is what that means under the present
-llm_config.json. Jobs of one Ask wait for the same thing, so a round looks at each Ask once.
+A `ResourceSpec` is what the line states and never changes by itself; a `Need` is what that means under the
+present llm_config.json. Jobs with the same resource spec wait for the same thing, so a round resolves each
+spec once.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _NOTHING: Mapping[str, int] = {}
 
 @dataclass(frozen=True)
 class Ask:
-    """What a line says about GPUs. share in thousandths; None = not said; allowed: indices, None = any.
+    """The GPU resources that a line requests. None = not stated; share: thousandths; allowed: GPU indices.
 
-    vram: MiB on each GPU. family: what it runs (`family_of`), said only where needs are learned and the line
-    names none. raised: MiB that it needs on each GPU since it ran out of memory, whatever else says its need.
+    vram: MiB on each GPU. workload_class: see `workload_class_of`, set only where needs are learned and the
+    line states none. min_vram_mib: lower bound on each GPU since the job ran out of memory, whatever else
+    determines its need.
     """
 
     share: int | None = None
@@ -43,7 +45,7 @@ class Ask:
 
     @classmethod
     def of(cls, spec: JobSpec, raised_mib: int | None = None, *, learn: bool = False) -> Ask:
-        """The Ask of a job. torchrun says by itself how many whole GPUs, whatever model it runs."""
+        """Returns the resource spec of a job. torchrun sets the number of whole GPUs, whatever the model."""
         share, gpus, llm = spec.share, spec.gpus, spec.llm
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
@@ -52,35 +54,36 @@ class Ask:
             family = family_of(spec)
         return cls(share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, raised_mib)
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - of values, and few of them
+    @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
     def key(self) -> str:
-        """Text that is equal for equal Asks, and that `from_key` reads back."""
-        said = [self.share, self.gpus, self.llm, self.command, self.allowed]
-        more = [self.vram, self.exclusive, self.family]
+        """Returns the text that identifies this spec; `from_key` parses it."""
+        stated = [self.share, self.gpus, self.llm, self.command, self.allowed]
+        extra = [self.vram, self.exclusive, self.family]
         if self.raised is not None:
-            return json.dumps([*said, *more, self.raised], ensure_ascii=False)
-        return json.dumps(said + more if any(more) else said, ensure_ascii=False)
+            return json.dumps([*stated, *extra, self.raised], ensure_ascii=False)
+        return json.dumps(stated + extra if any(extra) else stated, ensure_ascii=False)
 
     @classmethod
     @lru_cache(maxsize=4096)
     def from_key(cls, key: str) -> Ask:
-        """The Ask whose key this is."""
-        share, gpus, llm, command, allowed, *more = json.loads(key)
-        return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed), *more)
+        """Returns the spec with this key."""
+        share, gpus, llm, command, allowed, *extra = json.loads(key)
+        return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed), *extra)
 
 
 def family_of(spec: JobSpec) -> str:
-    """Jobs of one family are expected to need the same: the same program (or script) and `--llm`."""
+    """Returns the workload class: program (or script) and `--llm`. Its jobs are expected to need the same."""
     return json.dumps([spec.program, spec.llm], ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a job takes of each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
+    """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
-    share 0 and vram None: not declared. exclusive: no other job of ours is on them; alone: nor anybody else.
-    learned: vram is what jobs of its kind were seen to use; assumed: neither its line nor the entry of its
-    model says share or vram, so that it is the default, or a GPU alone: no declaration, and never judged.
+    share 0 and vram None: not declared. exclusive: no other job of ours on them; alone: no foreign process
+    either. learned: vram is the observed use of its workload class. assumed: neither the line nor the entry
+    of its model sets share or vram, so that the default applies, or an idle GPU; this is not a declaration,
+    and its accuracy is never judged.
     """
 
     count: int
@@ -93,7 +96,7 @@ class Need:
 
     @property
     def whole(self) -> bool:
-        """Whether no other job of ours may be on its GPUs."""
+        """Returns whether no other job of ours may run on its GPUs."""
         return self.alone or self.exclusive
 
     def __str__(self) -> str:
@@ -115,8 +118,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Requirement:
-    """An entry of llm_config.json: a share in thousandths (may exceed 1000), perhaps of several GPUs; vram:
-    MiB on each of them."""
+    """An entry of llm_config.json. share: thousandths, may exceed 1000; gpus: their number; vram: MiB on each
+    GPU."""
 
     share: int | None = WHOLE
     gpus: int | None = None
@@ -125,18 +128,18 @@ class Requirement:
 
 @dataclass(frozen=True)
 class LlmConfig:
-    """llm_config.json: requirement per model, and the one for every other."""
+    """The contents of llm_config.json: a requirement for each model and a default for all others."""
 
     default: Requirement = Requirement()
     models: dict[str, Requirement] = field(default_factory=dict)
 
     def of(self, llm: str | None) -> Requirement:
-        """The requirement of a model; the default for an unknown or missing one."""
+        """Returns the requirement of a model, or the default if the model is unknown or None."""
         return self.models.get(llm, self.default) if llm is not None else self.default
 
 
 def parse_llm_config(text: str) -> LlmConfig:
-    """The configuration in llm_config.json. Raises ValueError naming key, value and what is accepted."""
+    """Parses llm_config.json. Raises ValueError naming the key, its value and what is accepted."""
     raw = jsontext.parse(text)
     if not isinstance(raw, dict) or not isinstance(raw.get("models", {}), dict):
         raise ValueError('expected {"default_requirement": 1.0, "models": {"NAME": 0.5, …}}')
@@ -149,22 +152,22 @@ def _requirement(key: str, value: Any) -> Requirement:
         return Requirement(_share(key, value))
     unknown = sorted(set(value) - {"share", "vram", "gpus"})
     if unknown:
-        raise ValueError(f"{key}: {unknown[0]!r} is not known; known: share, vram, gpus")
+        raise ValueError(f"{key}: unknown key {unknown[0]!r}; known keys: share, vram, gpus")
     share = None if "share" not in value else _share(key, value["share"])
     vram = None if "vram" not in value else _vram(key, value["vram"])
     gpus = value.get("gpus")
     if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= 64):
         raise ValueError(f"{key}: gpus {gpus!r} is not a whole number from 1 to 64")
     if share is None and gpus is None and vram is None:
-        raise ValueError(f'{key}: say "share", "vram" or "gpus"')
+        raise ValueError(f'{key}: set "share", "vram" or "gpus"')
     if share is not None and share > WHOLE and (gpus is not None or vram is not None):
-        raise ValueError(f"{key}: a share above 1 is a number of whole GPUs; leave out gpus and vram")
+        raise ValueError(f"{key}: a share above 1 means whole GPUs; remove gpus and vram")
     return Requirement(share, gpus, vram)
 
 
 def _vram(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f'{key}: vram {value!r} is neither MiB such as 9000 nor such as "9G"')
+        raise ValueError(f'{key}: vram {value!r} is not valid; write MiB such as 9000, or "9G"')
     try:
         return parse_mib(str(value))
     except ValueError as error:
@@ -172,7 +175,7 @@ def _vram(key: str, value: Any) -> int:
 
 
 def _share(key: str, value: Any) -> int:
-    # A text that is a number is one: so the older scheduler took it.
+    # A number in quotes counts as a number: the older scheduler accepted it.
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{key}: {value!r} is not a number such as 0.5")
     try:
@@ -182,12 +185,12 @@ def _share(key: str, value: Any) -> int:
 
 
 def resolve(ask: Ask, config: LlmConfig, learned: Mapping[str, int] = _NOTHING) -> Need:
-    """What a job with this Ask needs: its attributes, else its model, else what was learned of its family
-    (MiB), else the default (docs/design.md, Needs); of memory at least what it was raised to."""
+    """Returns the need for a resource spec: from its attributes, else its model, else the MiB learned for its
+    workload class, else the default (docs/design.md, Needs); with at least `min_vram_mib` of memory."""
     need = _said(ask, config, learned)
     if ask.raised is None:
         return need
-    # Of one that took its GPUs alone it is known now how much it needs.
+    # A job that had its GPUs to itself now has a known memory need.
     share = 0 if need.alone else need.share
     vram = max(ask.raised, need.vram or 0)
     return Need(need.count, share, vram=vram, exclusive=ask.exclusive)

@@ -1,6 +1,6 @@
-"""Where a job goes: its need and what is known of each GPU in; GPUs, or why it waits, out.
+"""Chooses the GPUs for a job from its need and the availability of each GPU, or says why it waits.
 
-The reasons are in docs/design.md, Placement.
+The rationale is in docs/design.md, Placement.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GpuView:
-    """One managed GPU as placement sees it.
+    """The availability of one managed GPU for placement.
 
-    booked         thousandths held by attempts of ours (the share ledger)
-    memory_mib     booked by them, or held by everybody else (the memory ledger), MiB; None = unknown
-    taken          an attempt of ours is on it, whatever it booked
-    foreign_mib    memory in use by everybody else, as it is, MiB; None = unknown
-    foreign        a process of somebody else is on it, in words ("process 8123"), or None
-    load           mean load over the last samples, percent; None = unknown
-    foreign_load   the part of it that processes of everybody else make; None = unknown
-    closed         why it takes no new job ("paused", "lost", "cooling" …), or None
-    past_mib       what the processes of everybody else used at most, if that is more than now; else 0
+    allocated_share      thousandths allocated to attempts of ours
+    committed_mib        memory allocated to them plus the peaks of foreign processes, MiB; None = unknown
+    occupied             some attempt of ours runs on it, whatever its allocation
+    foreign_mib          current memory use of foreign processes, MiB; None = unknown
+    foreign_holder       the foreign process on it, for messages ("process 8123"), or None
+    mean_load            mean load over the last samples, percent; None = unknown
+    mean_foreign_load    the part of it that foreign processes cause; None = unknown
+    unavailable_reason   why it accepts no new job ("paused", "lost", …), or None
+    foreign_peak_mib     peak memory use of the foreign processes, if above their current use; else 0
     """
 
     uuid: str
@@ -48,11 +48,11 @@ class GpuView:
 
 @dataclass(frozen=True)
 class Limits:
-    """What decides whether a GPU takes one more job.
+    """The thresholds that decide whether a GPU accepts one more job.
 
-    memory, load: foreign use at or above which it takes none, fractions. margin_mib: kept free beside every
-    declaration. idle_mib: foreign memory up to which it counts as idle (drivers and displays hold a little).
-    spike: fraction added to observed peaks.
+    mem_threshold, load_threshold: fraction of foreign use at or above which it accepts none. margin_mib:
+    memory kept free beside every declaration. idle_threshold_mib: foreign memory up to which a GPU counts as
+    idle (drivers and displays use a little). spike_buffer: fraction added to observed peaks.
     """
 
     memory: float = 0.8
@@ -64,14 +64,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a job waits. `infeasible` = could not fit on the managed GPUs empty, unpaused and present."""
+    """The reason why a job waits. infeasible: it could not fit even on present, empty, unpaused GPUs."""
 
     text: str
     infeasible: bool = False
 
 
 class ForeignUse(Enum):
-    """The use by foreign processes that keeps a job off a GPU."""
+    """The kind of foreign use that keeps a job off a GPU."""
 
     MEMORY = "as much memory as --mem-threshold"
     LOAD = "as much load as --load-threshold"
@@ -79,10 +79,10 @@ class ForeignUse(Enum):
 
 
 def foreign_use(gpu: GpuView, need: Need, limits: Limits) -> ForeignUse | None:
-    """Whether foreign processes keep a job with this need off a GPU.
+    """Returns the foreign use that keeps a job with this need off a GPU; None if there is none.
 
-    Those that together stay under the idle threshold never do. A job that declares memory goes where the
-    memory ledger has room, whatever part of the GPU they hold.
+    Foreign processes below the idle threshold never do. A job that declares memory may go wherever enough
+    uncommitted memory is left, however much of the GPU foreign processes use.
     """
     if gpu.foreign_mib is None or gpu.foreign_mib <= limits.idle_mib:
         return None
@@ -96,20 +96,20 @@ def foreign_use(gpu: GpuView, need: Need, limits: Limits) -> ForeignUse | None:
 
 
 def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
-    """Why one GPU cannot take one more job with this need, in words; None if it can."""
+    """Returns why one GPU cannot accept a job with this need, as a phrase; None if it can."""
     if gpu.closed is not None:
         return gpu.closed
     if need.whole and gpu.taken:
         return "busy"
     if need.share and gpu.booked + need.share > WHOLE:
-        # What is left of it is worth a word only to a job that asks for a part.
+        # The remaining share matters only to a job that asks for part of a GPU.
         whole = gpu.booked >= WHOLE or need.share == WHOLE
         return "busy" if whole else f"{format_share(WHOLE - gpu.booked)} free"
     if gpu.foreign_mib is None:
         return "memory unknown"
     use = foreign_use(gpu, need, limits)
     if use is not None:
-        who = gpu.foreign or "memory not ours"
+        who = gpu.foreign or "memory of unknown owner"
         load = f", load {gpu.foreign_load:.0f} %" if use is ForeignUse.LOAD else None
         return f"foreign {who}{load or f' holds {shown_mib(gpu.foreign_mib)}'}"
     if need.vram is not None:
@@ -118,7 +118,7 @@ def obstacle(gpu: GpuView, need: Need, limits: Limits) -> str | None:
 
 
 def _lack(gpu: GpuView, vram_mib: int, limits: Limits) -> str | None:
-    """Why the memory of a GPU does not suffice for one more declaration."""
+    """Returns why a GPU lacks the memory for one more declaration; None if it has enough."""
     if gpu.total_mib is None or gpu.memory_mib is None:
         return "memory unknown"
     headroom = max(0, gpu.total_mib - gpu.memory_mib - limits.margin_mib)
@@ -128,17 +128,17 @@ def _lack(gpu: GpuView, vram_mib: int, limits: Limits) -> str | None:
     named = gpu.foreign is not None and foreign > limits.idle_mib
     who = f", foreign {gpu.foreign} holds {shown_mib(foreign)}" if named else ""
     if gpu.past_mib:
-        who = f", foreign processes that still run have used {shown_mib(gpu.past_mib)}"
+        who = f", running foreign processes have used up to {shown_mib(gpu.past_mib)}"
     return f"room for {shown_mib(headroom)}{who}" if headroom else f"full{who}"
 
 
 def place(
     need: Need, allowed: tuple[int, ...] | None, gpus: Sequence[GpuView], limits: Limits
 ) -> tuple[str, ...] | Reason:
-    """The UUIDs of the GPUs for one job, by index, or why it waits.
+    """Returns the UUIDs of the GPUs for one job, ordered by index, or why it waits.
 
-    Best fit (the least memory left over for one that declares memory, then the least share), then the least
-    load, then the lowest index: what is left of the others stays in one piece.
+    Best fit: least memory left (if memory is declared), then least share left, then lowest load, then lowest
+    index, so that the free capacity of the other GPUs is not fragmented.
     """
     candidates = [g for g in gpus if allowed is None or g.index in allowed]
     could = sum(could_fit(need, gpu.total_mib, limits) for gpu in candidates)
@@ -154,7 +154,7 @@ def place(
 
 
 def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
-    """Whether a GPU of this size could take the job if it were empty. total_mib None: unknown, so perhaps."""
+    """Returns whether an empty GPU of this size could run the job; an unknown size (None) suffices."""
     return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
 
 
@@ -172,18 +172,18 @@ def _infeasible(
     limits: Limits,
 ) -> str:
     if need.count <= len(candidates):
-        # One of unknown size could fit, and so is none of those that could not.
+        # A GPU of unknown size could fit, so it is not among those that are too small.
         sizes = sorted((gpu.total_mib or MOST_MIB for gpu in candidates), reverse=True)
         kind = "allowed" if allowed is not None else "managed"
         return f"infeasible: needs {need}, but {_too_small(need, kind, sizes, limits)}"
     if allowed is not None and len(candidates) < min(len(allowed), len(gpus)):
-        return f"infeasible: needs {need}; of its allowed GPUs {len(candidates)} managed"
+        return f"infeasible: needs {need}; {len(candidates)} of its allowed GPUs managed"
     have = f"{len(candidates)} allowed" if allowed is not None else f"{len(gpus)} managed"
     return f"infeasible: needs {need}, {have}"
 
 
 def _too_small(need: Need, kind: str, sizes: Sequence[int], limits: Limits) -> str:
-    """Says how much the largest GPUs can give. sizes: of the GPUs of this kind, the largest first."""
+    """Describes how much the largest GPUs can give. sizes: of the GPUs of this kind, MiB, largest first."""
     size = sizes[need.count - 1]
     if need.count == 1:
         have = f"the largest {kind} GPU has"
@@ -194,14 +194,14 @@ def _too_small(need: Need, kind: str, sizes: Sequence[int], limits: Limits) -> s
     most = max(0, size - limits.margin_mib)
     given = shown_mib(most)
     if need.vram is not None and given == shown_mib(need.vram):
-        given = f"{most} MiB"  # rounded they would look equal
+        given = f"{most} MiB"  # rounded, both would look equal
     margin = shown_mib(limits.margin_mib)
     return f"{have} {shown_mib(size)}, of which {given} can be given to jobs (margin {margin})"
 
 
 def _waiting(need: Need, free: int, obstacles: Sequence[tuple[GpuView, str]]) -> str:
-    # Plain "busy" is what the count already says; everything else a user can do something about.
-    told = [f"GPU {gpu.index} {why}" for gpu, why in obstacles if why != "busy"]
-    more = f", GPUs {', '.join(told[:4])}".replace("GPUs GPU", "GPU", 1) if told else ""
-    rest = f" and {len(told) - 4} more" if len(told) > 4 else ""
+    # The count already covers "busy"; the user can act on every other reason.
+    named_gpus = [f"GPU {gpu.index} {why}" for gpu, why in obstacles if why != "busy"]
+    more = f", GPUs {', '.join(named_gpus[:4])}".replace("GPUs GPU", "GPU", 1) if named_gpus else ""
+    rest = f" and {len(named_gpus) - 4} more" if len(named_gpus) > 4 else ""
     return f"needs {need}, {free} free{more}{rest}"

@@ -1,4 +1,4 @@
-"""One round: facts in, actions out. `plan` is the only place where the parts of a decision meet."""
+"""Plans one round: facts in, actions out. `plan` is the only place that combines the separate decisions."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _UNKNOWN: Mapping[Ask, Need] = {}
 
 
 def plan(facts: Facts) -> list[Action]:
-    """The actions of this round.
+    """Returns the actions of this round.
 
-    Wishes go first and alone: a cancel must be on the record before anything is decided about its attempt.
-    What was measured goes before the end of the attempt that it is of.
-    Jobs are placed when nothing else changed what is booked, so that every placement is made on the record as
-    it stands.
+    Requests come first and alone: a cancel must be in the store before its attempt is reconciled.
+    Measurements come before the end of the attempt that they belong to.
+    Jobs are placed only in a round that changes no allocation otherwise, so that every placement uses the
+    stored state.
     """
     actions: list[Action] = wishes.plan(facts)
     if actions:
         return actions
-    notes = measure(facts)
-    actions += notes
-    for attempt in measured(facts.attempts, notes):
+    measurements = measure(facts)
+    actions += measurements
+    for attempt in measured(facts.attempts, measurements):
         if attempt.outcome is None:
-            cards = _cards(attempt, facts)
-            actions += settle(attempt, facts.now, facts.settings, cards, held=facts.trouble is not None)
+            inventory = _cards(attempt, facts)
+            actions += settle(attempt, facts.now, facts.settings, inventory, held=facts.trouble is not None)
         elif attempt.released_at is None:
             actions += release(attempt, facts.now, facts.settings)
         else:
@@ -47,15 +47,16 @@ def plan(facts: Facts) -> list[Action]:
     actions += closed_windows(facts)
     if not all(isinstance(action, Cooled) for action in actions):
         return actions
-    cool = {action.attempt_id for action in actions if isinstance(action, Cooled)}
-    rest = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in cool)
-    return actions + ([] if wishes.is_ending(facts) else _place(replace(facts, attempts=rest)))
+    released = {action.attempt_id for action in actions if isinstance(action, Cooled)}
+    remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
+    return actions + ([] if wishes.is_ending(facts) else _place(replace(facts, attempts=remaining)))
 
 
 def need_of(ask: Ask, facts: Facts) -> Need:
-    """What a job with this Ask needs now.
+    """Returns the present need of a job with these resources.
 
-    Memory that was learned is of use only where it leaves something of a GPU; else the job declares nothing.
+    Learned memory applies only if it leaves room for another job on some GPU; otherwise the job declares
+    nothing.
     """
     need = resolve(ask, facts.config, facts.learned)
     if ask.family in facts.learned and not _leaves_room(need, ask, facts):
@@ -76,8 +77,8 @@ def _usable(ask: Ask, facts: Facts) -> list[Gpu]:
 
 
 def _cards(attempt: Attempt, facts: Facts) -> Cards:
-    """What the GPUs can give to one job: all but the margin, displays, what a GPU holds of nobody's, and how
-    much that may change by."""
+    """Returns what the GPUs can give to one job: everything except the margin, displays, unattributed memory
+    and the amount by which that may vary."""
     sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
     totals = {uuid: total for uuid, total in sizes.items() if total}
     limits, count = facts.settings.limits, max(1, len(attempt.gpus))
@@ -93,21 +94,21 @@ def _cards(attempt: Attempt, facts: Facts) -> Cards:
 def _place(facts: Facts) -> list[Action]:
     why_not = facts.trouble or facts.blind
     if why_not is not None:
-        return _reasons(facts.lines, {id(line): Reason(why_not) for line in facts.lines})
+        return _reasons(facts.lines, {id(group): Reason(why_not) for group in facts.lines})
     if not facts.complete:
         return []
     views = {gpu.uuid: view(gpu, facts) for gpu in facts.gpus}
-    needs = {line.ask: need_of(line.ask, facts) for line in facts.lines}
+    needs = {group.ask: need_of(group.ask, facts) for group in facts.lines}
     starts: list[Action] = []
     reasons: dict[int, Reason] = {}
     waiting: list[int] = []
-    for job, line in order(facts.lines):
-        if id(line) in reasons:
+    for job, group in order(facts.lines):
+        if id(group) in reasons:
             continue
-        need = needs[line.ask]
-        answer = place(need, line.ask.allowed, list(views.values()), facts.settings.limits)
+        need = needs[group.ask]
+        answer = place(need, group.ask.allowed, list(views.values()), facts.settings.limits)
         if isinstance(answer, Reason):
-            reasons[id(line)] = answer
+            reasons[id(group)] = answer
             if not job.passed_over and not answer.infeasible:
                 waiting.append(job.job_id)
             continue
@@ -116,8 +117,8 @@ def _place(facts: Facts) -> list[Action]:
         starts.append(_start(job.job_id, answer, need, facts))
         for uuid in answer:
             views[uuid] = _booked(views[uuid], need, facts.settings.limits)
-        if line.more and job is line.jobs[-1]:
-            break  # its next job, not known in this round, may come before all others
+        if group.more and job is group.jobs[-1]:
+            break  # the next job of its group, unknown in this round, may precede all others
     return starts + _reasons(facts.lines, reasons, needs)
 
 
@@ -136,16 +137,16 @@ def _start(job_id: int, uuids: tuple[str, ...], need: Need, facts: Facts) -> Sta
 
 def _memory(attempt: Attempt, facts: Facts) -> list[tuple[float | None, int | None]]:
     gpus = {gpu.uuid: gpu for gpu in facts.gpus}
-    seen: list[tuple[float | None, int | None]] = []
+    samples: list[tuple[float | None, int | None]] = []
     for uuid in attempt.gpus:
         gpu = gpus.get(uuid)
-        # One that is not managed is not sampled, and nothing is placed on it: nobody waits for it.
-        seen.append(
+        # An unmanaged GPU is not sampled and gets no jobs, so there is nothing to wait for.
+        samples.append(
             (gpu.sampled_at, unclaimed_memory(gpu, facts.attempts, facts.settings.limits))
             if gpu
             else (facts.now.boot, None)
         )
-    return seen
+    return samples
 
 
 def _baseline(uuids: tuple[str, ...], facts: Facts) -> tuple[tuple[str, int], ...]:
@@ -155,20 +156,20 @@ def _baseline(uuids: tuple[str, ...], facts: Facts) -> tuple[tuple[str, int], ..
 
 
 def _booked(gpu: GpuView, need: Need, limits: Limits) -> GpuView:
-    booking = Booking(need.share, need.vram, need.whole)
+    allocation = Booking(need.share, need.vram, need.whole)
     memory = gpu.memory_mib
     if memory is not None and gpu.total_mib is not None:
-        memory += memory_of(booking, gpu.total_mib, limits.spike)
-    booked = gpu.booked + share_of(booking, gpu.total_mib, limits.spike)
-    return replace(gpu, booked=booked, memory_mib=memory, taken=True)
+        memory += memory_of(allocation, gpu.total_mib, limits.spike)
+    share = gpu.booked + share_of(allocation, gpu.total_mib, limits.spike)
+    return replace(gpu, booked=share, memory_mib=memory, taken=True)
 
 
 def _reasons(
     lines: tuple[Line, ...], reasons: dict[int, Reason], needs: Mapping[Ask, Need] = _UNKNOWN
 ) -> list[Action]:
     changed: list[Action] = []
-    for line in lines:
-        reason = reasons.get(id(line))
-        if reason is not None and reason.text != line.reason:
-            changed.append(Wait(line.ask.key(), reason.text, reason.infeasible, needs.get(line.ask)))
+    for group in lines:
+        reason = reasons.get(id(group))
+        if reason is not None and reason.text != group.reason:
+            changed.append(Wait(group.ask.key(), reason.text, reason.infeasible, needs.get(group.ask)))
     return changed

@@ -1,4 +1,4 @@
-"""What a line of a jobs file will do once it is a job, told before it is one."""
+"""Previews the job that a line of a jobs file would create."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_scheduler.core.order import NORMAL
 from gpu_scheduler.core.placement import Limits, could_fit
 from gpu_scheduler.core.shelltext import needs_bash
 
-#: Stands in a command for the numbers of the GPUs that its job will get.
+#: Placeholder in a command for the numbers of the GPUs that its job will get.
 IDS = "IDS"
 
 _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
@@ -24,10 +24,13 @@ _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
 
 @dataclass(frozen=True)
 class Setting:
-    """What a line is judged by. known_gpus: the indices there are, None = any; conda_sh: the file that has
-    `conda`, None = there is no conda; exists: whether there is a file or folder of this path; conda_envs: the
-    names of its environments, None = not known; totals: GPU index -> MiB that it has, where that is known;
-    limits: those of the scheduler; shell: that of its jobs, None = not known."""
+    """The machine and the options against which a line is checked.
+
+    known_gpus: existing indices, None = any; conda_sh: the file that defines `conda`, None = conda was not
+    found; path_exists: returns whether a file or folder exists; conda_envs: names of the environments, None =
+    unknown; totals_mib: GPU index -> its memory, where known; limits: of the scheduler; shell: of its jobs,
+    None = unknown.
+    """
 
     config: LlmConfig
     known_gpus: Collection[int] | None
@@ -41,8 +44,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Preview:
-    """A well-formed line. conda: the environment that is activated, None = none; same_as: the line whose job
-    it is already; warnings: what would keep it from running, or surprise."""
+    """The preview of a well-formed line.
+
+    conda: the environment to be activated, None = none; duplicate_of: an earlier line with the same job;
+    warnings: whatever would keep the job from running, or surprise the user.
+    """
 
     number: int
     spec: JobSpec
@@ -58,7 +64,7 @@ class Preview:
 def preview(
     number: int, spec: JobSpec, notes: tuple[str, ...], same_as: int | None, setting: Setting
 ) -> Preview:
-    """What the job of this line needs and runs. notes: what the parser says about it."""
+    """Returns the need, the command and the warnings for a line. notes: messages of its parser."""
     need = resolve(Ask.of(spec), setting.config)
     return Preview(
         number,
@@ -74,11 +80,11 @@ def preview(
 
 
 def _notes(spec: JobSpec, setting: Setting) -> Iterator[str]:
-    asked = (spec.share, spec.gpus, spec.vram, spec.torchrun)
-    if spec.llm is not None and asked == (None,) * 4 and spec.llm not in setting.config.models:
-        yield f"model {spec.llm} is not in llm_config.json: the default requirement counts"
+    stated = (spec.share, spec.gpus, spec.vram, spec.torchrun)
+    if spec.llm is not None and stated == (None,) * 4 and spec.llm not in setting.config.models:
+        yield f"model {spec.llm} is not in llm_config.json: the default requirement applies"
     if spec.kind == "csv" and not _written(spec).startswith(("/", "~")):
-        yield f"script {_written(spec)} is a relative path: it is looked for in {spec.cwd}"
+        yield f"script {_written(spec)} is a relative path: it is resolved in {spec.cwd}"
 
 
 def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
@@ -86,14 +92,14 @@ def _warnings(spec: JobSpec, need: Need, setting: Setting) -> Iterator[str]:
         usable = [gpu for gpu in setting.known_gpus if spec.allowed is None or gpu in spec.allowed]
         large = [gpu for gpu in usable if could_fit(need, setting.totals.get(gpu), setting.limits)]
         if need.count > len(usable):
-            yield f"it needs {need}, and may use {len(usable)}: it would wait until there are more"
+            yield f"it needs {need}, but may use only {len(usable)}: it would wait for more"
         elif need.count > len(large):
-            kept = f"{setting.limits.margin_mib} MiB of each stay free"
-            yield f"it needs {need}; its GPUs are too small for that ({kept}): it would wait for larger ones"
+            margin = f"{setting.limits.margin_mib} MiB of each stay free"
+            yield f"it needs {need}, but its GPUs are too small ({margin}): it would wait for larger ones"
     if not setting.exists(spec.cwd):
         yield f"its folder {spec.cwd} does not exist"
     if spec.conda is not None and setting.conda_sh is None:
-        yield f"conda environment {spec.conda}: no conda was found; --conda-sh names its conda.sh"
+        yield f"conda environment {spec.conda}: no conda was found; pass its conda.sh with --conda-sh"
     elif spec.conda is not None and _lacks(setting, spec.conda):
         yield f"conda environment {spec.conda} does not exist; environments: {_listed(setting.conda_envs)}"
     if spec.venv is not None and not setting.exists(f"{spec.venv}/bin/activate"):
@@ -113,11 +119,11 @@ def _lacks(setting: Setting, conda: str) -> bool:
 
 
 def _listed(names: Collection[str] | None) -> str:
-    return ", ".join(names or ()) or "none are known"
+    return ", ".join(names or ()) or "none known"
 
 
 def _written(spec: JobSpec) -> str:
-    """The script as it stands on the line."""
+    """Returns the script as written on the line."""
     try:
         return parse_csv(spec.text, None).script
     except ValueError:
@@ -125,7 +131,7 @@ def _written(spec: JobSpec) -> str:
 
 
 def _missing(spec: JobSpec, exists: Callable[[str], bool]) -> str | None:
-    """The script of a plain `python SCRIPT …`, where there is none; in other commands none is guessed."""
+    """Returns the missing script of a plain `python SCRIPT …`; other commands are not checked."""
     words = spec.words()
     if needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
         return None

@@ -1,6 +1,6 @@
-"""Tells the folder of a record from one that was moved and from a copy, by values: it looks at nothing.
+"""Decides whether a data directory is the recorded one, was moved, or is a copy. Pure.
 
-A copy must not be taken for its original, whose processes carry the same tokens.
+A copy must not be mistaken for its original, whose processes carry the same tokens.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: "same": also under another name. "moved": the old place is gone. "copied": it is still there.
+#: "same": perhaps under another name. "moved": the old path no longer exists. "copied": it still exists.
 Verdict = Literal["same", "moved", "copied"]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The folder that a record knows as its own: a random id, its real path, its inode. A reboot changes the
-    number of the device."""
+    """The data directory recorded in the store: a random id, its real path, its inode.
+
+    The device number is not part of it, because a reboot changes it.
+    """
 
     id: str
     path: str
@@ -24,7 +26,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder as it is now. id: what its file says; None = it has none, or it cannot be read."""
+    """A folder at present. id: the contents of its id file; None = missing or unreadable."""
 
     path: str
     device: int
@@ -34,14 +36,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something is at the old path, and cannot be looked at."""
+    """Something exists at the recorded path but cannot be read."""
 
 
 def judge(recorded: Recorded | None, here: Place, there: Place | Unknown | None) -> Verdict:
-    """Tells what the folder `here` is. there: what is at the recorded path now; None = it is gone.
+    """Compares the folder `current` with the recorded one.
 
-    An inode that differs says little alone (a restore changes it), nor does one that is equal (those of two
-    file systems can be): the folder at the recorded path decides, if it has the same id.
+    at_recorded_path: the folder that is there now; None = there is none.
+
+    The inode alone is not conclusive: a restore changes it, and two file systems can have the same one. The
+    folder at the recorded path decides, if it has the same id.
     """
     if recorded is None or here.path == recorded.path:
         return "same"
@@ -51,5 +55,5 @@ def judge(recorded: Recorded | None, here: Place, there: Place | Unknown | None)
         return "same" if here.inode == recorded.inode else "moved"
     if here.inode != recorded.inode:
         return "copied"
-    # Renamed, with a copy put in its place; unless the inode is the same by chance.
+    # Renamed, with a copy at the old path, unless the inodes are equal by chance.
     return "same" if isinstance(there, Place) and there.inode != recorded.inode else "copied"

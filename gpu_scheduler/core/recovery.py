@@ -1,8 +1,8 @@
-"""What a sample means for a GPU that was lost, is lost now, or comes back (docs/design.md, Placement).
+"""Tracks GPUs that are lost or recover, from one sample to the next (docs/design.md, Placement).
 
-A GPU with a fault gets no new jobs until so many samples in a row were good. How many have been is read from
-the record, where the fault of the last sample stands, so that a restart neither forgets nor begins anew. A
-sample that failed as a whole says nothing about any one GPU: it neither loses a GPU nor brings one back.
+A faulty GPU gets no new jobs until several samples in a row were good. Their number is part of the fault in
+the store, so that it survives a restart. A sample that failed as a whole says nothing about any single GPU:
+it neither loses a GPU nor brings one back.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from gpu_scheduler.core.gpu import NAMELESS, GpuSample
 
-#: Good samples in a row after which a lost GPU is used again.
+#: Number of consecutive good samples after which a lost GPU is used again.
 GOOD_SAMPLES = 3
-#: The fault of a GPU that the driver lists no more.
-UNLISTED = "lost: the driver does not list it"
-#: How the fault of every GPU begins while none of them can be read.
+#: Fault of a GPU that the driver no longer lists.
+UNLISTED = "lost: the driver no longer lists it"
+#: Prefix of the fault of every GPU while none of them can be read.
 UNREADABLE = "the GPUs cannot be read: "
 
 _RECOVERING = re.compile(r"recovering: ([0-9]+) of [0-9]+ good samples")
@@ -25,7 +25,7 @@ _RECOVERING = re.compile(r"recovering: ([0-9]+) of [0-9]+ good samples")
 
 @dataclass(frozen=True)
 class Known:
-    """A GPU as the record has it; `fault` is that of the sample before this one."""
+    """A GPU as stored; `fault` is that of the previous sample."""
 
     uuid: str
     index: int
@@ -35,7 +35,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Change:
-    """A GPU that was lost by this sample, or that takes jobs again from it on (`back`)."""
+    """A GPU that this sample shows as lost, or as available again (`recovered`)."""
 
     gpu: GpuSample
     back: bool
@@ -44,10 +44,10 @@ class Change:
 def settle(
     samples: Sequence[GpuSample], known: Iterable[Known]
 ) -> tuple[tuple[GpuSample, ...], tuple[Change, ...]]:
-    """What the sample shows with the record beside it, by index, and what changed.
+    """Merges a sample with the known GPUs; returns the result ordered by index, and the changes.
 
-    A known GPU that is not in it is there all the same, as lost; one that came back keeps a fault while it
-    recovers. GPUs that are not known are taken as they are.
+    A known GPU missing from the sample is added as lost; one that came back keeps a fault while it recovers.
+    Unknown GPUs are returned unchanged.
     """
     before = {gpu.uuid: gpu for gpu in known}
     found = _identified(samples, before)
@@ -64,7 +64,7 @@ def settle(
 
 
 def was_usable(fault: str | None) -> bool:
-    """Whether a GPU with that fault on the record was no lost one."""
+    """Returns whether a GPU with this stored fault did not count as lost."""
     return fault is None or fault.startswith(UNREADABLE)
 
 
@@ -77,8 +77,8 @@ def _fault(before: str | None, now: str | None) -> str | None:
 
 
 def _identified(samples: Sequence[GpuSample], known: dict[str, Known]) -> list[GpuSample]:
-    """The samples, each that tells no UUID taken for the known GPU that is missing at its index, or for
-    another that is missing."""
+    """Returns the samples, each without a UUID identified as the missing known GPU at its index, or else as
+    any other missing one."""
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in {sample.uuid for sample in samples}}
     found = []
     for sample in samples:
@@ -92,7 +92,7 @@ def _identified(samples: Sequence[GpuSample], known: dict[str, Known]) -> list[G
 
 
 def _unlisted(missing: Sequence[Known], taken: set[int]) -> list[GpuSample]:
-    """The missing GPUs, each with the index that it had, or one behind all others if a card has that now."""
+    """Returns the missing GPUs with their old indices, or with one past all others if it is taken now."""
     lost = []
     last = max(taken | {gpu.index for gpu in missing}, default=0)
     for gpu in missing:

@@ -79,7 +79,7 @@ def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
     """Returns a remedy for the obstacle `why` of a GPU; "" if only our own jobs are in the way."""
     if why == "paused":
         return f"`resume {gpu.index}` makes it available again"
-    if why in ("cooling", "being released"):
+    if why in ("awaiting memory release", "being released"):
         return "it takes jobs again in a few seconds"
     if why.startswith("quarantined"):
         return "end that process (kill -9)"

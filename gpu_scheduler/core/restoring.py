@@ -1,8 +1,7 @@
-"""Decides what becomes of an attempt that a record takes in from its folder: its end is recorded, its job is
-held, or it stays open.
+"""Decides how an attempt is restored into a store from its folder.
 
-Nothing is launched again: what the folder does not tell, such as a retry that was used up, counts against it.
-Pure.
+Its end is recorded, its job is held, or it stays open. Nothing is launched again: whatever the folder does
+not record, such as the number of retries used, counts against the job. Pure.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ from gpu_scheduler.core.states import JobState, Outcome
 
 
 def take_in(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """The actions for the newest attempt of a job. Without a Close among them it stays open, as one that runs
-    or has processes left; the rules for all open attempts settle it then."""
-    seen = attempt.sighting
-    if seen.result is None and seen.claim == "void":
-        reason = f"it had not begun when its record was lost; `retry {attempt.job_id}` runs it"
+    """Returns the actions for the newest attempt of a job.
+
+    Without a FinishAttempt among them the attempt stays open, because it runs or has processes left; it is
+    then reconciled like every open attempt.
+    """
+    status = attempt.sighting
+    if status.result is None and status.claim == "void":
+        reason = f"it had not begun when the store was lost; `retry {attempt.job_id}` runs it"
         return _over(_closed(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
-    if seen.result is None and attempt.survivors and seen.claim != "live":
+    if status.result is None and attempt.survivors and status.claim != "live":
         return []
-    # Without a line it is not run again by its retries.
-    judged = replace(attempt, lineless=True, survivors=attempt.survivors or ())
-    actions = settle(judged, now, settings)
+    # Counting its source as missing keeps its retries from running it again.
+    orphaned = replace(attempt, lineless=True, survivors=attempt.survivors or ())
+    actions = settle(orphaned, now, settings)
     ended = next((action for action in actions if isinstance(action, Close)), None)
     if ended is None:
         return [action for action in actions if isinstance(action, Move)]
@@ -35,10 +37,10 @@ def take_in(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """The actions for an attempt that another one of its job followed: it is over, its job is not."""
+    """Returns the actions for an attempt that a later attempt followed: it ends, but its job does not."""
     ended = next((one for one in take_in(attempt, now, settings) if isinstance(one, Close)), None)
     if ended is None:
-        ended = _closed(attempt, Outcome.INTERRUPTED, JobState.QUEUED, "another attempt followed")
+        ended = _closed(attempt, Outcome.INTERRUPTED, JobState.QUEUED, "followed by another attempt")
     ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
     return [ended] if attempt.survivors else _over(ended)
 
@@ -51,5 +53,5 @@ def _closed(attempt: Attempt, outcome: Outcome, state: JobState, reason: str) ->
 
 
 def _over(ended: Close) -> list[Action]:
-    """Nothing of it is left, and its GPUs need no time to cool."""
+    """Returns the end of an attempt without processes; its GPUs need not wait for memory release."""
     return [ended, Release(ended.attempt_id), Cooled(ended.attempt_id)]

@@ -1,8 +1,7 @@
-"""Whether a job whose command failed runs again: with more memory after CUDA ran out of it, or just again.
+"""Decides whether a job whose command failed runs again, with more memory if CUDA ran out of it.
 
-An OOM retry needs an OOM: no other failure ever uses one, so that it hides no fault of the code
-(docs/design.md, Reconciling). What it needs then is 1.25 times what was seen or declared, at most what the
-largest GPUs have.
+Only an OOM uses an OOM retry, so that no other failure is hidden by one (docs/design.md, Reconciling). The
+job then needs 1.25 times the memory that was observed or declared, limited by the largest GPUs.
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ from gpu_scheduler.core.facts import Attempt, Settings
 from gpu_scheduler.core.ledger import Booking, memory_of
 from gpu_scheduler.core.units import shown_mib
 
-#: How much more memory than was seen or declared is asked for after an OOM.
+#: Factor by which the memory that was observed or declared is raised after an OOM.
 RAISE = 1.25
-#: Seconds before the first retry of a failure, doubled each time, and the longest.
+#: Wait before the first retry of a failure, doubled each time, and the longest wait, seconds.
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0
 
 
 @dataclass(frozen=True)
 class Cards:
-    """What GPUs have, MiB. totals: by UUID; room_mib: the most that as many GPUs as the job takes, of those
-    that it may use, can each give to one job; None = not known."""
+    """The memory of the GPUs that a job may use, MiB.
+
+    totals_mib: by UUID; available_mib: the most that as many GPUs as the job needs can each give to one job;
+    None = unknown.
+    """
 
     totals: Mapping[str, int] = field(default_factory=dict)
     room_mib: int | None = None
@@ -32,7 +34,7 @@ class Cards:
 
 @dataclass(frozen=True)
 class Verdict:
-    """again: the job is queued once more, after `wait_s` seconds; told: what is to be said of it."""
+    """The decision on a failed job. retry: queue it again after `wait_s` seconds; message: the reason."""
 
     again: bool
     told: str = ""
@@ -42,7 +44,7 @@ class Verdict:
 
 
 def after_failure(attempt: Attempt, settings: Settings, cards: Cards) -> Verdict:
-    """What follows the failure of a command that began."""
+    """Decides whether a job is retried after its command began and failed."""
     evidence = attempt.evidence
     if evidence is None or attempt.lineless or attempt.cancel is not None:
         return Verdict(False)
@@ -59,19 +61,19 @@ def after_failure(attempt: Attempt, settings: Settings, cards: Cards) -> Verdict
                 True, f"OOM retry {attempt.oom_used + 1} of {allowed}{more}", 0.0, raised, oom=True
             )
         had = attempt.vram or max(map(cards.totals.__getitem__, attempt.gpus))
-        gave_up = f"no larger GPU: it had {shown_mib(had)}, the most that there is"
+        gave_up = f"no larger GPU: it already had {shown_mib(had)}, the most available"
     elif oom and allowed:
         gave_up = f"OOM retries used up ({allowed})"
     times = settings.fail_retries if evidence.fail_retries is None else evidence.fail_retries
     if attempt.fail_used < times:
         wait = min(FIRST_WAIT_S * 2**attempt.fail_used, LONGEST_WAIT_S)
-        told = f"retry {attempt.fail_used + 1} of {times} in {wait:g} s"
-        return Verdict(True, f"{gave_up}; {told}" if gave_up else told, wait)
+        message = f"retry {attempt.fail_used + 1} of {times} in {wait:g} s"
+        return Verdict(True, f"{gave_up}; {message}" if gave_up else message, wait)
     return Verdict(False, gave_up)
 
 
 def _is_at_most(attempt: Attempt, cards: Cards) -> bool:
-    """Whether it had as much as it can get: by its declaration, or because its GPUs were its own."""
+    """Returns whether it had the most memory available, by its declaration or on GPUs of its own."""
     if cards.room_mib is None:
         return False
     if attempt.vram is not None:
@@ -80,8 +82,8 @@ def _is_at_most(attempt: Attempt, cards: Cards) -> bool:
 
 
 def _raised(attempt: Attempt, settings: Settings, cards: Cards) -> int | None:
-    """1.25 x max(observed peak, declaration) of the GPU on which that is most, at most the room there is;
-    None where nothing is known of either."""
+    """Returns 1.25 x max(observed peak, declaration) of the GPU where that is largest, limited by the memory
+    available, in MiB; None if neither is known."""
     spike = settings.limits.spike
     declared = Booking(attempt.share, attempt.vram, attempt.whole)
     budgets = [memory_of(declared, cards.totals.get(uuid, 0), spike) for uuid in attempt.gpus]

@@ -1,6 +1,6 @@
-"""What one open attempt's folder means for the record: the rules of docs/design.md, Reconciling.
+"""Reconciles one open attempt with its folder, by the rules of docs/design.md, Reconciling.
 
-An open cancel counts as a `stop` in every rule. Pure: one attempt and the time in, actions out.
+A pending cancel counts as a `stop` in every rule. Pure: one attempt and the time in, actions out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gpu_scheduler.core.retrying import Cards, Verdict, after_failure
 from gpu_scheduler.core.sighting import ResultNote, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
-#: Seconds between two signals to processes that do not react.
+#: Seconds between signals to processes that do not react.
 SIGNAL_EVERY_S = 1.0
-#: Seconds over the grace after which the runner itself is killed (docs/design.md, Reconciling).
+#: Seconds past the grace period after which the runner itself is killed (docs/design.md, Reconciling).
 RUNNER_LATE_S = 10.0
-#: The longest wait between failed launches, in seconds.
+#: Longest wait between failed launches, seconds.
 LONGEST_RETRY_WAIT_S = 60.0
 
 _UNKNOWN = Cards()
@@ -48,24 +48,24 @@ _CAUSES = {
 
 
 def needs_scan(attempt: Attempt, now: Now) -> bool:
-    """Whether the round must know which processes of this attempt are left."""
-    seen = attempt.sighting
+    """Returns whether the round must scan for remaining processes of this attempt."""
+    status = attempt.sighting
     if attempt.outcome is not None:
         return attempt.released_at is None
-    if seen.claim == "dead" or seen.result is not None:
-        return seen.claim == "dead"
+    if status.claim == "dead" or status.result is not None:
+        return status.claim == "dead"
     return _lost_folder(attempt) or has_no_runner(attempt) or _is_overdue(attempt, now)
 
 
 def _lost_folder(attempt: Attempt) -> bool:
-    """Whether the claim was seen once and the folder is not there any more."""
+    """Returns whether the folder of an attempt that was claimed has been removed."""
     return attempt.sighting.claim == "none" and not attempt.sighting.is_there and _was_claimed(attempt)
 
 
 def has_no_runner(attempt: Attempt) -> bool:
-    """Whether the attempt was claimed, by a runner that neither the claim nor the record tells."""
-    seen = attempt.sighting
-    return seen.claim == "invalid" or (seen.claim == "none" and seen.is_there and _was_claimed(attempt))
+    """Returns whether the attempt was claimed by a runner that neither the claim nor the store identifies."""
+    status = attempt.sighting
+    return status.claim == "invalid" or (status.claim == "none" and status.is_there and _was_claimed(attempt))
 
 
 def _was_claimed(attempt: Attempt) -> bool:
@@ -73,7 +73,7 @@ def _was_claimed(attempt: Attempt) -> bool:
 
 
 def _is_overdue(attempt: Attempt, now: Now) -> bool:
-    """Whether a runner was launched that has not claimed the attempt in time."""
+    """Returns whether the launched runner has missed the deadline for its claim."""
     launched = attempt.made and attempt.launch_error is None
     return attempt.sighting.claim == "none" and launched and now.boot >= attempt.launch_deadline
 
@@ -81,28 +81,28 @@ def _is_overdue(attempt: Attempt, now: Now) -> bool:
 def settle(
     attempt: Attempt, now: Now, settings: Settings, cards: Cards = _UNKNOWN, *, held: bool = False
 ) -> list[Action]:
-    """The actions that this round takes about an open attempt.
+    """Returns the actions of this round for an open attempt.
 
-    cards: what the GPUs have that its job may use; held: nothing can be launched now.
+    inventory: the GPUs that its job may use; starts_blocked: nothing can be launched now.
     """
-    seen = attempt.sighting
-    if seen.claim == "unknown":
+    status = attempt.sighting
+    if status.claim == "unknown":
         return []
-    if seen.claim == "unlocked" and seen.result is None:
-        # Neither what its runner does nor its end can be told from here: never dead while it lives.
+    if status.claim == "unlocked" and status.result is None:
+        # Its runner lives, but its progress cannot be observed from here: it must not count as dead.
         return []
-    if seen.result is not None:
-        end = _finished(attempt, seen.result, now, settings, cards)
-        # Nothing of it is left: one commit for its end and its GPUs.
+    if status.result is not None:
+        end = _finished(attempt, status.result, now, settings, cards)
+        # No process is left: one commit records its end and releases its GPUs.
         return [end, Release(attempt.attempt_id)] if attempt.survivors == () else [end]
-    if seen.claim == "void":
+    if status.claim == "void":
         cause = _wanted(attempt)
         outcome = _outcome_of(cause) if cause else Outcome.NOT_STARTED
         why = attempt.launch_error or f"its runner did not start in {attempt.launches} launches"
         return [_close(attempt, outcome, now, settings, reason=None if cause else why)]
-    if seen.claim in ("live", "unclaimed"):
+    if status.claim in ("live", "unclaimed"):
         return [*_runner(attempt), *_live(attempt, now, settings)]
-    if seen.claim == "dead" or _lost_folder(attempt):
+    if status.claim == "dead" or _lost_folder(attempt):
         return _dead(attempt, now, settings)
     if has_no_runner(attempt):
         return _unattended(attempt, now, settings)
@@ -110,25 +110,25 @@ def settle(
         return _take_claim(attempt, now)
     if attempt.boot_id != now.boot_id:
         return [_close(attempt, Outcome.INTERRUPTED, now, settings, reason="the machine was restarted")]
-    # Without a whole folder no runner can be on its way: the scheduler died before it launched one.
+    # With an incomplete folder no runner can be starting: the scheduler died before the launch.
     if attempt.made and now.boot < attempt.launch_deadline:
         return []
     if attempt.launch_error is None:
-        # A process of it is left: its runner is late, or its claim was removed.
+        # One of its processes still runs: the runner is late, or its claim was removed.
         if attempt.made and attempt.survivors:
             return []
         if held:
-            # What keeps jobs from starting now is why nobody claimed it.
+            # The problem that blocks starts now also explains why no runner claimed it.
             tried = attempt.launches >= settings.launches
             return [ForgetLaunches(attempt.attempt_id)] if tried else []
-        # Nor can one that was to be launched into a folder that a full disk has left half made have failed.
+        # A launch into a folder that a full disk left incomplete does not count as failed either.
         if not attempt.made or attempt.launches < settings.launches:
             return [Relaunch(attempt.attempt_id)]
     return _take_claim(attempt, now, gives_up=attempt.launch_error is None)
 
 
 def release(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """An ended attempt: its allocation stays until no process of it is left; those that are, are ended."""
+    """Releases the allocation of an ended attempt, or ends the processes that are left first."""
     if attempt.survivors is None or attempt.released_at is not None:
         return []
     if not attempt.survivors:
@@ -139,10 +139,10 @@ def release(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 def cooled(
     attempt: Attempt, gpus: Sequence[tuple[float | None, int | None]], now: Now, settings: Settings
 ) -> list[Action]:
-    """A released attempt: whether the memory of its GPUs is back.
+    """Checks whether the GPUs of a released attempt have their memory back.
 
-    gpus: for each of its GPUs, in the order of `attempt.gpus`, when it was sampled and the MiB that nobody
-    accounts for then; None = not known.
+    gpu_memory: for each of its GPUs, in the order of `attempt.gpus`, the time of the sample and its
+    unattributed memory in MiB; None = unknown.
     """
     if attempt.released_at is None:
         return []
@@ -162,7 +162,7 @@ def _is_back(unclaimed_mib: int | None, baseline_mib: int) -> bool:
 
 
 def _wanted(attempt: Attempt) -> str | None:
-    """The cause for which the attempt is to end: the open cancel's, else that of a `stop` in the folder."""
+    """Returns why the attempt must stop: the cause of the pending cancel, else of `stop` in its folder."""
     if attempt.cancel is not None:
         return attempt.cancel.cause
     return attempt.sighting.stop.cause if attempt.sighting.stop is not None else None
@@ -175,13 +175,13 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         if attempt.job_state is JobState.RUNNING:
             return []
         return [Move(job, this, JobState.RUNNING)]
-    moves: list[Action] = []
+    actions: list[Action] = []
     if attempt.job_state is not JobState.STOPPING:
-        moves.append(Move(job, this, JobState.STOPPING))
+        actions.append(Move(job, this, JobState.STOPPING))
     if cancel is not None and (stop is None or (_is_stronger(cancel, stop) and _may_signal(attempt, now))):
-        return [*moves, WriteStop(this, cancel.cause, cancel.grace_s)]
-    if stop is None or moves:
-        return moves
+        return [*actions, WriteStop(this, cancel.cause, cancel.grace_s)]
+    if stop is None or actions:
+        return actions
     if not _may_signal(attempt, now):
         return []
     since = now.boot - (attempt.stopping_at if attempt.stopping_at is not None else now.boot)
@@ -191,13 +191,18 @@ def _live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def _runner(attempt: Attempt) -> list[Action]:
-    """Lets the record know the runner that was seen."""
-    seen = attempt.sighting.runner
-    return [] if seen is None or seen == attempt.runner else [NoteRunner(attempt.attempt_id, *seen)]
+    """Records the observed runner if the store does not have it."""
+    runner = attempt.sighting.runner
+    if runner is None or runner == attempt.runner:
+        return []
+    return [NoteRunner(attempt.attempt_id, *runner)]
 
 
 def _unattended(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """Only the processes of the attempt tell whether it runs. They are ended only where that is wanted."""
+    """Reconciles an attempt with an unknown runner: it runs while it has processes.
+
+    They are ended only if a cancel or `stop` asks for it.
+    """
     if attempt.boot_id != now.boot_id or attempt.survivors == ():
         return _dead(attempt, now, settings)
     cause = _wanted(attempt)
@@ -208,7 +213,7 @@ def _unattended(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     if attempt.job_state is not JobState.STOPPING:
         actions.append(Move(attempt.job_id, this, JobState.STOPPING))
     if cancel is not None and (stop is None or _is_stronger(cancel, stop)):
-        # A runner among the processes finds it with the SIGTERM that follows.
+        # If one of the processes is a runner, it reads `stop` at the SIGTERM that follows.
         return (
             [*actions, WriteStop(this, cancel.cause, cancel.grace_s)]
             if _may_signal(attempt, now)
@@ -218,7 +223,7 @@ def _unattended(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def _take_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
-    # Now and then only: one that cannot be taken must not keep the round from everything else.
+    # At intervals only: a claim that cannot be voided must not keep the round from everything else.
     return [TakeClaim(attempt.attempt_id, gives_up)] if _may_signal(attempt, now) else []
 
 
@@ -230,34 +235,36 @@ def _dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     if attempt.survivors is None:
         return []
     if attempt.survivors:
-        noted: list[Action] = [] if attempt.dead_at is not None else [NoteDead(attempt.attempt_id)]
+        actions: list[Action] = [] if attempt.dead_at is not None else [NoteDead(attempt.attempt_id)]
         since = now.boot - (attempt.dead_at if attempt.dead_at is not None else now.boot)
         if since < settings.survivor_s or not _was_killed(attempt, now):
-            return noted + _sweep(attempt, now, settings)
+            return actions + _sweep(attempt, now, settings)
     cause = _wanted(attempt)
     outcome = _outcome_of(cause) if cause else Outcome.INTERRUPTED
-    gone = _why_gone(attempt, now)
-    left = f"; processes {_pids(attempt.survivors)} are still there" if attempt.survivors else ""
-    return [_close(attempt, outcome, now, settings, reason=f"{gone}{left}", survivors=attempt.survivors)]
+    why = _why_gone(attempt, now)
+    left = f"; processes {_pids(attempt.survivors)} are still running" if attempt.survivors else ""
+    return [_close(attempt, outcome, now, settings, reason=f"{why}{left}", survivors=attempt.survivors)]
 
 
 def _why_gone(attempt: Attempt, now: Now) -> str:
-    seen = attempt.sighting
+    status = attempt.sighting
     if attempt.boot_id != now.boot_id:
         return "the machine was restarted"
-    if not seen.is_there:
+    if not status.is_there:
         return "its folder was removed"
-    return "its runner was killed" if seen.damage is None else f"its runner is gone, and {seen.damage}"
+    return "its runner was killed" if status.damage is None else f"its runner died, and {status.damage}"
 
 
 def _outcome_of(cause: str) -> Outcome:
-    """The outcome of an attempt that was to end for this cause; one that is not known counts as a cancel."""
+    """Returns the outcome of an attempt stopped for this cause; an unknown cause counts as a cancel."""
     return _CAUSES.get(cause, Outcome.CANCELLED)
 
 
 def _was_killed(attempt: Attempt, now: Now) -> bool:
-    """Whether a sweep sent SIGKILL some time ago. The grace may be longer than the time to settle, and the
-    scheduler may have been down since."""
+    """Returns whether a sweep has sent SIGKILL and its processes had time to exit.
+
+    The grace period may exceed the wait for survivors, and the scheduler may have been down since.
+    """
     swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
     killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
     return killed and _may_signal(attempt, now)
@@ -273,7 +280,7 @@ def _sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def _may_signal(attempt: Attempt, now: Now) -> bool:
-    # A time that is still to come was noted in an earlier boot.
+    # A time in the future was recorded in an earlier boot.
     return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_EVERY_S
 
 
@@ -288,14 +295,14 @@ def _finished(attempt: Attempt, result: ResultNote, now: Now, settings: Settings
     if outcome is Outcome.NOT_STARTED and reason is None:
         reason = f"its command could not be started ({ended(result)})"
     elif outcome is Outcome.FAILED:
-        told = explain(result, attempt.evidence)
-        reason = f"{told}; {reason}" if reason else told
-        verdict = after_failure(attempt, settings, cards)
-        reason = f"{reason}; {verdict.told}" if verdict.told else reason
-        if verdict.again:
-            return _again(attempt, verdict, now, reason, result)
+        explanation = explain(result, attempt.evidence)
+        reason = f"{explanation}; {reason}" if reason else explanation
+        decision = after_failure(attempt, settings, cards)
+        reason = f"{reason}; {decision.told}" if decision.told else reason
+        if decision.again:
+            return _again(attempt, decision, now, reason, result)
     elif result.cause == "machine":
-        reason = "the machine or its session was ended"
+        reason = "the machine was shut down or its login session ended"
     return _close(attempt, outcome, now, settings, reason=reason, survivors=result.survivors, result=result)
 
 
@@ -337,10 +344,10 @@ def _close(
         state = JobState.HELD
         reason = f"{reason or outcome.value}; `retry {attempt.job_id}` runs it again"
     elif outcome is Outcome.NOT_STARTED and result and result.shortage and not attempt.lineless:
-        # No failure of the job: nothing is counted, and it is tried again as long as the shortage lasts.
+        # Not a failure of the job: it is not counted, and the job is retried while the shortage lasts.
         state, failures = JobState.QUEUED, attempt.launch_failures
         not_before = now.boot + settings.assign_retry_wait_s
-        reason = f"{reason}; tried again in {settings.assign_retry_wait_s:g} s, no failure of the job"
+        reason = f"{reason}; next try in {settings.assign_retry_wait_s:g} s, not counted as a failure"
     elif outcome is Outcome.NOT_STARTED:
         failures = attempt.launch_failures + 1
         if failures < settings.max_assign_attempts and not attempt.lineless:
@@ -359,7 +366,7 @@ def _close(
         state,
         job_outcome if state is JobState.FINISHED else None,
         reason=reason,
-        # Of a job that did not begin, the code is that of our own checks.
+        # If the command did not begin, the exit code is that of our own checks.
         exit_code=result.exit_code if result and result.began else None,
         signal=result.signal if result and result.began else None,
         survivors=survivors,

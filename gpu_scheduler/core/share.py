@@ -1,4 +1,4 @@
-"""Shares of a GPU, counted in integer thousandths, so that two halves fill one GPU exactly."""
+"""Parses and formats shares of a GPU, in integer thousandths, so that two halves fill one GPU exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WHOLE = 1000
 
 
 def parse_share(text: str) -> int:
-    """Thousandths of a GPU from a decimal number such as "0.5" (500) or "2" (2000).
+    """Parses a decimal number of GPUs such as "0.5" (500) or "2" (2000) into thousandths.
 
     Raises ValueError, with what is accepted, for anything but a plain number from 0.001 to 64.
     """
@@ -24,6 +24,6 @@ def parse_share(text: str) -> int:
 
 
 def format_share(thousandths: int) -> str:
-    """The shortest decimal text of a share: 500 -> "0.5", 1000 -> "1"."""
+    """Formats a share as the shortest decimal text: 500 -> "0.5", 1000 -> "1"."""
     whole, rest = divmod(thousandths, WHOLE)
     return f"{whole}.{rest:03d}".rstrip("0") if rest else str(whole)

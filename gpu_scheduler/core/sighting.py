@@ -1,4 +1,4 @@
-"""What an attempt's folder says, as the loop and the readers see it (docs/design.md, Attempt folder)."""
+"""Values observed in the folder of an attempt (docs/design.md, Attempt folder)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: "unlocked": the runner lives, but does not hold the lock of this claim, as in a copy of the folder.
-#: "unclaimed": the claim is missing or cannot be used, and the runner that the record knows lives.
-#: "invalid": the claim cannot be used, and the record knows no runner.
-#: "unknown": the folder could not be looked at this time; nothing follows from that.
+#: "unclaimed": the claim is missing or unusable, and the runner in the store lives.
+#: "invalid": the claim is unusable, and the store has no runner.
+#: "unknown": the folder could not be read this time; no conclusion is drawn from that.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
 
 
 @dataclass(frozen=True)
 class StopNote:
-    """The file `stop`: why, how long to wait between TERM and KILL (seconds), and what follows that."""
+    """The contents of the file `stop`.
+
+    cause: why the attempt must stop; grace_s: seconds from SIGTERM to the action of on_timeout, which is
+    SIGKILL or the withdrawal of the stop.
+    """
 
     cause: str
     grace_s: float
@@ -23,10 +27,13 @@ class StopNote:
 
 @dataclass(frozen=True)
 class ResultNote:
-    """The file `result`. `cause` is None when the command ended by itself, else "cancelled", "preempted",
-    "timed_out" or "machine". Exactly one of exit_code and signal is set once the command was spawned.
-    oom_kills: processes that the kernel killed meanwhile for want of memory, None = unknown. shortage: errno
-    of the shortage of processes, memory or open files for which the command did not begin."""
+    """The contents of the file `result`.
+
+    `cause` is None when the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
+    Exactly one of exit_code and signal is set once the command was spawned. oom_kills: number of processes
+    that the kernel killed meanwhile because memory ran out, None = unknown. shortage: errno of the shortage
+    of processes, memory or open files that kept the command from starting.
+    """
 
     cause: str | None
     exit_code: int | None
@@ -42,10 +49,11 @@ class ResultNote:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a command that failed has left.
+    """The context of a failed command, from which its failure is explained.
 
-    tail: the end of its log. ids: the GPU ids that `--cuda` gave it, where they are not those (0, 1 …) that
-    count what it sees; else empty. oom_retries, fail_retries: what its line says of them; None = nothing.
+    log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to it, if they differ from the
+    numbers (0, 1 …) of its visible GPUs; else empty. oom_retries, fail_retries: as set by its line, None =
+    not set.
     """
 
     tail: str = ""
@@ -56,11 +64,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One look at an attempt's folder.
+    """The status of an attempt, observed in its folder at one moment.
 
-    window: whether the Screen window of a live runner is still there; None = it has none, or that cannot be
-    told. runner: pid and start ticks of the one that holds the claim. damage: what is wrong with the files
-    that tell the end, such as "the file claim was removed". is_there: whether there is a folder.
+    anomalies: unexpected contents, as phrases. window_open: whether the Screen window of a live runner still
+    exists; None = it has none, or unknown. runner: pid and start ticks of the runner that holds the claim.
+    damage: the defect in the files that record the end, such as "the file claim was removed". folder_exists:
+    whether the folder exists.
     """
 
     claim: ClaimState = "none"

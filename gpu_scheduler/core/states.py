@@ -1,7 +1,7 @@
-"""The states of a job and the only allowed changes between them.
+"""Defines the states of a job and the allowed transitions between them.
 
-Nothing else in the program decides which state may follow which. What became of an attempt, its *outcome*, is
-kept apart from the life cycle, so that "timed out" or "interrupted" never multiplies the states.
+Nothing else in the program decides which state may follow which. The *outcome* of an attempt is kept separate
+from the state, so that "timed out" or "interrupted" adds no states.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class JobState(str, Enum):
-    """Where a job is in its life."""
+    """The state of a job in its life cycle."""
 
     HELD = "held"
     QUEUED = "queued"
@@ -24,7 +24,7 @@ class JobState(str, Enum):
 
 
 class Outcome(str, Enum):
-    """What became of an attempt, or of a job as a whole."""
+    """The result of an attempt, or of a job as a whole."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -40,18 +40,18 @@ class Outcome(str, Enum):
         return self.value
 
 
-#: States in which an attempt of the job is open.
+#: States of a job with an open attempt.
 ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
-#: States in which the job waits for something.
+#: States of a job that waits for something.
 WAITING = frozenset({JobState.QUEUED, JobState.HELD})
 
-#: Outcomes of a job that failed, whichever way.
+#: Outcomes that count as a failure of the job.
 FAILED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_STARTED})
 
 _H, _Q, _S, _R, _P, _F = JobState
-#: from -> the states that may follow. The end of an attempt sends its job to FINISHED, to QUEUED (a launch
-#: that failed, a retry) or to HELD (interrupted, preempted).
+#: State -> the states that may follow it. When an attempt ends, its job moves to FINISHED, to QUEUED (a
+#: failed launch, a retry) or to HELD (interrupted, preempted).
 CHANGES: dict[JobState, frozenset[JobState]] = {
     _H: frozenset({_Q, _F}),
     _Q: frozenset({_H, _S, _F}),
@@ -63,7 +63,7 @@ CHANGES: dict[JobState, frozenset[JobState]] = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A change that the table does not allow: a fault of ours, told with the job's history."""
+    """Raised for a transition that the table does not allow: a bug, reported with the history of the job."""
 
     def __init__(self, job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
         story = "; ".join(history) or "none recorded"
@@ -74,6 +74,6 @@ class IllegalTransitionError(RuntimeError):
 
 
 def check_change(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
-    """Return quietly if `old -> new` is allowed (staying is), else raise IllegalTransitionError."""
+    """Raises IllegalTransitionError unless `old -> new` is allowed; staying in a state always is."""
     if new is not old and new not in CHANGES[old]:
         raise IllegalTransitionError(job_id, old, new, history)

@@ -1,7 +1,7 @@
-"""Processes of a job on a GPU that it was not given: seen in a sample, told once per attempt and GPU.
+"""Detects misplaced processes: processes of a job on a GPU outside its allocation.
 
-Nothing is done about them: a job is never ended, and none is moved. A GPU whose processes the probe cannot
-list tells nothing.
+Each is reported once per attempt and GPU, and nothing else: no job is ended or moved. A GPU whose processes
+the probe cannot list is skipped.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from gpu_scheduler.core.facts import Facts
 
 
 def strays(facts: Facts) -> list[NoteStray]:
-    """What is to be noted of open attempts; of several processes on one GPU the one that uses most."""
+    """Returns the misplaced processes of open attempts; of several on one GPU, the largest in memory."""
     running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.outcome is None}
-    notes: dict[tuple[int, str], NoteStray] = {}
+    found: dict[tuple[int, str], NoteStray] = {}
     for gpu in (*facts.gpus, *facts.others) if running else ():
         processes = (gpu.sample.processes if gpu.sample else None) or ()
         for process in sorted(processes, key=lambda process: -(process.used_mib or 0)):
             attempt = running.get(gpu.owners.get(process.pid) or 0)
             if attempt is None or process.graphics_only or gpu.uuid in (*attempt.gpus, *attempt.strays):
                 continue
-            note = NoteStray(attempt.job_id, attempt.attempt_id, gpu.uuid, process.pid)
-            notes.setdefault((attempt.attempt_id, gpu.uuid), note)
-    return list(notes.values())
+            action = NoteStray(attempt.job_id, attempt.attempt_id, gpu.uuid, process.pid)
+            found.setdefault((attempt.attempt_id, gpu.uuid), action)
+    return list(found.values())
 
 
 def stray_words(given: Sequence[int], used: int, pid: int) -> str:
-    """Words the rest of a sentence that begins with the job's number. given and used: indices of GPUs."""
+    """Returns the message without its subject, the job. allocated_gpus and used_gpu: GPU indices."""
     own = f"GPU{'' if len(given) == 1 else 's'} {','.join(map(str, given))}"
     return (
-        f"was given {own} and uses GPU {used} (process {pid}): it probably sets"
-        " CUDA_VISIBLE_DEVICES itself, which is the scheduler's to do; if it must run there, say so with"
-        f" [allowed={used}]"
+        f"was given {own} but uses GPU {used} (process {pid}): it probably sets"
+        " CUDA_VISIBLE_DEVICES itself, which the scheduler already does; if it must run there, add"
+        f" [allowed={used}] to its line"
     )

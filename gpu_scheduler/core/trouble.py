@@ -1,4 +1,4 @@
-"""A trouble: what is wrong with a place that we write to, and what the user can do about it."""
+"""A health issue: a problem with a location that we write to, and its remedy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Trouble:
-    """what: the place in words ("log folder"); problem: a predicate ("is on a full disk"); stops: nothing new
-    is started while it lasts. Running jobs go on in any case."""
+    """A problem with one location.
+
+    subject: its name ("log folder"); problem: a predicate ("is on a full disk"); blocks_starts: no job starts
+    while the problem lasts. Running jobs continue in any case.
+    """
 
     what: str
     path: str

@@ -1,11 +1,11 @@
-"""Memory and time as people write them: "18G" in MiB, "15m" in seconds, and back."""
+"""Parses and formats memory and time as people write them: "18G" in MiB, "15m" in seconds."""
 
 from __future__ import annotations
 
 import re
 from decimal import Decimal
 
-#: The most memory that can be asked for of one GPU, MiB: 1 PiB.
+#: The most memory that can be requested of one GPU, MiB: 1 PiB.
 MOST_MIB = 1 << 30
 #: The longest time limit, seconds: a year.
 MOST_S = 366 * 86400
@@ -16,13 +16,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_mib(text: str) -> int:
-    """MiB from "18000", "18G" or "17.5GiB" (binary units, whatever the letters), rounded up.
+    """Parses "18000", "18G" or "17.5GiB" into MiB, rounded up. Units are binary, however spelled.
 
     Raises ValueError, with what is accepted.
     """
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"memory {text!r} is not MiB such as 18000, or such as 18G or 17.5GiB")
+        raise ValueError(f"memory {text!r} is not valid; write MiB such as 18000, or 18G or 17.5GiB")
     factor = 1024 if (match[2] or "").upper() == "G" else 1
     mib = int((Decimal(match[1]) * factor).to_integral_value(rounding="ROUND_CEILING"))
     if not 1 <= mib <= MOST_MIB:
@@ -31,28 +31,28 @@ def parse_mib(text: str) -> int:
 
 
 def format_mib(mib: int) -> str:
-    """18432 -> "18G", 18000 -> "18000": what `parse_mib` reads back to the same number."""
+    """Formats MiB so that `parse_mib` returns the same number: 18432 -> "18G", 18000 -> "18000"."""
     return f"{mib // 1024}G" if mib >= 1024 and mib % 1024 == 0 else str(mib)
 
 
 def shown_mib(mib: int) -> str:
-    """For people: "17.6 GiB", "900 MiB"."""
+    """Formats MiB for people: "17.6 GiB", "900 MiB"."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from "90s", "15m", "2h" or "1d". Raises ValueError, with what is accepted."""
+    """Parses "90s", "15m", "2h" or "1d" into seconds. Raises ValueError, with what is accepted."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"time {text!r} is not such as 90s, 15m, 2h or 1d")
+        raise ValueError(f"time {text!r} is not valid; write 90s, 15m, 2h or 1d")
     seconds = float(Decimal(match[1]) * _SECONDS[match[2]])
     if not 0 < seconds <= MOST_S:
-        raise ValueError(f"time {text!r} is not above 0 and at most {MOST_S // 86400}d")
+        raise ValueError(f"time {text!r} must be above 0 and at most {MOST_S // 86400}d")
     return seconds
 
 
 def format_seconds(seconds: float) -> str:
-    """What `parse_seconds` reads back: 7200 -> "2h", 90 -> "90s"."""
+    """Formats seconds for `parse_seconds`: 7200 -> "2h", 90 -> "90s"."""
     for unit in ("d", "h", "m"):
         if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:.0f}{unit}"

@@ -1,4 +1,4 @@
-"""How good a declaration of memory was, once an attempt has ended (docs/placement.md). Pure."""
+"""Judges the accuracy of a memory declaration once an attempt has ended (docs/placement.md). Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Verdict:
-    """percent: how far the peak is from what was declared, relative to that; below it: negative. mib: what
-    was declared on the GPU that is judged, the one with the largest peak for what was declared there."""
+    """The accuracy of a declaration on the GPU with the largest ratio of peak to declaration.
+
+    percent: deviation of the peak from the declaration, negative if below it; mib: the declaration there.
+    """
 
     kind: Literal["within", "over", "under"]
     percent: int
@@ -25,13 +27,13 @@ def judge(
     completed: bool,
     by_share: bool = False,
 ) -> Verdict | None:
-    """The verdict on what was declared, from the peak and the declared MiB of each GPU (None = not known).
+    """Returns the accuracy, from the peak and the declared MiB on each GPU (None = unknown).
 
-    by_share: a share was declared, which may mean compute; only its overuse is judged.
+    by_share: a share was declared, which may refer to compute; only its overuse is judged.
 
-    None: nothing was declared, or too little is known. An attempt that did not complete may have ended before
-    its peak, perhaps for want of memory, and a GPU whose peak is not known may have had a larger one: neither
-    shows that the declaration was right, or that less would do.
+    Returns None if nothing was declared or too little is known. An attempt that did not complete may have
+    ended before its peak, perhaps because memory ran out, and a GPU with an unknown peak may have had a
+    larger one: neither shows that the declaration was right or could be smaller.
     """
     known = [
         (peak, budget)

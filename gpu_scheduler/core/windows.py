@@ -1,4 +1,4 @@
-"""Screen windows that were closed under a running job: told once per attempt. The job goes on without one."""
+"""Detects Screen windows that were closed while their jobs run, once per attempt; the jobs continue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpu_scheduler.core.facts import Facts
 
 
 def closed_windows(facts: Facts) -> list[NoteWindowClosed]:
-    """Returns the notes about open attempts."""
+    """Returns the closed windows of open attempts that are not recorded yet."""
     return [
         NoteWindowClosed(attempt.job_id, attempt.attempt_id)
         for attempt in facts.attempts

@@ -1,4 +1,4 @@
-"""What wishes of front ends come to: each is answered once, by actions or by why it cannot be."""
+"""Answers the requests of front ends, each once: with actions, or with the reason why it was refused."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ Answer = tuple[list[Action], str]
 
 
 def plan(facts: Facts) -> list[Action]:
-    """The actions for every open wish, in the order in which they were made; each ends with its WishDone."""
+    """Returns the actions for every open request, in the order of the requests; each ends with its answer."""
     actions: list[Action] = []
     touched: set[str] = set()
-    for wish in facts.wishes:
-        if wish.verb == "stop" and wish.args.get("jobs") and _live(facts):
-            # Kept open until no job is left: nothing is placed meanwhile (see `is_ending`).
-            actions += _cancel_all(facts, wish.args)
+    for request in facts.wishes:
+        if request.verb == "stop" and request.args.get("jobs") and _live(facts):
+            # Stays open until no job is live; nothing is placed meanwhile (see `is_ending`).
+            actions += _cancel_all(facts, request.args)
             continue
-        if wish.verb in _ABOUT_A_JOB:
-            # A second wish for the same job waits until the first is on the record.
-            if wish.target in touched:
+        if request.verb in _ABOUT_A_JOB:
+            # A second request for the same job waits until the first is in the store.
+            if request.target in touched:
                 continue
-            touched.add(wish.target)
-        did, answer = _carry_out(wish, facts)
-        actions += [*did, WishDone(wish.wish_id, answer)]
+            touched.add(request.target)
+        changes, answer = _carry_out(request, facts)
+        actions += [*changes, WishDone(request.wish_id, answer)]
     return actions
 
 
 def is_ending(facts: Facts) -> bool:
-    """Whether the scheduler was asked to end, and starts nothing any more."""
-    return any(wish.verb == "stop" for wish in facts.wishes)
+    """Returns whether the scheduler was asked to end and starts no more jobs."""
+    return any(request.verb == "stop" for request in facts.wishes)
 
 
 def _live(facts: Facts) -> list[Attempt]:
@@ -65,7 +65,7 @@ def _carry_out(wish: Wish, facts: Facts) -> Answer:
     if wish.verb in ("pause", "resume"):
         return [SetPaused(wish.target, wish.verb == "pause", wish.args.get("reason"))], f"{wish.verb}d"
     if wish.verb == "places":
-        return [SetPlaces(tuple((job, place) for job, place in wish.args["places"]))], "ordered"
+        return [SetPlaces(tuple((job, position) for job, position in wish.args["places"]))], "ordered"
     job = facts.jobs.get(int(wish.target))
     if job is None:
         return [], f"no job {wish.target}"
@@ -87,7 +87,7 @@ def _cancel(job: JobFact, args: Any, settings: Settings) -> Answer:
 def _retry(job: JobFact, args: Any, settings: Settings) -> Answer:
     if job.state in (JobState.HELD, JobState.FINISHED):
         return [Requeue(job.job_id, args.get("reason", "retried"))], "queued again"
-    return [], f"job {job.job_id} is {job.state} already"
+    return [], f"job {job.job_id} is already {job.state}"
 
 
 def _hold(job: JobFact, args: Any, settings: Settings) -> Answer:
@@ -105,20 +105,20 @@ def _release(job: JobFact, args: Any, settings: Settings) -> Answer:
 def _line_removed(job: JobFact, args: Any, settings: Settings) -> Answer:
     if job.state in WAITING:
         return [Finish(job.job_id, Outcome.CANCELLED, "line removed")], "cancelled"
-    return [], f"job {job.job_id} is {job.state} and goes on"
+    return [], f"job {job.job_id} is {job.state} and continues"
 
 
 def _set(job: JobFact, args: Any, settings: Settings) -> Answer:
     name, value = args["name"], args["value"]
-    # Those of a finished job's line count when it is queued again.
+    # Attributes from the line of a finished job apply when it is queued again.
     later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
     if job.state not in WAITING and not later:
-        return [], f"job {job.job_id} is {job.state}; its attributes stay"
+        return [], f"job {job.job_id} is {job.state}; its attributes cannot be changed"
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
     if name == "hold" and value and job.state is JobState.QUEUED:
         actions.append(Hold(job.job_id, "line", "held by its line"))
     elif name == "hold" and not value and job.held_by == "line":
-        actions.append(Requeue(job.job_id, "its line holds it no more"))
+        actions.append(Requeue(job.job_id, "its line no longer holds it"))
     elif name == "cancel" and value:
         actions.append(Finish(job.job_id, Outcome.CANCELLED, "cancelled by its line"))
     return actions, f"{written(name, value)} set"

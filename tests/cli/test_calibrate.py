@@ -273,4 +273,4 @@ def test_all_gpus_and_what_is_left_free_of_each_are_minded(desk: Desk, config: P
     # 24,576 MiB, less 512 of the margin and 200 of an idle GPU.
     assert found["wide.py"]["attributes"] == "[vram=23864 gpus=2]"
     assert (found["rare.py"]["max_mib"], found["rare.py"]["p95_mib"]) == (24_400, 1000)
-    assert found["rare.py"]["reason"] == "needs a GPU alone"
+    assert found["rare.py"]["reason"] == "needs a GPU to itself"

@@ -48,7 +48,7 @@ def test_a_line_an_event(desk: Desk) -> None:
         "job 2 starts on gpu [0] (share 0.5) — echo second",
         "job 2 running",
     ]
-    assert told[6].startswith("job 2 was given GPU 0 and uses GPU 1 (process 77)")
+    assert told[6].startswith("job 2 was given GPU 0 but uses GPU 1 (process 77)")
     end = r"job 2 finished \[FAILED\] in \d+\.\ds — exit code 3 \| peak vram n/a \| declared share 0\.5"
     assert re.fullmatch(end, told[7])
     assert told[8:] == ["GPU 1 paused"]

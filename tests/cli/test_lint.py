@@ -43,7 +43,7 @@ def test_each_line_is_told_and_a_malformed_one_is_1(desk: Desk) -> None:
 jobs.txt:2: csv; needs 0.5 of a GPU; GPUs any; priority 0
     python -u {desk.path}/a.py --llm small --cuda IDS
     in {desk.path}
-    note: script a.py is a relative path: it is looked for in {desk.path}
+    note: script a.py is a relative path: it is resolved in {desk.path}
 jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env SEED
     echo 'two words'
     in {desk.path}
@@ -127,7 +127,7 @@ def test_the_record_tells_how_large_the_gpus_are(desk: Desk) -> None:
     assert desk.store.gpus()
     out = desk.run("lint")[1]
     assert out.count("warning: ") == 1
-    assert "warning: it needs 24.0 GiB of a GPU; its GPUs are too small for that (512 MiB of each" in out
+    assert "warning: it needs 24.0 GiB of a GPU, but its GPUs are too small (512 MiB of each" in out
     note(desk.store, Started(margin_mib=2048))
     assert desk.run("lint")[1].count("warning: ") == 2
 
@@ -152,7 +152,7 @@ def test_a_good_file_is_0_and_gpus_are_checked_where_they_are_named(desk: Desk) 
     assert "there is no GPU 3" in out
     code, out, _ = desk.run("lint", "--gpus", "3,")
     assert code == 0
-    assert "warning: it needs 2 idle GPUs, and may use 1" in out
+    assert "warning: it needs 2 idle GPUs, but may use only 1" in out
 
 
 def test_a_record_tells_the_gpus_and_the_folder(desk: Desk) -> None:

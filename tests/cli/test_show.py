@@ -69,7 +69,7 @@ def test_its_attempts_and_its_history(desk: Desk) -> None:
     assert attempt["ended_at"] - attempt["started_at"] == 60.0
     out = desk.run("show", job)[1]
     assert "after 1 min" in out
-    assert out.count(f"job {job} was given GPU 0 and uses GPU 1 (process 71)") == 2
+    assert out.count(f"job {job} was given GPU 0 but uses GPU 1 (process 71)") == 2
     assert [step["state"] for step in told(desk, job)["history"]] == [
         "queued", "starting", "running", "misplaced process", "finished",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Facts about GPUs and what runs on them, in one line each."""
+"""Builders of facts about GPUs and the attempts on them, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = Now(1_700_000_000.0, 1000.0, "boot")
 def gpu(
     index: int, used: int | None = None, processes: tuple[GpuProcess, ...] | None = (), **values: object
 ) -> Gpu:
-    """A GPU of 24 GiB, sampled a second ago, which is on the record. used: None = what its processes use."""
+    """Returns a GPU of 24 GiB whose recorded sample is 1 s old. used: None = the sum of its processes."""
     if used is None and processes is not None:
         used = sum(process.used_mib or 0 for process in processes)
     sample = GpuSample(f"U{index}", index, "card", TOTAL, used, 0.0, processes)
@@ -36,9 +36,9 @@ def gpu(
 
 
 def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
-    """An attempt that runs on these GPUs (U0 unless said), of which the newest sample is on the record.
+    """Returns an attempt running on these GPUs (default: U0), with its newest sample recorded.
 
-    Its share or vram is declared, unless `budgets` are given.
+    Its share or vram counts as declared unless `budgets` are given.
     """
     base = Attempt(
         attempt_id,
@@ -59,10 +59,10 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
 
 
 def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
-    """What a round knows of these GPUs and attempts."""
+    """Returns the facts of a round with these GPUs and attempts."""
     return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
 
 
 def line(ask: Ask, *jobs: int, reason: str | None = None) -> Line:
-    """Waiting jobs of one Ask, in the order of their ids."""
+    """Returns waiting jobs with the same resources, in the order of their ids."""
     return Line(ask, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)

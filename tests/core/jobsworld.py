@@ -1,4 +1,4 @@
-"""A jobs file, a clock and a table of jobs, all in memory: what the readings do to the jobs."""
+"""A jobs file, a clock and a table of jobs in memory, to test the effect of edits on the jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
 @dataclass
 class Job:
-    """A job as the record has it."""
+    """A job as stored."""
 
     spec: JobSpec
     place: int
@@ -40,7 +40,7 @@ class Job:
 
 
 class World:
-    """Applies what `saves` and `reading` decide, as the loop does."""
+    """Applies the decisions of the debounce and of the file diff, as the loop does."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -57,11 +57,11 @@ class World:
 
     @property
     def gone(self) -> set[int]:
-        """The jobs that must not be started because of their lines."""
+        """Returns the jobs that must not start because of their lines."""
         return set(self.waits)
 
     def save(self, text: str, wait: float = 0.0) -> None:
-        """The file now holds this text; then look at it, and again whenever something falls due."""
+        """Saves this text to the file and checks it, then waits if asked."""
         self.raws = text.splitlines(keepends=True)
         self.since = self.now
         self.poll()
@@ -69,22 +69,22 @@ class World:
             self.wait(wait)
 
     def append(self, text: str, wait: float = 0.0) -> None:
-        """Add to the end of the file."""
+        """Appends to the file."""
         self.save("".join(self.raws) + text, wait)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, looking when the last look asked for it, and at the end."""
+        """Lets time pass, and checks the file whenever the last check asked for it, and at the end."""
         end = self.now + seconds
         while self.next_look is not None and self.next_look <= end:
-            assert self.next_look > self.now, "a look that is due at once would spin"
+            assert self.next_look > self.now, "a check that is due at once would loop forever"
             self.now = self.next_look
             self.poll()
         self.now = end
-        # The watcher also looks without a reason, every --monitor-interval.
+        # The watcher also checks regularly, every --monitor-interval.
         self.poll()
 
     def poll(self) -> None:
-        """One look."""
+        """Checks the file once."""
         parsed = [(number, raw, parse_line(raw, "/w", "/home/u")) for number, raw in enumerate(self.raws, 1)]
         lines = tuple(
             parsed_line(number, raw, result) for number, raw, result in parsed if result is not None
@@ -96,7 +96,7 @@ class World:
             self.take(decision.accepted)
 
     def take(self, accepted: Accepted) -> None:
-        """These lines count now."""
+        """Applies accepted lines to the jobs."""
         result = diff(self.reading, accepted, self.facts(), self.newest())
         self.actions += result.actions
         self.said += result.said
@@ -124,7 +124,7 @@ class World:
             self.jobs[job_id].place = place
 
     def apply(self, action: ReadingAction) -> None:
-        """An action on a job that is there."""
+        """Applies an action to an existing job."""
         if isinstance(action, LineRemoved):
             self.end(action.job_id, Outcome.CANCELLED)
         elif isinstance(action, CancelRunning):
@@ -145,7 +145,7 @@ class World:
                 job.held_by = "line" if action.new else None
 
     def insert(self, spec: JobSpec) -> int:
-        """A new job."""
+        """Inserts a job and returns its id."""
         job_id = max(self.jobs, default=0) + 1
         job = Job(spec, place=job_id)
         if spec.cancel:
@@ -156,27 +156,27 @@ class World:
         return job_id
 
     def start(self, job_id: int) -> None:
-        """The job runs."""
+        """Makes the job running."""
         assert job_id not in self.gone
         self.jobs[job_id].state = JobState.RUNNING
 
     def end(self, job_id: int, outcome: Outcome = Outcome.COMPLETED) -> None:
-        """The job is finished."""
+        """Finishes the job."""
         self.jobs[job_id].state, self.jobs[job_id].outcome = JobState.FINISHED, outcome
 
     def facts(self) -> dict[int, JobFact]:
-        """How the jobs stand."""
+        """Returns the state of each job."""
         return {i: JobFact(i, job.state, job.outcome, job.held_by) for i, job in self.jobs.items()}
 
     def newest(self) -> dict[str, JobFact]:
-        """The newest job of every identity."""
+        """Returns the newest job of every identity."""
         return {self.jobs[i].spec.identity: fact for i, fact in sorted(self.facts().items())}
 
     def states(self) -> dict[int, str]:
-        """Every job's state, or its outcome once it is finished."""
+        """Returns the state of each job, or its outcome if finished."""
         return {i: str(job.outcome or job.state) for i, job in self.jobs.items()}
 
     def queue(self) -> list[str]:
-        """The texts of the queued jobs in the order of their places."""
+        """Returns the lines of the queued jobs by queue position."""
         queued = [job for job in self.jobs.values() if job.state is JobState.QUEUED]
         return [job.spec.text for job in sorted(queued, key=lambda job: job.place)]

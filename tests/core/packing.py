@@ -1,7 +1,7 @@
-"""A model of a machine whose jobs and strangers take and give back GPU memory, for property tests of `plan`.
+"""A model of a machine whose jobs and foreign processes use GPU memory, for property tests of `plan`.
 
-What fits where is worked out here once more, from docs/design.md, Accounting, and from what the samples
-showed, and every start and every wait is held against it.
+It computes independently which job fits where, from docs/design.md, Accounting, and from the samples, and
+checks every start and every wait against that.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpu_scheduler.core.sighting import Sighting
 from gpu_scheduler.core.states import JobState, Outcome
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
-#: Seconds that a tick of the model lasts.
+#: Duration of a tick of the model, seconds.
 TICK_S = 5.0
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job that comes at a tick, runs for some, and uses these percentages of what it asks for, in turn."""
+    """A job that arrives at a tick, runs for some ticks, and uses these percentages of its need in turn."""
 
     ask: Ask
     comes: int
@@ -38,7 +38,7 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class StrangerPlan:
-    """A process of somebody else: MiB on one GPU in turn, None = it has left the card for a while."""
+    """A foreign process: its memory on one GPU in turn, MiB; None = it is not on the GPU for a while."""
 
     gpu: int
     comes: int
@@ -55,8 +55,11 @@ class StrangerPlan:
 
 @dataclass(frozen=True)
 class Scene:
-    """All that happens. kept: MiB in use on every GPU that are nobody's; sampled: whether each tick is;
-    loads, paused: by tick and GPU. The loads are those that strangers make; jobs of ours make 97 percent."""
+    """Everything that happens in one run of the model.
+
+    unattributed_mib: on every GPU; sampled: whether each tick has a sample; loads, paused: by tick and GPU.
+    loads are those of foreign processes; jobs of ours cause 97 percent.
+    """
 
     totals: tuple[int, ...]
     kept: int
@@ -69,7 +72,7 @@ class Scene:
 
 @dataclass
 class Running:
-    """A job that was started: at which tick."""
+    """A started job, with the tick of its start."""
 
     job: JobPlan
     attempt: Attempt
@@ -78,7 +81,7 @@ class Running:
 
 @dataclass
 class Machine:
-    """Plays a scene: what is there, what was seen of it, and what the record says."""
+    """Plays a scene: the actual machine, its samples, and the stored values."""
 
     scene: Scene
     settings: Settings = field(default_factory=Settings)
@@ -90,10 +93,10 @@ class Machine:
     held: dict[int, dict[tuple[int, float], int]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     told: Counter[tuple[int, str]] = field(default_factory=Counter)
-    #: What the samples showed: of a stranger (its index) and of (attempt, GPU) the most so far, MiB.
+    #: Peaks in the samples so far, MiB: by index of the foreign process, and by (attempt, GPU).
     stranger_peaks: dict[int, int] = field(default_factory=dict)
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
-    #: By GPU: the load of strangers in each sample, and what the record says of it.
+    #: By GPU: the foreign load in each sample, and the recorded loads.
     foreign_loads: dict[int, list[float]] = field(default_factory=dict)
     noted_loads: dict[int, tuple[tuple[float | None, ...], float | None]] = field(default_factory=dict)
 
@@ -102,7 +105,7 @@ class Machine:
         return Now(1_700_000_000.0, 1000.0 + TICK_S * self.tick, "boot")
 
     def play(self) -> None:
-        """Every tick: things happen, perhaps a sample is taken, and rounds are planned until all is quiet."""
+        """Plays every tick: changes the machine, perhaps samples it, and plans rounds until all is done."""
         for tick, sampled in enumerate(self.scene.sampled):
             self.tick = tick
             self.queued |= {n: job for n, job in enumerate(self.scene.jobs, 1) if job.comes == self.tick}
@@ -123,12 +126,10 @@ class Machine:
             if not actions:
                 return
             self.take(facts, actions)
-        raise AssertionError(f"never quiet: {actions}")
-
-    # What is there.
+        raise AssertionError(f"rounds never settle: {actions}")
 
     def usage(self, one: Running, index: int) -> int | None:
-        """MiB of a running job on a GPU; None before its process is up, and after its end."""
+        """Returns the MiB of a job on a GPU; None before its process has started, and after its end."""
         age = self.tick - one.since
         if f"U{index}" not in one.attempt.gpus or one.attempt.outcome is not None or age < 1:
             return None
@@ -145,7 +146,7 @@ class Machine:
             for n, stranger in enumerate(self.scene.strangers):
                 use = stranger.use(self.tick)
                 if stranger.gpu == index and use is not None:
-                    # The first of them makes it all, a display none that counts.
+                    # The first of them causes all of the load; that of a display does not count.
                     makes = 97.0 if stranger.graphics else 0.0 if foreign else load
                     foreign = foreign or not stranger.graphics
                     processes.append(GpuProcess(100 + n, use, stranger.graphics, makes))
@@ -162,8 +163,6 @@ class Machine:
             self.foreign_loads.setdefault(index, []).append(load if foreign else 0.0)
             seen = GpuSample(f"U{index}", index, "card", total, used, 97.0, tuple(processes))
             self.samples[index] = Gpu(f"U{index}", index, False, seen, self.now.boot, 97.0, owners, starts)
-
-    # What the record says, and what a round makes of it.
 
     def facts(self) -> Facts:
         gpus = []
@@ -253,17 +252,15 @@ class Machine:
     def need(self, job: JobPlan) -> Need:
         return need_of(job.ask, Facts(self.now, self.settings, LlmConfig()))
 
-    # What must hold.
-
     def declared_on(self, attempt: Attempt, index: int) -> int | None:
-        """MiB that its job declared: its vram, else its share, of which it has all alone; None: nothing."""
+        """Returns the MiB that its job declared: vram, else share (all of the GPU if whole), else None."""
         ask = self.running[attempt.attempt_id].job.ask
         if ask.vram is not None or ask.share is None:
             return ask.vram
         return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
 
     def budget(self, attempt: Attempt | act.Start, index: int) -> int:
-        """MiB that a booking counts on a GPU, by docs/design.md, Accounting, and by what samples showed."""
+        """Returns the MiB that an allocation counts for, by docs/design.md, Accounting, and the samples."""
         total = self.scene.totals[index]
         if attempt.whole:
             return total
@@ -280,7 +277,7 @@ class Machine:
         return attempt.share or min(1000, math.ceil(part))
 
     def strangers_on(self, index: int) -> int:
-        """MiB held free for everybody else: the buffered peaks of those that live or were in the sample."""
+        """Returns the MiB reserved for foreign use: buffered peaks of processes that live or were sampled."""
         sample = self.samples[index].sample
         listed = {process.pid for process in (sample.processes if sample else None) or ()}
         alive = [
@@ -292,7 +289,7 @@ class Machine:
         return self.scene.kept + sum(math.ceil(self.stranger_peaks[n] * (1 + SPIKE)) for n in alive)
 
     def fits(self, need: Need, index: int, started: list[act.Start]) -> bool:
-        """Whether a GPU takes one more job; started: those of the same round."""
+        """Returns whether a GPU accepts one more job; started: the starts of the same round."""
         sample, total = self.samples[index].sample, self.scene.totals[index]
         assert sample is not None
         assert sample.processes is not None
@@ -330,7 +327,7 @@ class Machine:
             assert self.fits(need, index, started), (need, index, self.tick)
 
     def check_quiet(self) -> None:
-        """Nobody waits who could start; every excess that was seen is told, once; all is on the record."""
+        """Checks that no waiting job could start, and that peaks and overuse are recorded, overuse once."""
         for job in self.queued.values():
             need = self.need(job)
             fitting = [

@@ -1,4 +1,4 @@
-"""What is suggested from the peaks of finished jobs, and llm_config.json with it."""
+"""Suggestions from the peaks of finished jobs, and llm_config.json with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one(family: Family, now: Any = None, rules: Rules = RULES) -> Advice:
         ({"vram": "4G"}, 1, {"vram": 9152}),
     ],
 )
-def test_the_entry_of_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
+def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
     advice = one(replace(QWEN, gpus=gpus), now)
     assert (advice.entry, advice.now, advice.attributes) == (entry, now, None)
     assert (advice.why is None) is (entry is not None)
@@ -53,16 +53,14 @@ def test_the_entry_of_a_model(now: Any, gpus: int, entry: dict[str, Any] | None)
     ("runs", "longest_s", "enough"),
     [(1, 3.0, False), (2, 599.9, False), (2, None, False), (3, 3.0, True), (3, None, True), (1, 600.0, True)],
 )
-def test_an_entry_is_written_after_three_runs_or_a_long_one(
-    runs: int, longest_s: float | None, enough: bool
-) -> None:
+def test_an_entry_requires_three_runs_or_a_long_one(runs: int, longest_s: float | None, enough: bool) -> None:
     advice = one(replace(QWEN, runs=runs, longest_s=longest_s), 0.5)
     assert (advice.entry, advice.enough) == ({"vram": 9152}, enough)
     assert changes([advice]) == ({"qwen": {"vram": 9152}} if enough else {})
     assert changes([advice], enough=False) == ({} if enough else {"qwen": {"vram": 9152}})
 
 
-def test_the_runs_of_a_model_count_together() -> None:
+def test_counts_the_runs_of_a_model_across_programs() -> None:
     few, other = replace(QWEN, runs=1), replace(QWEN, program="/x/other.py", runs=1)
     assert changes(advise([few, other], {}, LlmConfig(), RULES)) == {}
     assert changes(advise([few, replace(other, runs=2)], {}, LlmConfig(), RULES)) != {}
@@ -77,10 +75,10 @@ def test_the_runs_of_a_model_count_together() -> None:
         (8378, 9000, "[vram=9G]", None),
         (1, 1, "[vram=64]", None),
         (22000, 24000, "[vram=24064]", None),
-        (22000, 24100, None, "needs a GPU alone"),
+        (22000, 24100, None, "needs a GPU to itself"),
     ],
 )
-def test_the_attribute_of_lines_without_a_model(
+def test_suggests_an_attribute_for_lines_without_a_model(
     p95: int, most: int, attributes: str | None, why: str | None
 ) -> None:
     advice = one(replace(PLAIN, p95_mib=p95, max_mib=most))
@@ -92,32 +90,32 @@ def test_the_attribute_of_lines_without_a_model(
     [(8300, "within ±10%"), (7546, "within ±10%"), (9222, "within ±10%"), (9210, "within ±10%"),
      (7500, None), (9230, None), (18432, None)],
 )  # fmt: skip
-def test_nothing_is_suggested_for_what_is_declared_well_enough(declared: int, why: str | None) -> None:
+def test_suggests_nothing_within_the_tolerance(declared: int, why: str | None) -> None:
     assert one(replace(PLAIN, declared_mib=declared)).why == why
     assert one(replace(QWEN, declared_mib=declared)).why == why
 
 
-def test_a_large_buffer_suggests_the_same_but_once() -> None:
+def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
     rules = replace(RULES, spike=0.5)
     assert one(PLAIN, rules=rules).attributes == "[vram=12480]"
-    assert one(replace(PLAIN, declared_mib=12480), rules=rules).why == "as suggested"
+    assert one(replace(PLAIN, declared_mib=12480), rules=rules).why == "already as suggested"
 
 
-def test_several_gpus_are_told_and_the_smaller_one_limits() -> None:
+def test_limits_the_suggestion_by_the_smaller_of_several_gpus() -> None:
     rules = replace(RULES, totals=(8000, 24576, 81920))
     assert one(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
-    assert one(replace(PLAIN, gpus=3), rules=rules).why == "needs a GPU alone"
+    assert one(replace(PLAIN, gpus=3), rules=rules).why == "needs a GPU to itself"
     assert one(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"
 
 
-def test_a_model_of_several_programs_gets_what_the_largest_needs() -> None:
+def test_a_model_gets_the_largest_need_of_its_programs() -> None:
     small = replace(QWEN, program="/x/eval.py", p95_mib=2000, max_mib=2000, declared_mib=8300)
     advised = advise([small, QWEN, PLAIN], {}, LlmConfig(), RULES)
     assert [advice.entry for advice in advised] == [{"vram": 9152}, {"vram": 9152}, None]
     assert changes(advised) == {"qwen": {"vram": 9152}}
 
 
-def test_the_default_requirement_is_what_an_unknown_model_declares() -> None:
+def test_compares_an_unknown_model_with_the_default_requirement() -> None:
     config = parse_llm_config('{"default_requirement": {"vram": 9152}}')
     assert [advice.why for advice in advise([QWEN], {}, config, RULES)] == ["within ±10%"]
 
@@ -127,7 +125,7 @@ def test_the_default_requirement_is_what_an_unknown_model_declares() -> None:
     st.integers(1, 100_000), st.integers(0, 20_000), st.floats(0, 1), st.floats(0.05, 1),
     st.integers(0, 2000), st.lists(st.integers(4096, 200_000), max_size=3),
 )  # fmt: skip
-def test_what_is_suggested_holds_the_peaks_fits_a_gpu_and_is_not_suggested_again(
+def test_a_suggestion_covers_the_peaks_fits_a_gpu_and_is_stable(
     p95: int, more: int, spike: float, tolerance: float, margin: int, totals: list[int]
 ) -> None:
     rules = Rules(spike, tolerance, margin, tuple(totals))
@@ -150,7 +148,7 @@ FORMATTED = (
 )
 
 
-def test_only_the_entries_change() -> None:
+def test_changes_only_the_entries() -> None:
     text = with_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
     assert text == FORMATTED.replace('{"share":1e0}', '{"vram": "9G"},\r\n    "c": {"vram": 64}')
 
@@ -158,13 +156,13 @@ def test_only_the_entries_change() -> None:
 @pytest.mark.parametrize(
     "text", ["{}", " {\n}\n", '{"models": {}}', '{"models":{ } , "z": 1}', '{"z": {"models": 1}}']
 )
-def test_a_model_that_is_not_there_is_added(text: str) -> None:
+def test_adds_a_missing_model(text: str) -> None:
     before = json.loads(text)
     after = json.loads(with_entries(text, {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}))
     assert after == {**before, "models": {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}}
 
 
-def test_of_a_model_that_stands_there_twice_the_last_is_changed() -> None:
+def test_changes_the_last_of_two_equal_keys() -> None:
     text = '{"models": {"a": 1}, "models": {"a": 0.1, "a": 0.2}}'
     changed = with_entries(text, {"a": {"vram": 64}})
     assert changed == '{"models": {"a": 1}, "models": {"a": 0.1, "a": {"vram": 64}}}'
@@ -185,7 +183,7 @@ _VALUES = st.recursive(
     st.sampled_from([None, 0, 2]),
     st.booleans(),
 )
-def test_everything_else_stays_in_its_order(
+def test_preserves_everything_else_and_its_order(
     other: dict[str, Any],
     models: dict[str, Any],
     entries: dict[str, Any],
@@ -200,7 +198,7 @@ def test_everything_else_stays_in_its_order(
     assert list(after["models"]) == list({**models, **entries})
 
 
-def test_a_model_that_ran_on_one_gpu_too_is_not_given_two() -> None:
+def test_does_not_suggest_two_gpus_for_a_model_that_ran_on_one() -> None:
     pair = replace(QWEN, program="/x/pair.py", gpus=2)
     for families in ([QWEN, pair], [pair, QWEN]):
         advised = advise(families, {}, LlmConfig(), RULES)

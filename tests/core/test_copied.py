@@ -1,4 +1,4 @@
-"""Attempts that a copied record has open are left to its original."""
+"""Open attempts in a copied store are left to its original."""
 
 from __future__ import annotations
 
@@ -26,25 +26,23 @@ def left(attempt: Attempt) -> list[act.Action]:
 @pytest.mark.parametrize("claim", list(get_args(ClaimState)))
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
-def test_a_job_with_an_open_attempt_is_held_whatever_its_folder_says(
-    claim: str, state: JobState, cancel: Cancel | None
-) -> None:
+def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: Cancel | None) -> None:
     seen = Sighting(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
     close, *rest = left(replace(OPEN, job_state=state, cancel=cancel, sighting=seen, survivors=(77,)))
     assert isinstance(close, act.Close)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
-    assert close.reason == "it belongs to /old/X.d, of which this is a copy; `retry 7` runs it here"
+    assert close.reason == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
     assert rest == [act.Release(1), act.Cooled(1)]
 
 
-def test_an_attempt_that_had_ended_keeps_its_result() -> None:
+def test_an_attempt_with_a_result_keeps_it() -> None:
     close, *rest = left(replace(OPEN, sighting=Sighting(claim="dead", result=RESULT)))
     assert isinstance(close, act.Close)
     assert (close.outcome, close.state) == (Outcome.COMPLETED, JobState.FINISHED)
     assert rest == [act.Release(1), act.Cooled(1)]
 
 
-def test_no_process_of_an_ended_attempt_is_looked_for() -> None:
+def test_releases_an_ended_attempt_without_a_process_scan() -> None:
     ended = replace(OPEN, outcome=Outcome.FAILED, survivors=(77,))
     assert left(ended) == [act.Release(1), act.Cooled(1)]
     assert left(replace(ended, released_at=900.0)) == [act.Cooled(1)]

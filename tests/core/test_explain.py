@@ -209,10 +209,10 @@ def test_an_error_that_the_program_has_caught_is_told() -> None:
     ("gpu", "need", "part"),
     [
         (GpuView("U", 3, 1000, closed="paused"), ONE, "`resume 3`"),
-        (GpuView("U", 3, 1000, closed="lost: the driver does not list it"), ONE, "`nvidia-smi -i 3`"),
+        (GpuView("U", 3, 1000, closed="lost: the driver no longer lists it"), ONE, "`nvidia-smi -i 3`"),
         (GpuView("U", 3, 1000, closed="query failed: x"), ONE, "`doctor`"),
-        (GpuView("U", 3, 1000, closed="quarantined: process 7 of job 1 is left"), ONE, "kill -9"),
-        (GpuView("U", 3, 1000, closed="cooling"), ONE, "in a few seconds"),
+        (GpuView("U", 3, 1000, closed="quarantined: job 1 left process 7"), ONE, "kill -9"),
+        (GpuView("U", 3, 1000, closed="awaiting memory release"), ONE, "in a few seconds"),
         (GpuView("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
         (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ONE, "--mem-threshold"),
         (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7", foreign_load=90.0), ONE, "--load-thre"),

@@ -1,4 +1,4 @@
-"""Samples of GPUs: what cannot be true is unknown, and what is unknown is never zero."""
+"""GPU samples: impossible values become unknown, and unknown values are never zero."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Values = tuple[int | None, int | None, float | None]
         ((100, 5, float("nan")), (100, 5, None)),
     ],
 )
-def test_what_cannot_be_true_is_unknown(said: Values, believed: Values) -> None:
+def test_impossible_values_become_unknown(said: Values, believed: Values) -> None:
     found = without_impossible(GpuSample("GPU-a", 0, "card", *said))
     assert (found.total_mib, found.used_mib, found.load_percent) == believed
 
@@ -39,10 +39,10 @@ def test_what_cannot_be_true_is_unknown(said: Values, believed: Values) -> None:
     ("processes", "foreign"),
     [(None, None), ((GpuProcess(1, None),), None), ((), 0), ((GpuProcess(1, 300), GpuProcess(2, 4)), 304)],
 )
-def test_unknown_memory_in_use_is_what_its_processes_use_or_unknown(
+def test_foreign_memory_without_a_total_comes_from_processes_or_is_unknown(
     processes: tuple[GpuProcess, ...] | None, foreign: int | None
 ) -> None:
-    """A GB10 shares the memory of its machine: it tells what processes use, and no total."""
+    """A GB10 shares the memory of its machine: it reports the use of processes, but no total."""
     sample = GpuSample("GPU-a", 0, "NVIDIA GB10", None, None, 2.0, processes)
     assert foreign_memory(Gpu("GPU-a", 0, sample=sample), (), Limits()) == foreign
 
@@ -60,5 +60,5 @@ def test_unknown_memory_in_use_is_what_its_processes_use_or_unknown(
         ),
     ],
 )
-def test_unknown_is_not_zero_and_not_full(view: GpuView, why: str | None) -> None:
+def test_an_unknown_value_is_neither_zero_nor_full(view: GpuView, why: str | None) -> None:
     assert obstacle(view, Need(1, 500), Limits()) == why

@@ -1,4 +1,4 @@
-"""GPU lists: what is read, what is refused with which words, and back."""
+"""Parsing and formatting of GPU lists, and the errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EIGHT = frozenset(range(8))
         ("all", None),
     ],
 )
-def test_lists(text: str, gpus: tuple[int, ...] | None) -> None:
+def test_parses_gpu_lists(text: str, gpus: tuple[int, ...] | None) -> None:
     assert parse_gpu_list(text, EIGHT) == gpus
 
 
@@ -35,28 +35,28 @@ def test_lists(text: str, gpus: tuple[int, ...] | None) -> None:
         ("3-0", "runs backward; write 0-3"),
         ("0,,1", "an item is empty"),
         ("0,", "an item is empty"),
-        ("1,1", "GPU 1 is there twice"),
-        ("0-3,2", "GPU 2 is there twice"),
+        ("1,1", "GPU 1 is listed twice"),
+        ("0-3,2", "GPU 2 is listed twice"),
         ("8", "there is no GPU 8; the GPUs are 0-7"),
         ("x", "'x' is not a number or range"),
         ("1 2", "'1 2' is not a number or range"),
         ("-1", "'-1' is not a number or range"),
         ("\u0661", "is not a number or range"),
-        ("0-999999999", "no machine has a GPU 999999999"),
+        ("0-999999999", "GPU 999999999 is above the largest, 1023"),
     ],
 )
-def test_refused(text: str, says: str) -> None:
+def test_rejects_malformed_gpu_lists(text: str, says: str) -> None:
     with pytest.raises(ValueError, match="GPU list") as error:
         parse_gpu_list(text, EIGHT)
     assert says in str(error.value)
 
 
-def test_without_known_gpus_any_index_will_do() -> None:
+def test_accepts_any_index_if_the_gpus_are_unknown() -> None:
     assert parse_gpu_list("17") == (17,)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.none() | st.frozensets(st.integers(0, 30), min_size=1))
-def test_what_is_written_is_read_back(gpus: frozenset[int] | None) -> None:
+def test_a_formatted_list_parses_to_the_same_gpus(gpus: frozenset[int] | None) -> None:
     expected = None if gpus is None else tuple(sorted(gpus))
     assert parse_gpu_list(format_gpu_list(gpus)) == expected

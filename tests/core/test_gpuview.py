@@ -1,4 +1,4 @@
-"""A GPU as placement sees it: what is booked, what is foreign, and what the memory ledger adds up."""
+"""Availability of a GPU: allocations, foreign use, and committed memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seen(one: Gpu, *attempts: Attempt) -> GpuView:
 
 
 def start_of(one: Gpu, ask: Ask, *attempts: Attempt) -> act.Start | str:
-    """Where a job with this Ask goes once the sample is on the record, or why it waits."""
+    """Returns the start of a job with these resources once the sample is recorded, or why it waits."""
     loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
     noted = replace(one, held=held_now(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at)
     [action] = plan(facts(noted, attempts=attempts, lines=(line(ask, 1),)))
@@ -42,13 +42,13 @@ def start_of(one: Gpu, ask: Ask, *attempts: Attempt) -> act.Start | str:
 
 
 def at_work(load: float, used: int | None, processes: tuple[GpuProcess, ...] | None, **values: object) -> Gpu:
-    """A GPU with that load in its first sample, of which nothing is on the record yet."""
+    """Returns a GPU with this load in its first sample, which is not recorded yet."""
     one = gpu(0, used, processes, load=load, foreign_loads=(), foreign_load_at=None, **values)
     assert one.sample is not None
     return replace(one, sample=replace(one.sample, load_percent=load))
 
 
-def test_bookings_of_every_kind_add_up_in_both_ledgers() -> None:
+def test_adds_up_allocations_of_every_kind() -> None:
     found = seen(
         gpu(0),
         running(1, share=250),
@@ -60,60 +60,65 @@ def test_bookings_of_every_kind_add_up_in_both_ledgers() -> None:
 
 
 @pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
-def test_one_that_is_alone_fills_both_ledgers(values: dict[str, int]) -> None:
+def test_an_attempt_with_whole_gpus_fills_share_and_memory(values: dict[str, int]) -> None:
     found = seen(gpu(0), running(1, **values))
     assert (found.booked, found.memory_mib) == (1000, TOTAL)
 
 
-def test_a_peak_is_that_of_the_gpu_it_was_seen_on() -> None:
+def test_a_peak_counts_on_its_own_gpu_only() -> None:
     attempt = running(1, "U0", "U1", vram=5000, peaks={"U1": 9000})
     both = facts(gpu(0), gpu(1), attempts=(attempt,))
     assert [view(one, both).memory_mib for one in both.gpus] == [5000, 9900]
 
 
-def test_what_was_given_back_books_nothing_and_closes_the_gpu_while_it_cools() -> None:
+def test_a_released_attempt_makes_its_gpu_unavailable_until_its_memory_is_free() -> None:
     cooling = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
     found = seen(gpu(0), cooling)
-    assert (found.booked, found.memory_mib, found.taken, found.closed) == (0, 0, False, "cooling")
+    assert (found.booked, found.memory_mib, found.taken, found.closed) == (
+        0,
+        0,
+        False,
+        "awaiting memory release",
+    )
 
 
-def test_a_foreign_process_is_held_at_its_peak_with_the_buffer_until_it_exits() -> None:
+def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
     ramped = gpu(0, None, (GpuProcess(7, 2000),), starts={7: 3.0}, held={(7, 3.0): 8000})
     found = seen(ramped)
     assert (found.memory_mib, found.foreign_mib, found.foreign) == (8800, 2000, "process 7")
-    # It lives on and has left the card for a while: what it had it may take again.
+    # It still runs but uses no memory now: it may use its peak again.
     assert seen(gpu(0, held={(7, 3.0): 8000})).memory_mib == 8800
     assert seen(gpu(0)).memory_mib == 0
 
 
-def test_a_new_process_with_the_number_of_an_old_one_has_a_peak_of_its_own() -> None:
+def test_a_reused_pid_starts_a_new_peak() -> None:
     again = gpu(0, None, (GpuProcess(7, 100),), starts={7: 5.0})
     assert held_now(again, ()) == {(7, 5.0): 100}
     assert held_now(replace(again, held={(7, 3.0): 8000}), ()) == {(7, 3.0): 8000, (7, 5.0): 100}
     assert held_now(replace(again, starts={}), ()) == {(7, 0.0): 100}
 
 
-def test_each_process_has_its_buffer_and_the_higher_of_peak_and_sample_counts() -> None:
+def test_each_foreign_process_counts_at_the_higher_of_peak_and_sample() -> None:
     two = gpu(0, None, (GpuProcess(7, 2001), GpuProcess(8, 5)), held={(7, 0.0): 10})
     assert held_now(two, ()) == {(7, 0.0): 2001, (8, 0.0): 5}
     assert seen(two).memory_mib == 2202 + 6
 
 
-def test_ours_is_never_held_as_foreign_though_it_was_once_taken_for_it() -> None:
+def test_drops_the_foreign_peak_of_a_process_identified_as_ours() -> None:
     ours = gpu(0, None, (GpuProcess(7, 2000),), owners={7: 1}, starts={7: 3.0}, held={(7, 3.0): 8000})
     assert held_now(ours, (running(1, vram=4000),)) == {}
     assert seen(ours, running(1, vram=4000)).memory_mib == 4000
     assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [act.NoteHeld("U0", ())]
 
 
-def test_ours_on_a_gpu_that_it_was_not_given_is_held_like_anybody() -> None:
+def test_a_misplaced_process_has_a_foreign_peak() -> None:
     stray = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
     attempt = running(1, "U0", vram=4000)
     assert held_now(stray, (attempt,)) == {(7, 0.0): 2000}
     assert seen(stray, attempt).memory_mib == 2200
 
 
-def test_what_is_in_use_is_never_booked_again_whoever_uses_it() -> None:
+def test_memory_in_use_is_never_allocated_again() -> None:
     over = gpu(0, 20_000, (GpuProcess(7, 20_000),), owners={7: 1})
     assert seen(over, running(1, vram=4000)).memory_mib == 20_000
     assert seen(over, running(1, vram=4000, peaks={"U0": 20_000})).memory_mib == 22_000
@@ -130,7 +135,7 @@ def test_what_is_in_use_is_never_booked_again_whoever_uses_it() -> None:
         (Gpu("U0", 0), False),
     ],
 )
-def test_processes_count_where_all_of_them_are_known(one: Gpu, complete: bool) -> None:
+def test_lists_processes_only_if_all_are_known(one: Gpu, complete: bool) -> None:
     assert (listed(one) is not None) == complete
 
 
@@ -138,7 +143,7 @@ TOTALS = [(gpu(0, 9000, None)), gpu(0, 9000, (GpuProcess(7, 9000),), owners={7: 
 
 
 @pytest.mark.parametrize("one", TOTALS, ids=["no list", "unmatched"])
-def test_without_a_list_the_totals_speak(one: Gpu) -> None:
+def test_uses_totals_without_a_process_list(one: Gpu) -> None:
     assert foreign_memory(one, (), LIMITS) == 9000
     assert seen(one).memory_mib == 9900
     assert seen(one).foreign == "memory"
@@ -150,7 +155,7 @@ def test_without_a_list_the_totals_speak(one: Gpu) -> None:
     assert foreign_memory(one, (replace(ours, released_at=5.0),), LIMITS) == 9000
 
 
-def test_without_a_list_half_of_a_gpu_that_we_load_takes_the_other_half() -> None:
+def test_our_own_load_does_not_block_the_other_half_without_a_process_list() -> None:
     one = at_work(97.0, 12_000, None)
     ours = running(1, share=500)
     assert seen(one, ours).foreign is None
@@ -159,11 +164,11 @@ def test_without_a_list_half_of_a_gpu_that_we_load_takes_the_other_half() -> Non
 
 
 @pytest.mark.parametrize(("mib", "who"), [(0, None), (200, None), (201, "memory")])
-def test_without_a_list_a_little_memory_is_nobody(mib: int, who: str | None) -> None:
+def test_a_little_memory_counts_as_no_foreign_process_without_a_list(mib: int, who: str | None) -> None:
     assert seen(gpu(0, mib, None)).foreign == who
 
 
-def test_memory_is_unknown_where_nothing_tells_it() -> None:
+def test_memory_is_unknown_without_any_value() -> None:
     blind = seen(gpu(0, None, None))
     assert (blind.foreign_mib, blind.memory_mib) == (None, None)
     assert seen(Gpu("U0", 0)).memory_mib is None
@@ -173,19 +178,21 @@ def test_memory_is_unknown_where_nothing_tells_it() -> None:
     assert (seen(sized).foreign_mib, seen(sized).memory_mib, seen(sized).total_mib) == (0, None, None)
 
 
-def test_what_no_process_accounts_for_is_kept_free_and_counts_as_foreign_beyond_what_a_driver_keeps() -> None:
+def test_unattributed_memory_is_reserved_and_foreign_beyond_the_driver_allowance() -> None:
     left = gpu(0, 5000, (GpuProcess(7, 1000),))
     assert unclaimed_memory(left, (), LIMITS) == 4000
     assert (seen(left).memory_mib, seen(left).foreign_mib) == (1100 + 4000, 1000 + 4000 - 512)
     driver = gpu(0, 512)
     assert (seen(driver).memory_mib, seen(driver).foreign_mib) == (512, 0)
     assert isinstance(start_of(driver, ALONE), act.Start)
-    assert str(start_of(gpu(0, 22_118), ALONE)).endswith("GPU 0 foreign memory not ours holds 21.1 GiB")
+    assert str(start_of(gpu(0, 22_118), ALONE)).endswith(
+        "GPU 0 foreign memory of unknown owner holds 21.1 GiB"
+    )
     assert isinstance(start_of(gpu(0, 713), ALONE), str)
     assert isinstance(start_of(gpu(0, 712), ALONE), act.Start)
 
 
-def test_a_job_of_which_nothing_is_listed_yet_may_be_behind_what_no_process_accounts_for() -> None:
+def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
     hidden = gpu(0, 9000)
     ours = running(1, vram=10_000, baseline_mib={"U0": 300})
     assert (seen(hidden, ours).memory_mib, seen(hidden, ours).foreign_mib) == (10_300, 0)
@@ -193,13 +200,13 @@ def test_a_job_of_which_nothing_is_listed_yet_may_be_behind_what_no_process_acco
     assert seen(gpu(0, 14_000), ours).foreign_mib == 4000 - 512
     shown = gpu(0, 9000, (GpuProcess(7, 1000),), owners={7: 1})
     assert seen(shown, ours).memory_mib == 10_000 + 8000
-    # What was there before it came is still nobody's.
+    # The baseline from before its start stays unattributed.
     stuck = replace(ours, baseline_mib={"U0": 5000})
     assert seen(hidden, stuck).memory_mib == 10_000 + 5000
     assert seen(gpu(0, 2000), stuck).memory_mib == 10_000 + 2000
 
 
-def test_a_desktop_does_not_keep_a_whole_gpu_job_away_and_its_memory_is_kept_free() -> None:
+def test_a_display_does_not_block_a_whole_gpu_job_and_its_memory_is_reserved() -> None:
     desktop = at_work(97.0, 60, (GpuProcess(7, 60, graphics_only=True, load_percent=97.0),))
     found = seen(desktop)
     assert (found.foreign_mib, found.foreign, found.memory_mib) == (0, None, 66)
@@ -210,13 +217,13 @@ def test_a_desktop_does_not_keep_a_whole_gpu_job_away_and_its_memory_is_kept_fre
     assert isinstance(start_of(desktop, Ask(vram=TOTAL - 65 - 512)), str)
 
 
-def test_nine_tenths_of_the_memory_keep_away_whoever_declares_no_memory() -> None:
+def test_foreign_memory_above_the_threshold_blocks_jobs_without_declared_memory() -> None:
     crowded = gpu(0, 22_118, (GpuProcess(7, 22_118),))
     for ask in (ALONE, WHOLE, HALF):
         assert "foreign process 7 holds 21.6 GiB" in str(start_of(crowded, ask))
 
 
-def test_a_colleague_at_work_closes_a_gpu_and_our_own_trainer_does_not() -> None:
+def test_foreign_load_blocks_a_gpu_and_our_own_load_does_not() -> None:
     colleague = at_work(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),))
     for ask in (WHOLE, HALF, Ask(vram=1000)):
         assert "foreign process 7, load 97 %" in str(start_of(colleague, ask))
@@ -227,7 +234,7 @@ def test_a_colleague_at_work_closes_a_gpu_and_our_own_trainer_does_not() -> None
     assert isinstance(start_of(trainer, Ask(vram=11_777), running(1, share=500)), str)
 
 
-def test_a_job_that_declares_memory_goes_where_it_fits_whatever_part_others_hold() -> None:
+def test_declared_memory_is_placed_beside_any_foreign_use_that_leaves_room() -> None:
     most = gpu(0, 20_000, (GpuProcess(7, 20_000),))
     assert isinstance(start_of(most, Ask(vram=2000)), act.Start)
     assert isinstance(start_of(most, Ask(vram=2000, share=500)), act.Start)
@@ -243,7 +250,7 @@ UNTOLD = GpuProcess(8, 500)
 @pytest.mark.parametrize(
     ("processes", "with_ours", "without_ours"),
     [
-        # The driver tells whose the load is: the card's own, 95 percent, is never asked.
+        # With load per process, the load of the GPU, 95 percent, is not used.
         ((OURS, THEIRS), 30.0, 100.0),
         ((OURS, THEIRS, DISPLAY), 30.0, 100.0),
         ((OURS, DISPLAY), 0.0, 90.0),
@@ -251,7 +258,7 @@ UNTOLD = GpuProcess(8, 500)
         ((THEIRS, GpuProcess(6, 1, load_percent=80.0)), 100.0, 100.0),
         ((THEIRS,), 30.0, 30.0),
         ((), 0.0, 0.0),
-        # It does not: the load of the card counts, and only where no job of ours is.
+        # Without it, the load of the GPU counts, and only if no job of ours is there.
         ((OURS, UNTOLD), None, 95.0),
         ((UNTOLD, GpuProcess(6, 1, load_percent=80.0)), None, 95.0),
         ((replace(OURS, load_percent=None), UNTOLD), None, 95.0),
@@ -266,7 +273,7 @@ def test_the_load_of_foreign_processes_in_one_sample(
     assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
     cooling = replace(ours, outcome=Outcome.COMPLETED, released_at=999.5)
     assert foreign_load(one, (cooling,), LIMITS) == with_ours
-    # A job on another GPU is none on this one; its process here is foreign.
+    # A job on another GPU does not count here; its process is foreign.
     assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
 
 
@@ -278,7 +285,7 @@ def test_the_load_of_foreign_processes_in_one_sample(
     ],
     ids=["a pid of another namespace", "a process that is not listed"],
 )
-def test_a_load_that_cannot_be_told_apart_is_no_data(untold: dict[str, object]) -> None:
+def test_a_load_that_cannot_be_attributed_is_unknown(untold: dict[str, object]) -> None:
     one = replace(at_work(95.0, None, (THEIRS,)), **untold)  # type: ignore[arg-type]
     assert foreign_load(one, (), LIMITS) == 95.0
     assert foreign_load(one, (running(1, vram=1000),), LIMITS) is None
@@ -289,13 +296,11 @@ def test_a_load_that_cannot_be_told_apart_is_no_data(untold: dict[str, object]) 
     ("loads", "mean"),
     [((), None), ((None,), None), ((90.0,), 90.0), ((0.0, 0.0, 90.0), 30.0), ((None, 70.0, 90.0), 80.0)],
 )
-def test_the_mean_of_the_foreign_loads_that_are_known(
-    loads: tuple[float | None, ...], mean: float | None
-) -> None:
+def test_averages_the_known_foreign_loads(loads: tuple[float | None, ...], mean: float | None) -> None:
     assert seen(gpu(0, foreign_loads=loads)).foreign_load == mean
 
 
-def test_our_own_job_drives_the_load_and_the_second_half_enters() -> None:
+def test_places_a_second_half_beside_a_loaded_one_of_ours() -> None:
     two = (GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 5, load_percent=0.0))
     ours = running(1, share=500)
     assert isinstance(start_of(at_work(90.0, None, two, owners={7: 1}), HALF, ours), act.Start)
@@ -307,7 +312,7 @@ def test_our_own_job_drives_the_load_and_the_second_half_enters() -> None:
     )
 
 
-def test_two_who_exceed_together_what_is_free_do_not_both_start_in_one_round() -> None:
+def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
     three = facts(gpu(0), gpu(1), lines=(line(Ask(vram=14_336), 1, 2, 3),))
     actions = plan(three)
     assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
@@ -315,13 +320,13 @@ def test_two_who_exceed_together_what_is_free_do_not_both_start_in_one_round() -
     assert wait.reason == ("needs 14.0 GiB of a GPU, 0 free, GPU 0 room for 9.5 GiB, GPU 1 room for 9.5 GiB")
 
 
-def test_a_reservation_counts_before_any_process_is_seen() -> None:
+def test_an_allocation_counts_before_its_process_is_listed() -> None:
     started = running(1, vram=14_336, measured_at=None, launch_deadline=2000.0)
     [wait] = plan(facts(gpu(0), attempts=(started,), lines=(line(Ask(vram=14_336), 2),)))
     assert isinstance(wait, act.Wait)
 
 
-def test_jobs_of_a_round_count_for_those_behind_them() -> None:
+def test_a_start_counts_for_later_jobs_of_the_round() -> None:
     world = facts(
         gpu(0), lines=(line(Ask(vram=5000), 1), line(HALF, 2), line(Ask(vram=7000), 3), line(ALONE, 4))
     )
@@ -347,23 +352,23 @@ def test_jobs_of_a_round_count_for_those_behind_them() -> None:
         (Ask(share=500), Ask(share=501)),
     ],
 )
-def test_one_of_a_round_keeps_the_next_out_as_one_on_the_record_does(first: Ask, second: Ask) -> None:
+def test_a_start_of_this_round_counts_like_a_recorded_one(first: Ask, second: Ask) -> None:
     world = facts(gpu(0), lines=(line(first, 1), line(second, 2)))
     assert [a.job_id for a in plan(world) if isinstance(a, act.Start)] == [1]
     wider = facts(gpu(0), gpu(1), lines=world.lines)
     assert [a.gpus for a in plan(wider) if isinstance(a, act.Start)] == [("U0",), ("U1",)]
 
 
-def test_exclusive_for_all_is_exclusive_for_each() -> None:
+def test_the_exclusive_setting_makes_every_job_exclusive() -> None:
     world = facts(gpu(0), lines=(line(Ask(vram=5000), 1, 2),), settings=Settings(exclusive=True))
     [start] = [a for a in plan(world) if isinstance(a, act.Start)]
     assert (start.job_id, start.whole, start.vram) == (1, True, 5000)
 
 
-def test_a_job_is_told_of_memory_that_is_free_now_but_kept_for_processes_that_had_it() -> None:
+def test_the_reason_names_memory_reserved_for_foreign_peaks() -> None:
     less = gpu(0, None, (GpuProcess(7, 500),), owners={7: None}, held={(7, 0.0): 18_000})
     reason = str(start_of(less, Ask(vram=10_240)))
-    assert reason.endswith("GPU 0 room for 4.2 GiB, foreign processes that still run have used 17.6 GiB")
+    assert reason.endswith("GPU 0 room for 4.2 GiB, running foreign processes have used up to 17.6 GiB")
     none = gpu(0, held={(7, 0.0): 18_000})
     assert str(start_of(none, Ask(vram=10_240))) == reason
     same = gpu(0, None, (GpuProcess(7, 18_000),), owners={7: None})

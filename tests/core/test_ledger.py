@@ -1,4 +1,4 @@
-"""The two ledgers of a GPU: every row of the table of docs/design.md, Accounting."""
+"""Accounting of share and memory: every row of the table in docs/design.md, Accounting."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TOTAL, SPIKE = 24_000, 0.10
 @pytest.mark.parametrize(
     ("booking", "share", "memory"),
     [
-        # A share, whatever it is seen to use; its memory grows with what is seen.
+        # A declared share is fixed; its memory grows with the observed peak.
         (Booking(500), 500, 12_000),
         (Booking(500, peak=10_000), 500, 12_000),
         (Booking(500, peak=10_909), 500, 12_000),
         (Booking(500, peak=11_000), 500, 12_100),
         (Booking(500, peak=20_000), 500, 22_000),
         (Booking(333), 333, 7992),
-        # Memory; once it is exceeded the buffered peak.
+        # Declared memory; once exceeded, the buffered peak.
         (Booking(vram=6000), 250, 6000),
         (Booking(vram=6000, peak=5999), 250, 6000),
         (Booking(vram=6000, peak=6000), 250, 6000),
@@ -30,11 +30,11 @@ TOTAL, SPIKE = 24_000, 0.10
         (Booking(vram=1), 1, 1),
         (Booking(vram=24_000), 1000, 24_000),
         (Booking(vram=20_000, peak=23_000), 1000, 25_300),
-        # Both: the share as it is, the memory as declared memory.
+        # Both: the share as declared, the memory like declared memory.
         (Booking(200, vram=6000), 200, 6000),
         (Booking(200, vram=6000, peak=9000), 200, 9900),
         (Booking(900, vram=1000), 900, 1000),
-        # Alone or exclusive, and an attempt that declared nothing.
+        # Alone, exclusive, or nothing declared.
         (Booking(1000, whole=True), 1000, 24_000),
         (Booking(vram=6000, whole=True), 1000, 24_000),
         (Booking(500, vram=6000, whole=True, peak=100), 1000, 24_000),
@@ -43,7 +43,7 @@ TOTAL, SPIKE = 24_000, 0.10
         (Booking(peak=5), 1000, 24_000),
     ],
 )
-def test_what_a_booking_counts_in_each_ledger(booking: Booking, share: int, memory: int) -> None:
+def test_charges_an_allocation_in_share_and_memory(booking: Booking, share: int, memory: int) -> None:
     assert (share_of(booking, TOTAL, SPIKE), memory_of(booking, TOTAL, SPIKE)) == (share, memory)
 
 
@@ -58,9 +58,7 @@ def test_what_a_booking_counts_in_each_ledger(booking: Booking, share: int, memo
         (Booking(), 1000),
     ],
 )
-def test_where_the_size_is_unknown_memory_fills_the_gpu(
-    booking: Booking, share: int, total: int | None
-) -> None:
+def test_declared_memory_fills_a_gpu_of_unknown_size(booking: Booking, share: int, total: int | None) -> None:
     assert share_of(booking, total, SPIKE) == share
 
 
@@ -68,7 +66,7 @@ def test_where_the_size_is_unknown_memory_fills_the_gpu(
     ("peak", "spike", "held"),
     [(10_000, 0.1, 11_000), (10_001, 0.1, 11_002), (60, 0.1, 66), (0, 0.1, 0), (9, 0.0, 9), (7, 0.5, 11)],
 )
-def test_a_buffer_is_rounded_up_and_exact(peak: int, spike: float, held: int) -> None:
+def test_the_spike_buffer_is_exact_and_rounded_up(peak: int, spike: float, held: int) -> None:
     assert buffered(peak, spike) == held
 
 
@@ -83,7 +81,7 @@ BOOKINGS = st.builds(
 
 @settings(deadline=None)
 @given(BOOKINGS, st.integers(1, 100_000), st.sampled_from([0.0, 0.1, 0.5]))
-def test_a_booking_never_counts_less_than_was_declared_nor_shrinks_with_what_is_seen(
+def test_an_allocation_never_counts_less_than_declared_and_grows_with_its_peak(
     booking: Booking, total: int, spike: float
 ) -> None:
     seen_more = Booking(booking.share, booking.vram, booking.whole, (booking.peak or 0) + 100)

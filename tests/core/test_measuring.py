@@ -1,4 +1,4 @@
-"""What a sample adds to the record: use, excess, and what everybody else holds."""
+"""Measurements recorded from a sample: use, overuse, foreign peaks and load."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OURS = replace(OURS, held={(6, 0.0): 1})
 NEW = running(vram=6000, measured_at=None)
 
 
-def test_what_its_processes_use_is_added_up_once_per_sample() -> None:
+def test_adds_up_process_memory_once_per_sample() -> None:
     assert measure(facts(OURS, attempts=(NEW,))) == [NoteUse(90, 9, 999.0, (("U0", 5300, 0.0),))]
     assert measure(facts(OURS, attempts=(replace(NEW, measured_at=998.9),))) != []
     assert measure(facts(OURS, attempts=(replace(NEW, measured_at=999.0),))) == []
     assert measure(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
 
 
-def test_a_sample_from_before_its_launch_says_nothing_of_it() -> None:
+def test_ignores_a_sample_older_than_the_launch() -> None:
     # Launched at 999: its deadline is 10 s later.
     assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
     assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
@@ -58,12 +58,12 @@ def test_a_sample_from_before_its_launch_says_nothing_of_it() -> None:
         (replace(NEW, gpus=("gone",)), False),
     ],
 )
-def test_what_runs_is_measured(attempt: Attempt, noted: bool) -> None:
+def test_measures_only_running_attempts(attempt: Attempt, noted: bool) -> None:
     notes = measure(facts(OURS, attempts=(attempt,)))
     assert any(isinstance(note, NoteUse) for note in notes) == noted
 
 
-def test_each_gpu_is_measured_for_itself_and_with_its_load() -> None:
+def test_measures_memory_and_load_per_gpu() -> None:
     other = gpu(1, None, (GpuProcess(7, 40),), owners={7: 9})
     other = replace(other, sample=replace(sample_of(other), load_percent=55.0))
     both = replace(NEW, gpus=("U1", "U0", "gone"))
@@ -89,13 +89,13 @@ def sample_of(one: Gpu) -> GpuSample:
     ],
     ids=["unmatched", "no list", "no memory", "others", "unknown", "none is listed"],
 )
-def test_a_number_that_cannot_be_told_is_none(one: Gpu) -> None:
+def test_a_value_that_cannot_be_attributed_is_none(one: Gpu) -> None:
     assert used_by(NEW, one) is None
     notes = [note for note in measure(facts(one, attempts=(NEW,))) if not isinstance(note, NoteHeld)]
     assert notes == [NoteUse(90, 9, 999.0, (("U0", None, 0.0),))]
 
 
-def test_nothing_is_measured_without_a_sample() -> None:
+def test_measures_nothing_without_a_sample() -> None:
     assert measure(facts(Gpu("U0", 0), attempts=(NEW,))) == []
     assert measure(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
 
@@ -111,9 +111,7 @@ def test_nothing_is_measured_without_a_sample() -> None:
         (None, 0.1, False),
     ],
 )
-def test_more_than_was_declared_and_tolerated_is_told(
-    declared: int | None, tolerance: float, told: bool
-) -> None:
+def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, told: bool) -> None:
     attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
     notes = measure(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
     assert notes[1:] == ([NoteExceeded(90, 9, "U0", 5300, declared)] if told and declared else [])
@@ -127,19 +125,19 @@ def test_more_than_was_declared_and_tolerated_is_told(
         (6758, 250, {}, None),
         (16_000, 500, {}, 12_288),
         (24_576, 1000, {}, None),
-        # With the GPU to itself it has all of its memory.
+        # A share with the GPU to itself has all of its memory.
         (16_000, 250, {"whole": True}, None),
-        # Where both are declared, memory is judged.
+        # If both are declared, memory is judged.
         (16_000, 250, {"vram": 18_000}, None),
         (16_000, 750, {"vram": 8192}, 8192),
-        # Neither a default nor a GPU of unknown size is a declaration that could be exceeded.
+        # Neither a default nor a share of unknown size can be overused.
         (16_000, 250, {"budgets": {}}, None),
         (16_000, 0, {"vram": 8192, "budgets": {}}, None),
         (16_000, 250, {"budgets": {"U0": None}}, None),
         (16_000, 250, {"exceeded": ("U0",)}, None),
     ],
 )
-def test_a_share_is_exceeded_by_more_than_its_part_of_the_memory(
+def test_records_overuse_of_the_memory_of_a_share(
     used: int, share: int, values: dict[str, Any], told: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
@@ -148,15 +146,15 @@ def test_a_share_is_exceeded_by_more_than_its_part_of_the_memory(
     assert notes[1:] == ([] if told is None else [NoteExceeded(90, 9, "U0", used, told, of_share)])
 
 
-def test_the_same_share_of_two_gpus_is_judged_by_the_size_of_each() -> None:
+def test_judges_a_share_by_the_size_of_each_gpu() -> None:
     small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
     both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
     notes = measure(facts(small, large, attempts=(both,)))
     assert notes[1:] == [NoteExceeded(90, 9, "U0", 9000, 6144, 250)]
 
 
-def test_an_overused_share_is_booked_at_its_buffered_peak() -> None:
-    """A quarter that takes 16,000 MiB: 17,600 are booked, and 12 GiB more are not there."""
+def test_an_overused_share_counts_at_its_buffered_peak() -> None:
+    """A quarter share that uses 16,000 MiB counts as 17,600, so 12 GiB more do not fit."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(share=250, measured_at=None)
     world = facts(over, attempts=(first,), lines=(line(Ask(vram=12_288), 1),))
@@ -166,7 +164,7 @@ def test_an_overused_share_is_booked_at_its_buffered_peak() -> None:
     assert wait.reason == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
 
 
-def test_it_is_told_once_per_gpu_and_only_of_a_new_sample() -> None:
+def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     other = replace(OURS, uuid="U1", index=1)
     small = running(9, "U0", "U1", vram=100, measured_at=None)
     told = [n.uuid for n in measure(facts(OURS, other, attempts=(small,))) if isinstance(n, NoteExceeded)]
@@ -177,7 +175,7 @@ def test_it_is_told_once_per_gpu_and_only_of_a_new_sample() -> None:
     assert measure(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
 
 
-def test_what_everybody_else_holds_is_noted_when_it_changes() -> None:
+def test_records_foreign_peaks_when_they_change() -> None:
     two = gpu(0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), starts={7: 1.5}, held={(9, 2.5): 5})
     assert measure(facts(two)) == [NoteHeld("U0", ((7, 1.5, 50), (8, 0.0, 30), (9, 2.5, 5)))]
     assert measure(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 50, (8, 0.0): 30}))) == []
@@ -193,14 +191,14 @@ def test_what_everybody_else_holds_is_noted_when_it_changes() -> None:
         ((90.0,), 998.0, (90.0, 40.0)),
         ((None, 90.0, 80.0), 998.0, (90.0, 80.0, 40.0)),
         ((40.0, 40.0), 998.0, (40.0, 40.0, 40.0)),
-        # The machine was started anew since then.
+        # The machine has been rebooted since then.
         ((90.0,), 5000.0, (90.0, 40.0)),
-        # That sample is on the record, or it says nothing new.
+        # The sample is recorded already, or shows nothing new.
         ((90.0,), 999.0, None),
         ((40.0, 40.0, 40.0), 998.0, None),
     ],
 )
-def test_the_foreign_load_of_a_sample_is_noted_once(
+def test_records_the_foreign_load_of_a_sample_once(
     noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), held={(8, 0.0): 30})
@@ -208,8 +206,8 @@ def test_the_foreign_load_of_a_sample_is_noted_once(
     assert notes == ([] if after is None else [NoteForeignLoad("U0", after, 999.0)])
 
 
-def test_nothing_is_placed_before_what_was_measured_is_on_the_record() -> None:
-    """A job that exceeds its declaration: the next one, which would fit beside it by declaration, waits."""
+def test_records_overuse_before_placing_jobs() -> None:
+    """The next job, which would fit by declarations alone, waits because the first exceeds its own."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(vram=10_000, measured_at=None)
     world = facts(over, attempts=(first,), lines=(line(Ask(vram=10_000), 1),))
@@ -221,24 +219,24 @@ def test_nothing_is_placed_before_what_was_measured_is_on_the_record() -> None:
     assert isinstance(plan(applied(fits, plan(fits)))[0], Start)
 
 
-def test_a_peak_within_the_tolerance_is_on_the_record_first_too() -> None:
+def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
     above = gpu(0, None, (GpuProcess(7, 10_500),), owners={7: 9})
     world = facts(
         above, attempts=(running(vram=10_000, measured_at=None),), lines=(line(Ask(vram=13_000), 1),)
     )
     assert [type(a).__name__ for a in plan(world)] == ["NoteUse"]
-    # 11550 MiB are held for it now, of which nothing is in use yet beyond 10500.
+    # 11550 MiB are committed for it now, although only 10500 are in use.
     assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["Wait"]
 
 
-def test_the_last_sample_of_an_attempt_is_noted_before_its_end() -> None:
+def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:
     done = Sighting("dead", result=ResultNote(None, 0, None, True, None, (), 1.0, 2.0))
     actions = plan(facts(OURS, attempts=(replace(NEW, sighting=done),)))
     assert [type(action) for action in actions] == [NoteUse, Close]
 
 
 def applied(world: Facts, actions: list[Action]) -> Facts:
-    """The world once these notes are on the record."""
+    """Returns the facts once these actions are recorded."""
     attempts = {attempt.attempt_id: attempt for attempt in world.attempts}
     gpus = {one.uuid: one for one in world.gpus}
     for note in actions:
@@ -280,7 +278,7 @@ GPUS = st.builds(
 
 @settings(deadline=None)
 @given(GPUS, GPUS, st.integers(1, 9000), st.none() | st.sampled_from([998.0, 999.0]))
-def test_what_is_on_the_record_is_not_noted_again(
+def test_does_not_record_a_stored_sample_again(
     one: Gpu, two: Gpu, declared: int, measured_at: float | None
 ) -> None:
     two = replace(two, uuid="U1", index=1)

@@ -1,4 +1,4 @@
-"""Shares, the needs of lines, and llm_config.json."""
+"""Shares, needs of lines, and llm_config.json."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ CONFIG = parse_llm_config(
 
 @settings(deadline=None)
 @given(st.integers(1, 64_000))
-def test_a_share_reads_back_as_it_is_written(thousandths: int) -> None:
+def test_a_formatted_share_parses_to_the_same_value(thousandths: int) -> None:
     assert parse_share(format_share(thousandths)) == thousandths
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "half", "65", "0.00001"])
-def test_a_share_that_is_none_is_refused(text: str) -> None:
+def test_rejects_an_invalid_share(text: str) -> None:
     with pytest.raises(ValueError, match="share"):
         parse_share(text)
 
 
-def test_thirds_are_rounded_up_so_that_three_never_overfill_a_gpu() -> None:
+def test_rounds_shares_up_so_that_three_thirds_never_overfill_a_gpu() -> None:
     assert parse_share("0.3334") * 3 > 1000
     assert parse_share("0.333") * 3 <= 1000
 
@@ -77,7 +77,7 @@ def test_thirds_are_rounded_up_so_that_three_never_overfill_a_gpu() -> None:
         (Ask(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
     ],
 )
-def test_the_first_that_applies_says_the_need(ask: Ask, need: Need) -> None:
+def test_resolves_the_need_by_attribute_model_and_default(ask: Ask, need: Need) -> None:
     assert resolve(ask, CONFIG) == need
 
 
@@ -91,7 +91,7 @@ FAMILY = '["train.py", null]'
         (Ask(family=FAMILY), Need(1, vram=7000, learned=True)),
         (Ask(family=FAMILY, exclusive=True), Need(1, vram=7000, exclusive=True, learned=True)),
         (Ask(family=FAMILY, llm="unknown", command=True), Need(1, vram=7000, learned=True)),
-        # What is said counts before what was learned; what nobody has seen yet is alone, or the default.
+        # A declaration precedes learned memory; an unknown workload class gets an idle GPU, or the default.
         (Ask(family=FAMILY, llm="small"), Need(1, 500)),
         (Ask(family=FAMILY, vram=50), Need(1, vram=50)),
         (Ask(family=FAMILY, share=50), Need(1, 50)),
@@ -101,11 +101,11 @@ FAMILY = '["train.py", null]'
         (Ask(command=True), Need(1, 1000, alone=True, assumed=True)),
     ],
 )
-def test_what_was_learned_counts_after_the_model_and_before_the_default(ask: Ask, need: Need) -> None:
+def test_learned_memory_ranks_between_model_and_default(ask: Ask, need: Need) -> None:
     assert resolve(ask, CONFIG, {FAMILY: 7000}) == need
 
 
-def test_learned_needs_are_those_of_the_program_and_model_and_only_where_nothing_is_said() -> None:
+def test_the_workload_class_is_set_only_without_a_declaration() -> None:
     plain = JobSpec("command", "python train.py --lr 1", "/w", command="python train.py --lr 1")
     assert Ask.of(plain).family is None
     assert Ask.of(plain, learn=True).family == FAMILY
@@ -117,7 +117,7 @@ def test_learned_needs_are_those_of_the_program_and_model_and_only_where_nothing
     assert Ask.of(plain, 5, learn=True).family == FAMILY
 
 
-def test_after_an_oom_the_raised_need_counts_whatever_the_line_says() -> None:
+def test_the_minimum_after_an_oom_overrides_the_line() -> None:
     spec = JobSpec("command", "x", "/", command="x", vram=4096, gpus=2, exclusive=True, allowed=(1, 2))
     assert Ask.of(spec) == Ask(None, 2, None, True, (1, 2), 4096, True)
     raised = Ask.of(spec, 9000)
@@ -142,7 +142,7 @@ def test_after_an_oom_the_raised_need_counts_whatever_the_line_says() -> None:
         (Ask(raised=9000), Need(1, 1000, vram=9000)),
     ],
 )
-def test_more_memory_after_an_oom_leaves_everything_else_of_a_need_as_it_was(ask: Ask, need: Need) -> None:
+def test_the_minimum_after_an_oom_changes_only_memory(ask: Ask, need: Need) -> None:
     models = {
         "half": Requirement(500),
         "two": Requirement(2000),
@@ -152,7 +152,7 @@ def test_more_memory_after_an_oom_leaves_everything_else_of_a_need_as_it_was(ask
     assert resolve(ask, LlmConfig(models=models), {FAMILY: 7000}) == need
 
 
-def test_torchrun_with_memory_takes_as_much_of_each_gpu() -> None:
+def test_torchrun_applies_declared_memory_to_each_gpu() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, vram=9000)
     assert resolve(Ask.of(spec), CONFIG) == Need(2, vram=9000)
     assert resolve(Ask.of(spec, 9999), CONFIG) == Need(2, vram=9999)
@@ -179,11 +179,11 @@ def test_torchrun_with_memory_takes_as_much_of_each_gpu() -> None:
         (Need(2, vram=18432, exclusive=True), "18.0 GiB of each of 2 GPUs, each alone"),
     ],
 )
-def test_a_need_in_words(need: Need, words: str) -> None:
+def test_formats_a_need(need: Need, words: str) -> None:
     assert str(need) == words
 
 
-def test_torchrun_says_the_need_whatever_the_model() -> None:
+def test_torchrun_sets_the_need_whatever_the_model() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, allowed=(0, 1))
     assert Ask.from_key(Ask.of(spec).key()) == Ask(share=1000, gpus=2, allowed=(0, 1))
     assert resolve(Ask.of(spec), CONFIG) == Need(2, 1000)
@@ -201,10 +201,13 @@ def test_torchrun_says_the_need_whatever_the_model() -> None:
         ('{"models": {"m": {}}}', "models.m"),
         ('{"models": {"m": {"vram": "9"}, "n": {"vram": "9T"}}}', "models.n: vram: memory '9T'"),
         ('{"models": {"m": {"vram": 0}}}', "models.m: vram: memory '0'"),
-        ('{"models": {"m": {"vram": 9.5}}}', "vram 9.5 is neither"),
-        ('{"models": {"m": {"vram": true}}}', "vram True is neither"),
-        ('{"models": {"m": {"vram": null}}}', "vram None is neither"),
-        ('{"models": {"m": {"vram": "9G", "memory": 1}}}', "'memory' is not known; known: share, vram, gpus"),
+        ('{"models": {"m": {"vram": 9.5}}}', "vram 9.5 is not valid"),
+        ('{"models": {"m": {"vram": true}}}', "vram True is not valid"),
+        ('{"models": {"m": {"vram": null}}}', "vram None is not valid"),
+        (
+            '{"models": {"m": {"vram": "9G", "memory": 1}}}',
+            "unknown key 'memory'; known keys: share, vram, gpus",
+        ),
         ('{"models": {"m": {"gpus": 65}}}', "gpus 65"),
         ('{"models": {"m": {"gpus": true}}}', "gpus True"),
         ('{"models": {"m": {"share": 2, "vram": "9G"}}}', "whole GPUs"),
@@ -213,17 +216,17 @@ def test_torchrun_says_the_need_whatever_the_model() -> None:
         ('{"default_requirement": "much"}', "default_requirement"),
     ],
 )
-def test_a_broken_configuration_names_the_key(text: str, names: str) -> None:
+def test_an_invalid_configuration_names_the_key(text: str, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         parse_llm_config(text)
 
 
-def test_a_number_in_quotes_is_a_number() -> None:
+def test_accepts_a_number_in_quotes() -> None:
     config = parse_llm_config('{"default_requirement": "1.0", "models": {"m": "0.5"}}')
     assert (config.default, config.of("m")) == (Requirement(1000), Requirement(500))
 
 
-def test_memory_is_mib_or_a_text_and_comes_with_a_share_or_a_count() -> None:
+def test_accepts_memory_as_mib_or_text_with_share_or_gpus() -> None:
     assert CONFIG.of("mib") == Requirement(None, None, 9000)
     assert CONFIG.of("text") == Requirement(None, 2, 9216)
     assert CONFIG.of("both") == Requirement(250, None, 9216)
@@ -233,7 +236,7 @@ def test_memory_is_mib_or_a_text_and_comes_with_a_share_or_a_count() -> None:
     assert resolve(Ask(command=True, llm="unknown"), default) == Need(1, vram=2048, assumed=True)
 
 
-def test_an_empty_configuration_is_one_gpu_each() -> None:
+def test_an_empty_configuration_means_one_gpu_for_each_job() -> None:
     assert parse_llm_config("{}") == LlmConfig(Requirement(1000), {})
 
 
@@ -245,7 +248,7 @@ def test_an_empty_configuration_is_one_gpu_each() -> None:
         ("[null, null, null, false, null]", Ask()),
     ],
 )
-def test_a_key_of_an_older_record_reads_as_before_and_is_written_as_before(key: str, ask: Ask) -> None:
+def test_parses_and_writes_keys_of_an_older_store(key: str, ask: Ask) -> None:
     assert Ask.from_key(key) == ask
     assert ask.key() == key
     assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]
@@ -268,14 +271,14 @@ ASKS = st.builds(
 
 @settings(deadline=None)
 @given(ASKS, ASKS)
-def test_asks_are_equal_where_their_keys_are(one: Ask, two: Ask) -> None:
+def test_specs_are_equal_if_their_keys_are(one: Ask, two: Ask) -> None:
     assert (one == two) == (one.key() == two.key())
     assert Ask.from_key(one.key()) == one
 
 
 @pytest.mark.parametrize("allowed", [None, (0,), (1, 3)])
 @pytest.mark.parametrize("llm", [None, "small", 'with "quotes"'])
-def test_an_ask_reads_back_from_its_key(allowed: tuple[int, ...] | None, llm: str | None) -> None:
+def test_a_spec_parses_from_its_key(allowed: tuple[int, ...] | None, llm: str | None) -> None:
     ask = Ask(250, None, llm, True, allowed)
     assert Ask.from_key(ask.key()) == ask
 
@@ -289,7 +292,7 @@ def test_an_ask_reads_back_from_its_key(allowed: tuple[int, ...] | None, llm: st
         ("--llm", "small", "--llm"),
     ],
 )
-def test_the_model_is_seen_in_both_forms(words: tuple[str, ...]) -> None:
+def test_finds_the_model_in_both_option_forms(words: tuple[str, ...]) -> None:
     assert JobSpec("csv", "t", "/", "/a.py", words).llm == "small"
     command = "python a.py " + " ".join(words)
     assert JobSpec("command", command, "/", command=command).llm == "small"

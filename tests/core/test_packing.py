@@ -1,5 +1,4 @@
-"""Jobs and strangers on a few GPUs, played at random: nothing is placed that does not fit, nothing waits that
-does (issue 5, "Must show" 2 and 3)."""
+"""Random scenes of jobs and foreign processes on a few GPUs: a job starts if and only if it fits."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ STRANGERS = st.lists(
 
 
 def by_tick(values: Sequence[float]) -> st.SearchStrategy[tuple[tuple[float, ...], ...]]:
-    """For each tick and GPU one of them; drawn as bytes, at a tenth of what as many draws would cost."""
+    """Draws one value for each tick and GPU, as bytes: ten times faster than separate draws."""
 
     def spread(drawn: bytes) -> tuple[tuple[float, ...], ...]:
         picked = [values[byte % len(values)] for byte in drawn]
@@ -81,21 +80,21 @@ def scenes(
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 100), st.booleans())
-def test_what_fits_starts_and_nothing_else_does(scene: Scene, exclusive: bool) -> None:
+def test_starts_exactly_the_jobs_that_fit(scene: Scene, exclusive: bool) -> None:
     machine = Machine(scene, Settings(exclusive=exclusive))
-    machine.play()  # which judges every start, and at each tick everything that waits
+    machine.play()  # checks every start, and at each tick every waiting job
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 220))
-def test_a_job_that_exceeds_what_it_declared_is_told_and_reckoned_with(scene: Scene) -> None:
+def test_overuse_is_reported_and_accounted(scene: Scene) -> None:
     machine = Machine(scene)
     machine.play()
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
-#: Those that are there from the first sample on, and stay within the buffer of what they used then.
+#: Foreign processes present from the first sample that stay within the buffered peak of that sample.
 STEADY = st.lists(
     st.builds(
         lambda gpu, mib, parts: StrangerPlan(gpu, 0, TICKS, (mib, *(mib * part // 100 for part in parts))),
@@ -108,7 +107,7 @@ STEADY = st.lists(
 
 
 class Watched(Machine):
-    """One whose memory is added up at every instant."""
+    """A machine that checks the sum of its memory use at every instant."""
 
     def check_quiet(self) -> None:
         super().check_quiet()
@@ -128,7 +127,7 @@ class Watched(Machine):
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(BY_MEMORY | BY_BOTH, 100, STEADY))
-def test_memory_that_is_declared_never_exceeds_a_gpu_at_any_instant(scene: Scene) -> None:
+def test_jobs_within_their_declarations_never_exceed_a_gpu(scene: Scene) -> None:
     machine = Watched(replace(scene, sampled=(True, *scene.sampled[1:])))
     machine.play()
     assert machine.starts + len(machine.queued) == len(scene.jobs)
@@ -136,7 +135,7 @@ def test_memory_that_is_declared_never_exceeds_a_gpu_at_any_instant(scene: Scene
 
 @pytest.mark.parametrize("sampled", [(True,) * TICKS, (True, False, False, False, True, True, True, True)])
 @pytest.mark.parametrize("order", [(0, 0, 0), (0, 0, 1), (2, 1, 0)])
-def test_two_large_jobs_start_on_two_gpus_and_the_third_waits_for_one_to_end(
+def test_a_third_large_job_waits_for_one_of_two_gpus(
     order: tuple[int, ...], sampled: tuple[bool, ...]
 ) -> None:
     large = [JobPlan(Ask(None, None, None, True, None, 14_336), comes, 3, (10, 60, 100)) for comes in order]

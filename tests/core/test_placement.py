@@ -1,4 +1,4 @@
-"""Where a job goes, and the words for why it waits."""
+"""Placement of jobs, and the reasons why they wait."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def test_best_fit_then_least_load_then_lowest_index(
         (gpu(0, taken=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
     ],
 )
-def test_a_gpu_that_takes_nothing_says_why(view: GpuView, need: Need, words: str) -> None:
+def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuView, need: Need, words: str) -> None:
     assert words in why(place(need, None, [view], LIMITS))
 
 
-def test_the_load_of_our_own_jobs_keeps_nobody_out() -> None:
+def test_load_of_our_own_jobs_does_not_block_placement() -> None:
     beside = gpu(0, booked=500, load=97.0, foreign_mib=5, foreign="process 8", foreign_load=0.0)
     for need in (Need(1, 500), Need(1, vram=9000), Need(1, 500, vram=9000)):
         assert place(need, None, [beside], LIMITS) == ("U0",)
 
 
-def test_what_could_never_fit_is_infeasible_and_pauses_are_not() -> None:
+def test_a_need_is_infeasible_by_size_not_by_pauses() -> None:
     two = [gpu(0, closed="paused"), gpu(1, booked=1000)]
     assert place(Need(3, 1000), None, two, LIMITS) == Reason(
         "infeasible: needs 3 free GPUs, 2 managed", infeasible=True
@@ -82,7 +82,7 @@ def test_what_could_never_fit_is_infeasible_and_pauses_are_not() -> None:
     answer = place(Need(1, 1000), (5,), two, LIMITS)
     assert isinstance(answer, Reason)
     assert answer.infeasible
-    assert "of its allowed GPUs 0 managed" in answer.text
+    assert "0 of its allowed GPUs managed" in answer.text
 
 
 VIEWS = st.lists(
@@ -106,7 +106,7 @@ VIEWS = st.lists(
     st.booleans(),
     st.one_of(st.none(), st.sets(st.integers(0, 9), min_size=1)),
 )
-def test_nothing_is_over_booked_and_nothing_closed_is_used(
+def test_never_overallocates_or_uses_an_unavailable_gpu(
     rows: list[tuple[int, int | None, float | None, str | None]],
     count: int,
     share: int,
@@ -146,7 +146,7 @@ def test_nothing_is_over_booked_and_nothing_closed_is_used(
         assert view.foreign_mib < 0.8 * 24576
 
 
-def test_a_threshold_is_reached_at_equality() -> None:
+def test_thresholds_include_equality() -> None:
     full = GpuView("U0", 0, 1000, foreign_mib=800, foreign="process 8")
     assert "holds 800 MiB" in why(place(Need(1, 500), None, [full], LIMITS))
     assert place(
@@ -158,34 +158,34 @@ def test_a_threshold_is_reached_at_equality() -> None:
     assert place(Need(1, 500), None, [less], LIMITS) == ("U0",)
 
 
-def test_an_unknown_load_is_tried_last_and_keeps_nobody_out() -> None:
+def test_a_gpu_with_unknown_load_is_chosen_last() -> None:
     assert place(Need(1, 1000), None, [gpu(0, load=None), gpu(1, load=99.0)], LIMITS) == ("U1",)
     unknown = gpu(0, load=None, foreign_mib=900, foreign="process 8", foreign_load=None)
     assert place(Need(1, 1000), None, [unknown], LIMITS) == ("U0",)
 
 
-def test_equal_gpus_are_taken_from_the_lowest_index() -> None:
+def test_equal_gpus_are_chosen_by_lowest_index() -> None:
     assert place(Need(1, 1000), None, [gpu(2), gpu(1), gpu(0)], LIMITS) == ("U0",)
 
 
-def test_memory_that_no_process_owns_is_named_so() -> None:
+def test_names_foreign_memory_without_a_process() -> None:
     held = gpu(0, foreign_mib=24_000, foreign=None)
-    assert "memory not ours holds 23.4 GiB" in why(place(Need(1, 500), None, [held], LIMITS))
+    assert "memory of unknown owner holds 23.4 GiB" in why(place(Need(1, 500), None, [held], LIMITS))
 
 
-def test_many_closed_gpus_are_counted_not_all_named() -> None:
+def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
     text = why(place(Need(1, 500), None, [gpu(i, closed="paused") for i in range(7)], LIMITS))
     assert text.endswith("GPU 3 paused and 3 more")
 
 
-def test_the_share_test_looks_at_shares_only() -> None:
+def test_placement_by_share_ignores_memory() -> None:
     full = gpu(0, booked=500, memory_mib=24_576, taken=True)
     assert place(Need(1, 500), None, [full], LIMITS) == ("U0",)
     assert place(Need(1, 500), None, [gpu(0, memory_mib=None)], LIMITS) == ("U0",)
     assert why(place(Need(1, 501), None, [full], LIMITS)) == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
 
 
-def test_the_memory_test_looks_at_memory_only() -> None:
+def test_placement_by_memory_ignores_shares() -> None:
     booked = gpu(0, booked=1000, memory_mib=10_000, taken=True)
     assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
     assert why(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
@@ -203,7 +203,7 @@ def test_the_memory_test_looks_at_memory_only() -> None:
         (gpu(0, booked=500, memory_mib=15_000), None),
     ],
 )
-def test_a_job_that_declares_both_passes_both(view: GpuView, words: str | None) -> None:
+def test_a_job_with_share_and_memory_must_fit_both(view: GpuView, words: str | None) -> None:
     assert obstacle(view, Need(1, 500, vram=9000), LIMITS) == words
 
 
@@ -212,7 +212,7 @@ def test_a_job_that_declares_both_passes_both(view: GpuView, words: str | None) 
     [Need(1, 1000, alone=True), Need(1, 1, exclusive=True), Need(1, vram=1, exclusive=True)],
     ids=["alone", "exclusive share", "exclusive memory"],
 )
-def test_one_that_is_to_be_without_others_of_ours_waits_for_the_last_to_go(need: Need) -> None:
+def test_an_exclusive_job_waits_for_all_other_jobs_to_end(need: Need) -> None:
     assert obstacle(gpu(0, taken=True), need, LIMITS) == "busy"
     assert obstacle(gpu(0), need, LIMITS) is None
 
@@ -220,12 +220,12 @@ def test_one_that_is_to_be_without_others_of_ours_waits_for_the_last_to_go(need:
 @pytest.mark.parametrize(
     "need", [Need(1, 1), Need(1, vram=1), Need(1, 1, vram=1), Need(1, 1, exclusive=True)]
 )
-def test_nobody_joins_a_job_that_is_alone(need: Need) -> None:
+def test_no_job_is_placed_beside_an_exclusive_one(need: Need) -> None:
     held = gpu(0, booked=1000, memory_mib=24_576, taken=True)
     assert obstacle(held, need, LIMITS) is not None
 
 
-def test_an_exclusive_job_may_be_beside_strangers_an_alone_one_may_not() -> None:
+def test_an_exclusive_job_tolerates_foreign_processes_an_alone_job_does_not() -> None:
     beside = gpu(0, memory_mib=5500, foreign_mib=5000, foreign="process 8")
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
@@ -233,7 +233,7 @@ def test_an_exclusive_job_may_be_beside_strangers_an_alone_one_may_not() -> None
 
 
 @pytest.mark.parametrize(("mib", "idle"), [(0, True), (60, True), (200, True), (201, False)])
-def test_what_a_little_of_others_makes_of_an_idle_gpu(mib: int, idle: bool) -> None:
+def test_a_gpu_is_idle_up_to_the_idle_threshold(mib: int, idle: bool) -> None:
     view = gpu(0, foreign_mib=mib, foreign="process 8")
     assert (obstacle(view, Need(1, 1000, alone=True), LIMITS) is None) == idle
     assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_mib=201)) is None
@@ -247,7 +247,7 @@ ALONE, EXCLUSIVE = Need(1, 1000, alone=True), Need(1, 1, exclusive=True)
 @pytest.mark.parametrize("load", [None, 0.0, 79.9, 80.0, 100.0])
 @pytest.mark.parametrize("mib", [0, 5, 200, 201, 19_660, 19_661, 23_000])
 @pytest.mark.parametrize("need", [SHARE, MEMORY, BOTH, ALONE, EXCLUSIVE], ids=str)
-def test_which_use_by_others_keeps_which_job_out(need: Need, mib: int, load: float | None) -> None:
+def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load: float | None) -> None:
     view = gpu(0, foreign_mib=mib, foreign="process 8", foreign_load=load, load=100.0, memory_mib=mib)
     expected = None
     if mib > 200:
@@ -268,7 +268,7 @@ def test_which_use_by_others_keeps_which_job_out(need: Need, mib: int, load: flo
 
 
 @pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
-def test_the_idle_threshold_is_tested_before_the_others(need: Need) -> None:
+def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
     limits = Limits(memory=0.001, load=0.01, idle_mib=5000)
     view = gpu(0, foreign_mib=5000, foreign="process 8", foreign_load=100.0, memory_mib=5500)
     assert obstacle(view, need, limits) is None
@@ -276,12 +276,12 @@ def test_the_idle_threshold_is_tested_before_the_others(need: Need) -> None:
                                     limits) or "")  # fmt: skip
 
 
-def test_a_gpu_that_is_full_names_no_foreign_process_that_counts_as_none() -> None:
+def test_a_full_gpu_does_not_name_an_idle_foreign_process() -> None:
     view = gpu(0, foreign_mib=5, foreign="process 8", memory_mib=20_000)
     assert obstacle(view, Need(1, vram=9000), LIMITS) == "room for 4.0 GiB"
 
 
-def test_what_lacks_memory_says_who_has_it() -> None:
+def test_a_memory_shortfall_names_the_foreign_process() -> None:
     view = gpu(0, foreign_mib=11_000, foreign="process 8123", memory_mib=12_100)
     assert obstacle(view, Need(1, vram=20_000), LIMITS) == (
         "room for 11.7 GiB, foreign process 8123 holds 10.7 GiB"
@@ -294,7 +294,7 @@ def test_what_lacks_memory_says_who_has_it() -> None:
     "view",
     [GpuView("U0", 0, None, memory_mib=None), gpu(0, memory_mib=None), GpuView("U0", 0, None, memory_mib=0)],
 )
-def test_memory_is_not_placed_where_it_is_unknown(view: GpuView) -> None:
+def test_does_not_place_declared_memory_where_memory_is_unknown(view: GpuView) -> None:
     assert obstacle(view, Need(1, vram=1), LIMITS) == "memory unknown"
     answer = place(Need(1, vram=1), None, [view], LIMITS)
     assert isinstance(answer, Reason)
@@ -308,26 +308,26 @@ def card(index: int, total: int, **values: object) -> GpuView:
 @pytest.mark.parametrize(
     ("gpus", "need", "chosen"),
     [
-        # What is left of the fullest is least; the empty one stays whole for a large job.
+        # The fuller GPU has less left; the empty one stays free for a large job.
         ([gpu(0), gpu(1, memory_mib=9000)], Need(1, vram=9000), ("U1",)),
         ([gpu(0, memory_mib=9000), gpu(1, memory_mib=12_000)], Need(1, vram=9000), ("U1",)),
         ([gpu(0, memory_mib=9000), gpu(1, memory_mib=20_000)], Need(1, vram=9000), ("U0",)),
-        # A card that is small counts before a large one that has more left, and not by what is used of it.
+        # A small GPU precedes a large one with more memory left, whatever is in use.
         ([card(0, 81_920), card(1, 24_576)], Need(1, vram=20_000), ("U1",)),
         ([card(0, 81_920, memory_mib=70_000), card(1, 24_576)], Need(1, vram=10_000), ("U0",)),
         ([card(0, 81_920), card(1, 24_576)], Need(1, vram=30_000), ("U0",)),
         ([card(0, 81_920), card(1, 24_576), card(2, 49_152)], Need(2, vram=30_000), ("U0", "U2")),
         ([gpu(0), gpu(1, memory_mib=5000), gpu(2, memory_mib=9000)], Need(2, vram=9000), ("U1", "U2")),
-        # Of equal memory the one with more booked, then the idler, then the first.
+        # With equal memory: the larger allocated share, then the lower load, then the lower index.
         ([gpu(0), gpu(1, booked=100)], Need(1, vram=9000), ("U1",)),
         ([gpu(0, load=9.0), gpu(1, load=1.0)], Need(1, vram=9000), ("U1",)),
         ([gpu(1), gpu(0)], Need(1, vram=9000), ("U0",)),
-        # A share does not look at memory.
+        # Placement by share ignores memory.
         ([gpu(0, memory_mib=0), gpu(1, memory_mib=20_000)], Need(1, 500), ("U0",)),
         ([gpu(0, booked=1, memory_mib=0), gpu(1, memory_mib=20_000)], Need(1, 500, vram=4000), ("U1",)),
     ],
 )
-def test_best_fit_leaves_the_largest_headroom_in_one_piece(
+def test_best_fit_keeps_the_largest_free_memory_unfragmented(
     gpus: list[GpuView], need: Need, chosen: tuple[str, ...]
 ) -> None:
     assert place(need, None, gpus, LIMITS) == chosen
@@ -358,21 +358,21 @@ def test_best_fit_leaves_the_largest_headroom_in_one_piece(
         (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, 1 allowed"),
     ],
 )
-def test_what_no_gpu_has_is_infeasible_at_once_with_the_numbers(
+def test_a_need_above_every_gpu_is_infeasible_with_numbers(
     need: Need, allowed: tuple[int, ...] | None, text: str
 ) -> None:
     gpus = [card(0, 8192, closed="paused", memory_mib=8192, taken=True), card(1, 24_576)]
     assert place(need, allowed, gpus, LIMITS) == Reason(text, infeasible=True)
 
 
-def test_what_fits_an_empty_gpu_is_feasible_to_the_last_mib() -> None:
+def test_a_need_is_feasible_up_to_the_last_mib_of_an_empty_gpu() -> None:
     assert place(Need(1, vram=24_064), None, [gpu(0)], LIMITS) == ("U0",)
     waits = place(Need(1, vram=24_064), None, [gpu(0, memory_mib=1)], LIMITS)
     assert isinstance(waits, Reason)
     assert not waits.infeasible
 
 
-def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
+def test_a_gpu_of_unknown_size_counts_as_large_enough() -> None:
     gpus = [card(0, 8192), GpuView("U1", 1, None, memory_mib=None)]
     answer = place(Need(1, vram=9000), None, gpus, LIMITS)
     assert isinstance(answer, Reason)
@@ -383,7 +383,7 @@ def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
     assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in both.text
 
 
-def test_gpus_of_one_size_that_are_too_small_are_told_together() -> None:
+def test_describes_gpus_of_one_size_together() -> None:
     answer = place(Need(2, vram=30_720), None, [gpu(0), gpu(1), card(2, 8192)], Limits(margin_mib=1024))
     assert answer == Reason(
         "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB, of which"
@@ -392,6 +392,6 @@ def test_gpus_of_one_size_that_are_too_small_are_told_together() -> None:
     )
 
 
-def test_memory_alone_is_no_matter_of_shares_however_many_are_booked() -> None:
-    """A whole share with little memory, and one more beside it by memory: a third fits by memory still."""
+def test_declared_memory_alone_ignores_allocated_shares() -> None:
+    """A third job fits by memory beside a whole share with little memory and another job by memory."""
     assert obstacle(gpu(0, booked=1037, memory_mib=600, taken=True), Need(1, vram=300), LIMITS) is None

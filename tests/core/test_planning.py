@@ -1,4 +1,4 @@
-"""One round: order, backfill, reasons, wishes, and the end of a drain."""
+"""Planning of one round: order, backfill, wait reasons, requests, and the end of a drain."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
     return {a.job_id: a.gpus for a in actions if isinstance(a, act.Start)}
 
 
-def test_two_halves_share_one_gpu_and_a_whole_one_gets_its_own() -> None:
+def test_two_half_shares_use_one_gpu_and_a_whole_share_another() -> None:
     found = starts(plan(facts(2, line(HALF, (1, 0), (2, 0)), line(WHOLE, (3, 0)))))
     assert found == {1: ("U0",), 2: ("U0",), 3: ("U1",)}
 
 
-def test_priority_goes_before_place() -> None:
+def test_priority_precedes_queue_position() -> None:
     assert starts(plan(facts(1, line(WHOLE, (2, 0), (1, 200))))) == {2: ("U0",)}
     assert starts(plan(facts(1, line(WHOLE, (1, 200)), line(HALF, (2, 0))))) == {2: ("U0",)}
 
 
-def test_a_small_job_passes_a_blocked_one_which_keeps_note_of_it() -> None:
+def test_a_job_that_fits_bypasses_a_blocked_one() -> None:
     actions = plan(facts(1, line(TWO, (1, 0)), line(HALF, (2, 1))))
     assert starts(actions) == {2: ("U0",)}
     two_gpus = facts(2, line(TWO, (1, 0)), line(HALF, (2, 1)), attempts=(running("U0"),))
@@ -77,32 +77,32 @@ def running(*uuids: str, **values: object) -> Attempt:
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def test_jobs_behind_an_unknown_next_one_wait_for_the_next_round() -> None:
+def test_jobs_behind_an_unknown_job_wait_for_the_next_round() -> None:
     lines = (line(HALF, (1, 0), (2, 0), more=True), line(WHOLE, (3, 5)))
     assert starts(plan(facts(3, *lines))) == {1: ("U0",), 2: ("U0",)}
     assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
 
 
-def test_jobs_behind_a_blocked_line_with_more_of_them_start() -> None:
+def test_starts_jobs_behind_a_blocked_group() -> None:
     lines = (line(TWO, (1, 0), (2, 0), more=True), line(WHOLE, (3, 5)))
     assert starts(plan(facts(2, *lines, attempts=(running("U0"),)))) == {3: ("U1",)}
 
 
-def test_while_the_gpus_cannot_be_read_every_job_says_so() -> None:
+def test_every_job_waits_for_unreadable_gpus_with_that_reason() -> None:
     blind = facts(2, line(WHOLE, (1, 0)), complete=False, blind="the GPUs cannot be read: gone")
     assert [a.reason for a in plan(blind) if isinstance(a, act.Wait)] == ["the GPUs cannot be read: gone"]
 
 
-def test_the_memory_of_a_gpu_that_is_no_longer_managed_is_not_waited_for() -> None:
+def test_does_not_wait_for_memory_of_an_unmanaged_gpu() -> None:
     ended = running("gone", outcome=Outcome.COMPLETED, released_at=999.5)
     assert plan(facts(1, attempts=(ended,))) == [act.Cooled(9)]
 
 
-def test_nothing_is_placed_before_the_first_complete_sample() -> None:
+def test_places_nothing_before_the_first_complete_sample() -> None:
     assert plan(facts(2, line(HALF, (1, 0)), complete=False)) == []
 
 
-def test_a_reason_is_recorded_once_and_when_it_changes() -> None:
+def test_records_a_wait_reason_only_when_it_changes() -> None:
     blocked = facts(1, line(WHOLE, (1, 0)), attempts=(running("U0"),))
     wait = next(a for a in plan(blocked) if isinstance(a, act.Wait))
     assert (wait.reason, wait.need) == ("needs 1 free GPU, 0 free", Need(1, 1000))
@@ -110,22 +110,22 @@ def test_a_reason_is_recorded_once_and_when_it_changes() -> None:
     assert plan(again) == []
 
 
-def test_an_ended_attempt_closes_its_gpu_until_it_is_released_and_cool() -> None:
+def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None:
     ended = running("U0", outcome=Outcome.COMPLETED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
     wait = next(a for a in plan(facts(1, line(HALF, (1, 0)), attempts=(ended,))) if isinstance(a, act.Wait))
-    assert "quarantined: process 77 of job 99" in wait.reason
+    assert "quarantined: job 99 left process 77" in wait.reason
     released = replace(ended, released_at=999.5)  # the sample is older
     wait = next(
         a for a in plan(facts(1, line(HALF, (1, 0)), attempts=(released,))) if isinstance(a, act.Wait)
     )
-    assert "cooling" in wait.reason
+    assert "awaiting memory release" in wait.reason
     cool = replace(released, released_at=998.0)
     actions = plan(facts(1, line(HALF, (1, 0)), attempts=(cool,)))
     assert actions[0] == act.Cooled(9)
     assert starts(actions) == {1: ("U0",)}
 
 
-def test_foreign_memory_is_that_of_processes_that_no_attempt_owns() -> None:
+def test_foreign_memory_counts_processes_without_an_attempt() -> None:
     listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
     assert foreign_memory(ours, (running("U0"),), LIMITS) == 3000
@@ -133,13 +133,13 @@ def test_foreign_memory_is_that_of_processes_that_no_attempt_owns() -> None:
     assert (shown.booked, shown.foreign_mib, shown.foreign) == (500, 3000, "process 2")
 
 
-def test_a_process_of_ours_on_a_gpu_that_it_was_not_given_is_foreign_there() -> None:
+def test_a_misplaced_process_counts_as_foreign() -> None:
     stray = gpu(1, 5000, (GpuProcess(1, 5000),), owners={1: 9})
     shown = view(stray, replace(facts(0), gpus=(stray,), attempts=(running("U0"),)))
     assert (shown.booked, shown.foreign_mib, shown.foreign) == (0, 5000, "process 1")
 
 
-def test_without_a_process_list_foreign_memory_comes_from_the_totals() -> None:
+def test_foreign_memory_falls_back_to_totals_without_a_process_list() -> None:
     blind = gpu(0, 20_000, None)
     assert foreign_memory(blind, (), LIMITS) == 20_000
     half = running("U0", share=500, baseline_mib={"U0": 1000})
@@ -174,7 +174,9 @@ QUEUED = {7: JobFact(7, JobState.QUEUED)}
         ("line_removed", JobState.RUNNING, None),
     ],
 )
-def test_a_wish_is_carried_out_or_answered(verb: str, state: JobState, expected: type | None) -> None:
+def test_a_request_is_carried_out_or_refused_with_an_answer(
+    verb: str, state: JobState, expected: type | None
+) -> None:
     actions = wished((verb, "7"), jobs={7: JobFact(7, state, Outcome.COMPLETED)})
     assert isinstance(actions[-1], act.WishDone)
     if expected is None:
@@ -184,12 +186,12 @@ def test_a_wish_is_carried_out_or_answered(verb: str, state: JobState, expected:
         assert isinstance(actions[0], expected)
 
 
-def test_a_second_wish_for_the_same_job_waits_for_the_first() -> None:
+def test_a_second_request_for_a_job_waits_for_the_first() -> None:
     actions = wished(("hold", "7"), ("release", "7"), ("pause", "U0"), jobs=QUEUED)
     assert [type(a).__name__ for a in actions] == ["Hold", "WishDone", "SetPaused", "WishDone"]
 
 
-def test_a_cancel_is_on_the_record_before_anything_is_decided_about_its_attempt() -> None:
+def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     late = running("U0", job_state=JobState.STARTING, sighting=Sighting(), launch_deadline=0.0)
     assert plan(facts(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Wish(1, "cancel", "99"),)
@@ -197,7 +199,7 @@ def test_a_cancel_is_on_the_record_before_anything_is_decided_about_its_attempt(
     assert [type(action).__name__ for action in actions] == ["OpenCancel", "WishDone"]
 
 
-def test_stopping_with_jobs_ends_them_first_and_starts_nothing_meanwhile() -> None:
+def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     stop = (Wish(1, "stop", args={"jobs": True, "grace_s": 2}),)
     asked = facts(2, line(HALF, (1, 0)), attempts=(running("U0"),), wishes=stop)
     assert plan(asked) == [act.OpenCancel(99, "cancelled", 2.0)]
@@ -208,15 +210,15 @@ def test_stopping_with_jobs_ends_them_first_and_starts_nothing_meanwhile() -> No
     assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == ["EndScheduler", "WishDone"]
 
 
-def test_taking_hold_away_releases_only_what_the_line_held() -> None:
+def test_removing_hold_from_a_line_releases_only_jobs_held_by_it() -> None:
     drop = (Wish(1, "set", "7", {"name": "hold", "value": False}),)
     by_line = plan(facts(1, wishes=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
-    assert act.Requeue(7, "its line holds it no more") in by_line
+    assert act.Requeue(7, "its line no longer holds it") in by_line
     by_user = plan(facts(1, wishes=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
     assert not any(isinstance(a, act.Requeue) for a in by_user)
 
 
-def test_a_drain_ends_when_only_the_user_can_make_a_job_run() -> None:
+def test_a_drain_ends_when_every_waiting_job_needs_the_user() -> None:
     idle = facts(2)
     assert drained(idle, [], False)
     assert not drained(idle, [HALF], False)
@@ -250,13 +252,13 @@ def test_exit_codes(ending: Ending, code: int) -> None:
     assert exit_code([good, ending], malformed=True) == max(code, 1)
 
 
-def test_nothing_is_placed_in_a_round_that_settles() -> None:
+def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:
     starting = running("U0", job_state=JobState.STARTING)
     actions = plan(facts(2, line(HALF, (1, 0)), attempts=(starting,)))
     assert actions == [act.Move(99, 9, JobState.RUNNING)]
 
 
-def test_an_infeasible_job_is_not_passed_over_and_a_passed_one_is_told_once() -> None:
+def test_records_a_bypassed_job_once_and_no_infeasible_one() -> None:
     far = Ask(gpus=9)
     assert act.PassedOver(1) not in plan(facts(1, line(far, (1, 0)), line(HALF, (2, 1))))
     waiting = Line(TWO, (QueuedJob(1, 0, 1, passed_over=True),))
@@ -266,15 +268,15 @@ def test_an_infeasible_job_is_not_passed_over_and_a_passed_one_is_told_once() ->
     assert [a for a in found if isinstance(a, act.PassedOver)] == [act.PassedOver(1)]
 
 
-def test_a_start_notes_what_nobody_accounts_for_on_its_gpus() -> None:
+def test_a_start_records_unattributed_memory_as_its_baseline() -> None:
     left = gpu(0, 900, (GpuProcess(1, 300),), owners={1: None}, held={(1, 0.0): 300})
     [start] = plan(replace(facts(0, line(HALF, (1, 0))), gpus=(left,)))
     assert start == act.Start(1, ("U0",), 500, (("U0", 600),))
 
 
-def test_a_gpu_that_was_not_seen_or_is_faulty_takes_nothing() -> None:
+def test_a_gpu_without_a_sample_or_with_a_fault_accepts_no_jobs() -> None:
     unseen = Gpu("U0", 0)
-    assert "GPU 0 not seen by the probe" in reason_on(unseen)
+    assert "GPU 0 not reported by the probe" in reason_on(unseen)
     lost = replace(gpu(0), sample=GpuSample("U0", 0, "card", 24576, None, None, None, "lost"))
     assert "GPU 0 lost" in reason_on(lost)
     assert "GPU 0 paused" in reason_on(gpu(0, paused=True))
@@ -286,25 +288,25 @@ def reason_on(one: Gpu) -> str:
     return wait.reason
 
 
-def test_a_released_attempt_books_nothing() -> None:
+def test_a_released_attempt_has_no_allocation() -> None:
     shown = view(gpu(0), facts(1, attempts=(running("U0", outcome=Outcome.COMPLETED, released_at=990.0),)))
     assert shown.booked == 0
 
 
-def test_unknown_memory_of_a_process_falls_back_to_the_totals_and_the_largest_foreigner_is_named() -> None:
+def test_names_the_largest_foreign_process_and_falls_back_to_totals() -> None:
     vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
     assert foreign_memory(vague, (), LIMITS) == 7000
     crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
     assert view(crowd, facts(1)).foreign == "process 2"
 
 
-def test_a_drain_looks_at_the_gpus_that_a_line_allows() -> None:
+def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
     paused = tuple(replace(g, paused=g.index == 0) for g in facts(2).gpus)
     assert drained(replace(facts(2), gpus=paused), [Ask(share=500, allowed=(0,))], False)
     assert not drained(replace(facts(2), gpus=paused), [Ask(share=500, allowed=(0, 1))], False)
 
 
-def test_a_resume_and_a_requeue_say_what_they_are() -> None:
+def test_resume_and_requeue_carry_their_reasons() -> None:
     assert wished(("resume", "U0"))[0] == act.SetPaused("U0", False)
     wish = (Wish(1, "requeue", "7", {"reason": "in jobs.txt once more"}),)
     done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}
@@ -315,7 +317,7 @@ def test_a_resume_and_a_requeue_say_what_they_are() -> None:
     )
 
 
-def test_nothing_starts_while_our_storage_cannot_be_written_and_every_job_says_so() -> None:
+def test_every_job_waits_for_a_storage_issue_with_that_reason() -> None:
     full = facts(2, line(HALF, (1, 0)), line(TWO, (2, 0), reason="disk"), trouble="disk", blind="hangs")
     assert plan(full) == [act.Wait(HALF.key(), "disk", False)]
     assert starts(plan(replace(full, trouble=None, blind=None))) == {1: ("U0",)}
@@ -328,7 +330,7 @@ def sized(index: int, total: int | None, **values: object) -> Gpu:
     return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
 
 
-def test_a_drain_does_not_wait_for_memory_that_no_gpu_has() -> None:
+def test_a_drain_does_not_wait_for_a_job_larger_than_every_gpu() -> None:
     small, large = sized(0, 8192), sized(1, 24_576)
     both = replace(facts(0), gpus=(small, large))
     nine = Ask(vram=9000)
@@ -338,7 +340,7 @@ def test_a_drain_does_not_wait_for_memory_that_no_gpu_has() -> None:
     assert drained(both, [Ask(vram=24_065)], False)
     assert not drained(both, [Ask(vram=24_064)], False)
     assert drained(both, [Ask(vram=9000, allowed=(0,))], False)
-    # The one that is large enough is paused: only the user can change that. One of unknown size may be.
+    # Only the user can resume the paused GPU, the only one large enough. An unknown size may suffice.
     assert drained(replace(both, gpus=(small, replace(large, paused=True))), [nine], False)
     assert not drained(replace(both, gpus=(small, sized(1, None))), [nine], False)
     assert not drained(replace(both, gpus=(small, Gpu("U1", 1))), [nine], False)
@@ -352,13 +354,13 @@ FAMILY = '["train.py", null]'
     [
         (9000, False),
         (24_576 - 512 - 200, False),
-        # It would leave nothing to anybody, or need more than there is: as if nothing were known.
+        # If it would leave no room, or exceed every GPU, learned memory is ignored.
         (24_576 - 512 - 199, True),
         (30_000, True),
         (None, True),
     ],
 )
-def test_learned_memory_is_used_where_it_leaves_something_of_a_gpu(learned: int | None, alone: bool) -> None:
+def test_learned_memory_applies_if_it_leaves_room_on_a_gpu(learned: int | None, alone: bool) -> None:
     ask = Ask(command=True, family=FAMILY)
     known = {} if learned is None else {FAMILY: learned}
     world = facts(1, line(ask, (1, 0), (2, 0)), learned=known)
@@ -369,7 +371,7 @@ def test_learned_memory_is_used_where_it_leaves_something_of_a_gpu(learned: int 
     assert need.vram == (None if alone else learned)
 
 
-def test_learned_memory_counts_on_the_gpus_that_the_line_allows() -> None:
+def test_learned_memory_is_compared_with_the_allowed_gpus() -> None:
     world = replace(facts(0), gpus=(sized(0, 8192), sized(1, 24_576)), learned={FAMILY: 9000})
     assert need_of(Ask(command=True, family=FAMILY), world).vram == 9000
     assert need_of(Ask(command=True, family=FAMILY, allowed=(0,)), world).alone
@@ -377,7 +379,7 @@ def test_learned_memory_counts_on_the_gpus_that_the_line_allows() -> None:
     assert need_of(Ask(vram=20_000), world).vram == 20_000
 
 
-def test_an_infeasible_need_is_said_with_its_numbers_and_taken_back_when_the_gpus_change() -> None:
+def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None:
     ask = Ask(vram=30_000)
     [wait] = plan(facts(2, line(ask, (1, 0))))
     assert isinstance(wait, act.Wait)
@@ -397,7 +399,7 @@ def test_an_infeasible_need_is_said_with_its_numbers_and_taken_back_when_the_gpu
     )
 
 
-def test_a_start_books_what_was_declared() -> None:
+def test_a_start_allocates_what_was_declared() -> None:
     asks = (
         Ask(vram=5000, share=250, exclusive=True),
         Ask(vram=6000),

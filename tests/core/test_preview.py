@@ -1,4 +1,4 @@
-"""What is told of a line before it is a job."""
+"""Preview of a line before it becomes a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def told(
         ("[venv=/v] 0,/s/a.py", "1 free GPU", 0, None, "python -u /s/a.py --cuda IDS"),
     ],
 )  # fmt: skip
-def test_need_place_environment_and_command(
+def test_previews_need_priority_environment_and_command(
     line: str, need: str, priority: int, conda: str | None, command: str
 ) -> None:
     seen = told(line)
@@ -49,7 +49,7 @@ def test_need_place_environment_and_command(
     assert seen.warnings == ()
 
 
-def test_where_there_is_no_conda_none_is_told() -> None:
+def test_previews_no_environment_without_conda() -> None:
     assert told("0,/s/a.py", conda_sh=None).conda is None
 
 
@@ -64,7 +64,7 @@ def test_where_there_is_no_conda_none_is_told() -> None:
         ("/usr/bin/python3.11 -u none.py", "script /w/none.py does not exist"),
     ],
 )
-def test_what_would_keep_it_from_running_is_a_warning(line: str, part: str) -> None:
+def test_warns_of_whatever_would_keep_the_job_from_running(line: str, part: str) -> None:
     (warning,) = told(line).warnings
     assert part in warning
 
@@ -74,11 +74,11 @@ def test_what_would_keep_it_from_running_is_a_warning(line: str, part: str) -> N
     ["python a.py", "python -m none.py", "python -c none.py", "cd x && python none.py", "python $X.py",
      "python", "run none.py", "FOO=1 python none.py"],
 )  # fmt: skip
-def test_of_other_commands_no_script_is_guessed(line: str) -> None:
+def test_does_not_guess_a_script_in_other_commands(line: str) -> None:
     assert told(line).warnings == ()
 
 
-def test_a_conda_environment_that_is_not_there_is_a_warning() -> None:
+def test_warns_of_a_missing_conda_environment() -> None:
     def warnings(conda: str, envs: Collection[str] | None) -> tuple[str, ...]:
         read = parse_line(f"[conda={conda}] true", "/w", "/home/u")
         assert isinstance(read, Parsed)
@@ -89,11 +89,11 @@ def test_a_conda_environment_that_is_not_there_is_a_warning() -> None:
     assert warnings("e", ["base", "f"]) == (missing,)
     assert warnings("f", ["base", "f"]) == warnings("e", None) == warnings("/w/a.py", ["base"]) == ()
     assert warnings("/w/none", None) == (
-        "conda environment /w/none does not exist; environments: none are known",
+        "conda environment /w/none does not exist; environments: none known",
     )
 
 
-def test_a_conda_environment_without_conda_is_a_warning() -> None:
+def test_warns_of_a_conda_environment_without_conda() -> None:
     assert "no conda was found" in told("0,/s/a.py,env", conda_sh=None).warnings[0]
 
 
@@ -107,9 +107,7 @@ def test_a_conda_environment_without_conda_is_a_warning() -> None:
         ("[gpus=8] true", None, False),
     ],
 )
-def test_more_gpus_than_there_are_is_a_warning(
-    line: str, known: Collection[int] | None, warned: bool
-) -> None:
+def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None, warned: bool) -> None:
     assert any("would wait" in warning for warning in told(line, known).warnings) is warned
 
 
@@ -124,7 +122,7 @@ def test_more_gpus_than_there_are_is_a_warning(
         ("[vram=1G] 0,/s/a.py,,--llm other,", []),
     ],
 )
-def test_notes(line: str, parts: list[str]) -> None:
+def test_notes_surprising_defaults(line: str, parts: list[str]) -> None:
     notes = "\n".join(told(line).notes)
     assert bool(notes) is bool(parts)
     assert all(part in notes for part in parts), notes
@@ -143,11 +141,11 @@ def test_notes(line: str, parts: list[str]) -> None:
         ("[share=1] true", False),
     ],
 )
-def test_more_memory_than_its_gpus_have_is_a_warning(line: str, warned: bool) -> None:
+def test_warns_of_more_memory_than_the_gpus_have(line: str, warned: bool) -> None:
     read = parse_line(line, "/w", "/home/u")
     assert isinstance(read, Parsed)
     totals, limits = {0: 1000, 1: 500}, Limits(margin_mib=100)
-    known = (0, 1, 2) if "allowed" in line else (0, 1)  # nobody knows how large 2 is
+    known = (0, 1, 2) if "allowed" in line else (0, 1)  # the size of GPU 2 is unknown
     setting = Setting(CONFIG, known, None, THERE.__contains__, None, totals, limits)
     warnings = preview(1, read.spec, (), None, setting).warnings
-    assert ["too small for that (100 MiB" in warning for warning in warnings] == [True] * warned
+    assert ["too small (100 MiB" in warning for warning in warnings] == [True] * warned

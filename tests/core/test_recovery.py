@@ -1,4 +1,4 @@
-"""A lost GPU gets nothing new and comes back after three good samples in a row, a restart between or not."""
+"""A lost GPU gets no jobs and comes back after three good samples in a row, also across a restart."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def known(index: int, uuid: str, fault: str | None = None) -> Known:
         (TWO, None, None, True),
         (TWO, "lost", "lost", None),
         (UNLISTED, None, ONE, None),
-        # That no GPU could be read is no loss of one.
+        # A sample without any readable GPU loses none of them.
         (BLIND, None, None, None),
         (BLIND, "lost", "lost", False),
-        # Somebody else's words that only look like ours.
+        # Text of another program that resembles ours.
         ("recovering: soon", None, ONE, None),
     ],
 )
-def test_the_fault_of_the_last_sample_and_this_one_make_the_next(
+def test_the_next_fault_follows_from_the_last_and_the_sample(
     before: str | None, now: str | None, after: str | None, back: bool | None
 ) -> None:
     (gpu,), changes = settle([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
@@ -51,7 +51,7 @@ def test_the_fault_of_the_last_sample_and_this_one_make_the_next(
 
 
 @given(st.lists(st.booleans(), max_size=20))
-def test_it_is_used_again_exactly_after_three_good_samples_in_a_row(good: list[bool]) -> None:
+def test_a_lost_gpu_is_used_again_after_three_good_samples_in_a_row(good: list[bool]) -> None:
     fault: str | None = None
     lost, row = False, 0
     for answers in good:
@@ -64,12 +64,12 @@ def test_it_is_used_again_exactly_after_three_good_samples_in_a_row(good: list[b
         fault = gpu.fault
 
 
-def test_a_gpu_that_is_not_known_is_taken_as_it_is() -> None:
+def test_an_unknown_gpu_is_returned_unchanged() -> None:
     shown, changes = settle([sample(0, "GPU-a", "lost"), sample(1, "GPU-b")], [])
     assert ([gpu.fault for gpu in shown], changes) == (["lost", None], ())
 
 
-def test_one_that_is_not_listed_is_there_as_lost_at_its_place_and_comes_back() -> None:
+def test_an_unlisted_gpu_is_lost_at_its_index_and_comes_back() -> None:
     shown, changes = settle(
         [sample(0, "GPU-a"), sample(2, "GPU-c")], [known(i, f"GPU-{c}") for i, c in enumerate("abc")]
     )
@@ -83,7 +83,7 @@ def test_one_that_is_not_listed_is_there_as_lost_at_its_place_and_comes_back() -
     assert back.fault == ONE
 
 
-def test_where_the_others_moved_up_the_missing_one_goes_behind_them() -> None:
+def test_a_missing_gpu_gets_the_last_index_if_its_own_is_taken() -> None:
     before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
     shown, _ = settle([sample(0, "GPU-a"), sample(1, "GPU-d")], before)
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
@@ -98,36 +98,36 @@ def test_where_the_others_moved_up_the_missing_one_goes_behind_them() -> None:
     assert again == shown
 
 
-def test_another_order_keeps_the_cards_apart() -> None:
+def test_a_new_order_of_gpus_keeps_their_identities() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b", "lost"), known(2, "GPU-c")]
     shown, changes = settle([sample(0, "GPU-b"), sample(1, "GPU-c"), sample(2, "GPU-a")], before)
     assert [(gpu.uuid, gpu.fault) for gpu in shown] == [("GPU-b", ONE), ("GPU-c", None), ("GPU-a", None)]
     assert changes == ()
 
 
-def test_one_that_tells_no_uuid_is_the_known_one_that_is_missing() -> None:
+def test_a_gpu_without_a_uuid_is_identified_as_the_missing_one() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b"), known(2, "GPU-c")]
     faulty = replace(sample(1, "unknown-1", "lost"), name="unknown")
     shown, changes = settle([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
     assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "card")
     assert changes == (Change(shown[1], back=False),)
-    # At another place, since the order changed: still the only one that it can be.
+    # At another index, since the order changed: still the only candidate.
     moved = replace(faulty, index=0, uuid="unknown-0")
     shown, _ = settle([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
     assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
-    # Where two are missing, the one that had this index.
+    # If two are missing, the one that had this index.
     shown, _ = settle([sample(1, "unknown-1", "lost")], before[:2])
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
         (0, "GPU-a", UNLISTED),
         (1, "GPU-b", "lost"),
     ]
-    # None is missing: it was never on the record.
+    # None is missing: the GPU was never stored.
     shown, _ = settle([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
     assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]
 
 
 @given(st.permutations(["GPU-a", "GPU-b", "GPU-c", "GPU-d"]), st.sets(st.sampled_from("abcd")))
-def test_every_known_gpu_is_there_once_with_an_index_of_its_own(order: list[str], gone: set[str]) -> None:
+def test_every_known_gpu_appears_once_with_a_unique_index(order: list[str], gone: set[str]) -> None:
     before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
     left = [uuid for uuid in order if uuid[-1] not in gone]
     shown, _ = settle([sample(i, uuid) for i, uuid in enumerate(left)], before)

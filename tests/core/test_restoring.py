@@ -1,4 +1,4 @@
-"""What becomes of an attempt that is taken in from its folder."""
+"""Attempts restored from their folders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seen(claim: str, end: ResultNote | None = None, **values: object) -> Attempt
         pytest.param(seen("void"), "not_started", "held", None, id="not begun"),
     ],
 )  # fmt: skip
-def test_an_attempt_without_processes_is_over(
+def test_an_attempt_without_processes_is_finished(
     attempt: Attempt, outcome: str, state: str, job_outcome: str | None
 ) -> None:
     close, *rest = take_in(attempt, NOW, Settings())
@@ -80,7 +80,7 @@ def test_an_attempt_with_processes_stays_open(attempt: Attempt, actions: list[ob
     assert (close.outcome, close.state) == (Outcome.INTERRUPTED, JobState.QUEUED)
 
 
-def test_the_gpus_of_an_ended_attempt_are_kept_while_processes_of_it_are_left() -> None:
+def test_keeps_the_allocation_of_an_ended_attempt_while_it_has_processes() -> None:
     [close] = take_in(seen("dead", result(), survivors=(5,)), NOW, Settings())
     assert isinstance(close, Close)
     assert close.outcome is Outcome.COMPLETED

@@ -1,4 +1,4 @@
-"""Whether a job whose command failed runs again, and with how much memory."""
+"""Retries of failed jobs, and the memory that they get."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CARDS = Cards({"U0": TOTAL, "U1": TOTAL}, TOTAL - 512)
 
 
 def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> Attempt:
-    """An attempt with 4 GiB declared that failed with this in its log."""
+    """Returns an attempt with 4 GiB declared that failed with this log."""
     base = running(vram=4096, evidence=Evidence(tail, (), oom, fail))
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def test_an_oom_is_tried_again_with_more_than_was_declared_and_seen() -> None:
+def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None:
     assert after_failure(failed(), SETTINGS, CARDS) == Verdict(
         True, "OOM retry 1 of 3 with 5.0 GiB per GPU", 0.0, 5120, oom=True
     )
@@ -57,12 +57,12 @@ def test_an_oom_is_tried_again_with_more_than_was_declared_and_seen() -> None:
         ({"vram": 19_300}, TOTAL - 512),
     ],
 )
-def test_what_is_asked_for_then(values: dict[str, object], raised: int) -> None:
+def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], raised: int) -> None:
     verdict = after_failure(replace(failed(), **values), SETTINGS, CARDS)  # type: ignore[arg-type]
     assert (verdict.again, verdict.raised_mib, verdict.oom) == (True, raised, True)
 
 
-def test_without_any_number_it_is_tried_again_as_it_was() -> None:
+def test_retries_an_oom_unchanged_without_any_known_memory() -> None:
     blind = failed(vram=None, share=500)
     assert after_failure(replace(blind, vram=None, share=500), SETTINGS, Cards()) == Verdict(
         True, "OOM retry 1 of 3", 0.0, None, oom=True
@@ -72,30 +72,30 @@ def test_without_any_number_it_is_tried_again_as_it_was() -> None:
     assert after_failure(replace(failed(), peaks={"U0": 40_000}), SETTINGS, Cards()).raised_mib == 50_000
 
 
-def test_at_the_cap_it_fails_and_says_why() -> None:
+def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
     most = replace(failed(), vram=TOTAL - 512)
     assert after_failure(most, SETTINGS, CARDS) == Verdict(
-        False, "no larger GPU: it had 23.5 GiB, the most that there is"
+        False, "no larger GPU: it already had 23.5 GiB, the most available"
     )
     assert after_failure(replace(most, vram=TOTAL - 513), SETTINGS, CARDS).raised_mib == TOTAL - 512
     assert not after_failure(replace(most, vram=TOTAL - 511), SETTINGS, CARDS).again
-    # The whole of the largest GPU was its own.
+    # It had the largest GPU to itself.
     alone = replace(most, vram=None, whole=True)
     assert after_failure(alone, SETTINGS, CARDS) == Verdict(
-        False, "no larger GPU: it had 24.0 GiB, the most that there is"
+        False, "no larger GPU: it already had 24.0 GiB, the most available"
     )
     larger = Cards({"U0": TOTAL, "U1": 2 * TOTAL}, 2 * TOTAL - 512)
     assert after_failure(alone, SETTINGS, larger).raised_mib == 30_720
 
 
-def test_the_retries_are_counted_and_end() -> None:
+def test_oom_retries_are_limited() -> None:
     assert after_failure(failed(oom_used=2), SETTINGS, CARDS).told.startswith("OOM retry 3 of 3")
     assert after_failure(failed(oom_used=3), SETTINGS, CARDS) == Verdict(False, "OOM retries used up (3)")
     assert after_failure(failed(oom_used=4), SETTINGS, CARDS).again is False
     assert after_failure(failed(oom=0), SETTINGS, CARDS) == Verdict(False)
 
 
-def test_the_option_counts_where_the_line_says_nothing() -> None:
+def test_the_option_applies_if_the_line_sets_no_retries() -> None:
     option = Settings(oom_retries=1, fail_retries=1)
     assert after_failure(failed(oom=None), option, CARDS).told.startswith("OOM retry 1 of 1")
     assert not after_failure(failed(oom=0, fail=0), option, CARDS).again
@@ -103,12 +103,12 @@ def test_the_option_counts_where_the_line_says_nothing() -> None:
     assert not after_failure(failed(FAULT, fail=0), option, CARDS).again
 
 
-def test_another_failure_uses_no_oom_retry() -> None:
+def test_a_failure_without_oom_uses_no_oom_retry() -> None:
     assert after_failure(failed(FAULT), SETTINGS, CARDS) == Verdict(False)
     assert after_failure(failed(""), SETTINGS, CARDS) == Verdict(False)
 
 
-def test_failures_wait_twice_as_long_each_time_up_to_a_limit() -> None:
+def test_retries_of_failures_back_off_up_to_a_limit() -> None:
     waits = [after_failure(failed(FAULT, fail=20, fail_used=n), SETTINGS, CARDS).wait_s for n in range(20)]
     assert waits[0] == FIRST_WAIT_S
     assert waits == sorted(waits)
@@ -118,7 +118,7 @@ def test_failures_wait_twice_as_long_each_time_up_to_a_limit() -> None:
     assert not after_failure(failed(FAULT, fail=20, fail_used=20), SETTINGS, CARDS).again
 
 
-def test_an_oom_goes_on_to_the_other_retries_when_it_has_no_more_of_its_own() -> None:
+def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
     verdict = after_failure(failed(oom=3, oom_used=3, fail=2, fail_used=1), SETTINGS, CARDS)
     assert verdict == Verdict(True, "OOM retries used up (3); retry 2 of 2 in 20 s", 20.0)
     none = after_failure(failed(oom=0, fail=1), SETTINGS, CARDS)
@@ -137,14 +137,14 @@ def test_an_oom_goes_on_to_the_other_retries_when_it_has_no_more_of_its_own() ->
     ],
 )
 @pytest.mark.parametrize("tail", [OOM, FAULT])
-def test_what_nobody_wants_any_more_does_not_run_again(values: dict[str, object], tail: str) -> None:
+def test_does_not_retry_a_cancelled_job_or_one_without_its_line(values: dict[str, object], tail: str) -> None:
     attempt = failed(tail, fail=5)
     assert after_failure(attempt, SETTINGS, CARDS).again
     assert after_failure(replace(attempt, **values), SETTINGS, CARDS) == Verdict(False)  # type: ignore[arg-type]
 
 
 def ended(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> Close:
-    """How the plan closes this attempt, whose command ended with this code."""
+    """Returns the planned end of this attempt, whose command exited with this code."""
     result = ResultNote(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, sighting=Sighting("dead", result=result), survivors=())
     actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
@@ -154,7 +154,7 @@ def ended(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> Clos
     return close
 
 
-def test_the_end_of_an_attempt_queues_its_job_again_with_the_new_counts() -> None:
+def test_a_retried_attempt_requeues_its_job_with_new_counts() -> None:
     end = ended(failed(oom_used=1, fail_used=2))
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.FAILED, JobState.QUEUED, None)
     assert (end.oom_used, end.fail_used, end.raised_mib, end.not_before) == (2, 2, 5120, NOW.boot)
@@ -166,7 +166,7 @@ def test_the_end_of_an_attempt_queues_its_job_again_with_the_new_counts() -> Non
     assert again.not_before == NOW.boot + 40
 
 
-def test_the_last_failure_finishes_the_job_and_says_what_was_tried() -> None:
+def test_the_last_failure_finishes_the_job_and_reports_the_retries() -> None:
     end = ended(failed(oom_used=3, fail_used=1))
     assert (end.state, end.job_outcome, end.oom_used, end.fail_used) == (
         JobState.FINISHED,
@@ -178,13 +178,13 @@ def test_the_last_failure_finishes_the_job_and_says_what_was_tried() -> None:
     assert "OOM retries used up (3)" in (end.reason or "")
 
 
-def test_a_job_that_says_out_of_memory_and_completes_is_completed() -> None:
+def test_a_completed_job_with_an_oom_in_its_log_is_completed() -> None:
     end = ended(failed(), code=0)
     assert (end.outcome, end.state, end.oom_used) == (Outcome.COMPLETED, JobState.FINISHED, 0)
 
 
 @pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
-def test_what_was_told_to_end_is_no_failure(cause: str) -> None:
+def test_a_stopped_attempt_is_not_a_failure(cause: str) -> None:
     result = ResultNote(cause, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(fail=5), sighting=Sighting("dead", result=result), survivors=())
     close = plan(facts(gpu(0), attempts=(done,)))[0]
@@ -192,7 +192,7 @@ def test_what_was_told_to_end_is_no_failure(cause: str) -> None:
     assert close.state is not JobState.QUEUED
 
 
-def test_a_launch_that_failed_uses_none_of_these_retries() -> None:
+def test_a_failed_launch_uses_no_retries() -> None:
     result = ResultNote(None, 1, None, False, "no script", (), None, 2.0)
     done = replace(failed(fail=5, oom_used=1, fail_used=2), sighting=Sighting("dead", result=result))
     [close] = plan(facts(gpu(0), attempts=(done,)))
@@ -210,14 +210,14 @@ def card(index: int, total: int | None, **values: object) -> Gpu:
     [
         (failed(vram=7000), (card(0, 8192),), 7480),
         (failed(vram=7000), (card(0, 8192), card(1, TOTAL)), 8750),
-        # Of the GPUs that the line allows, as many as the job takes.
+        # As many of the allowed GPUs as the job needs.
         (failed(vram=7000, ask=Ask(vram=7000, allowed=(0,))), (card(0, 8192), card(1, TOTAL)), 7480),
         (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL)), 7480),
         (failed(vram=7000, gpus=("U0", "U1")), (card(0, 8192), card(1, TOTAL), card(2, TOTAL)), 8750),
-        # One that cannot be read now has the size that it had.
+        # A GPU that cannot be read keeps its stored size.
         (failed(vram=7000), (card(0, None, total_mib=8192),), 7480),
         (failed(vram=7000), (replace(gpu(0), sample=None, total_mib=8192),), 7480),
-        # What is not known caps nothing; a display, what is nobody's and what may come to that are never had.
+        # Unknown sizes limit nothing; memory of displays and unattributed memory are never available.
         (failed(vram=7000), (card(0, None),), 8750),
         (failed(vram=7000), (card(0, None), card(1, 8192)), 7480),
         (failed(vram=7000, baseline_mib={"U0": 100}), (card(0, 8192),), 7380),
@@ -232,7 +232,7 @@ def card(index: int, total: int | None, **values: object) -> Gpu:
         ),
     ],
 )
-def test_the_cap_is_what_the_gpus_of_the_job_can_give(
+def test_raised_memory_is_limited_by_the_gpus_of_the_job(
     attempt: Attempt, gpus: tuple[Gpu, ...], raised: int
 ) -> None:
     held = tuple(
@@ -241,18 +241,18 @@ def test_the_cap_is_what_the_gpus_of_the_job_can_give(
     assert ended(attempt, *held).raised_mib == raised
 
 
-def test_the_needs_of_the_source_document_rise_by_a_quarter_of_what_was_asked_or_seen() -> None:
+def test_declared_and_observed_memory_is_raised_by_a_quarter() -> None:
     attempt, asked = failed(), [4096]
     while (end := ended(attempt)).state is JobState.QUEUED:
         assert end.raised_mib is not None
         asked.append(end.raised_mib)
         attempt = replace(attempt, vram=end.raised_mib, oom_used=end.oom_used)
     assert asked == [4096, 5120, 6400, 8000]
-    # With what it was seen to use before it failed, it is there at once.
+    # With the peak observed before the failure, that memory is reached at once.
     assert ended(failed(peaks={"U0": 8500})).raised_mib == 10_625
 
 
-def test_the_sample_that_comes_with_the_end_counts() -> None:
+def test_the_sample_of_the_final_round_counts() -> None:
     last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
     result = ResultNote(None, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(peaks={"U0": 8000}), sighting=Sighting("dead", result=result), measured_at=998.0)
@@ -267,7 +267,7 @@ def test_the_sample_that_comes_with_the_end_counts() -> None:
     st.sampled_from([8192, 24_576, 81_920]),
     st.integers(0, 6),
 )
-def test_a_retry_asks_for_more_each_time_and_ends_with_what_fits(
+def test_repeated_oom_retries_raise_memory_until_nothing_larger_fits(
     declared: int, peaks: dict[str, int], total: int, retries: int
 ) -> None:
     limits = Limits()

@@ -53,14 +53,14 @@ def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
         ),
     ],
 )
-def test_rule_1_a_result_is_the_truth(result: ResultNote, outcome: Outcome, state: JobState) -> None:
+def test_rule_1_the_result_decides_the_outcome(result: ResultNote, outcome: Outcome, state: JobState) -> None:
     end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
     told = (result.exit_code, result.signal) if result.began else (None, None)
     assert (end.exit_code, end.signal) == told
 
 
-def test_nothing_follows_from_a_look_that_failed() -> None:
+def test_an_unreadable_folder_changes_nothing() -> None:
     blind = replace(OPEN, sighting=seen(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
     assert settle(blind, NOW, SETTINGS) == []
     assert not needs_scan(blind, NOW)
@@ -68,9 +68,7 @@ def test_nothing_follows_from_a_look_that_failed() -> None:
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
-def test_rule_5_a_claim_whose_runner_lives_without_its_lock_is_not_dead(
-    state: JobState, cancel: Cancel | None
-) -> None:
+def test_rule_5_a_live_runner_without_its_lock_is_not_dead(state: JobState, cancel: Cancel | None) -> None:
     sighting = seen(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
     attempt = replace(OPEN, job_state=state, cancel=cancel, sighting=sighting, launch_deadline=0.0)
     assert settle(attempt, NOW, SETTINGS) == []
@@ -78,12 +76,12 @@ def test_rule_5_a_claim_whose_runner_lives_without_its_lock_is_not_dead(
     assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
-def test_rule_1_holds_with_an_open_cancel_a_command_that_ended_by_itself_has_its_true_result() -> None:
+def test_rule_1_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
     end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", result=RESULT)))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
 
 
-def test_rule_1_the_gpus_are_given_back_with_the_end_only_where_a_scan_found_nothing() -> None:
+def test_rule_1_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> None:
     ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
     assert needs_scan(ended, NOW)
     assert [type(action) for action in settle(replace(ended, survivors=()), NOW, SETTINGS)] == [
@@ -95,14 +93,14 @@ def test_rule_1_the_gpus_are_given_back_with_the_end_only_where_a_scan_found_not
     assert not needs_scan(replace(ended, sighting=seen(claim="live", result=RESULT)), NOW)
 
 
-def test_rule_2_a_void_claim_never_ran() -> None:
+def test_rule_2_an_attempt_with_a_void_claim_is_not_started() -> None:
     end = closed(replace(OPEN, job_state=JobState.STARTING, sighting=seen(claim="void")))
     assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
     end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="void")))
     assert end.job_outcome is Outcome.CANCELLED
 
 
-def test_rule_3_a_stop_without_a_claim_is_answered_by_taking_the_claim() -> None:
+def test_rule_3_a_stop_before_the_claim_voids_the_claim() -> None:
     for attempt in (
         replace(STARTING, cancel=CANCEL),
         replace(STARTING, sighting=seen(stop=StopNote("cancelled", 3.0))),
@@ -111,7 +109,7 @@ def test_rule_3_a_stop_without_a_claim_is_answered_by_taking_the_claim() -> None
         assert only(settle(attempt, NOW, SETTINGS)) == act.TakeClaim(1)
 
 
-def test_a_claim_that_cannot_be_taken_is_tried_once_a_second() -> None:
+def test_voiding_a_claim_is_retried_once_a_second() -> None:
     wanted = replace(STARTING, cancel=CANCEL)
     overdue = replace(STARTING, launches=3, launch_deadline=0.0)
     for attempt in (wanted, overdue):
@@ -123,13 +121,13 @@ def test_a_claim_that_cannot_be_taken_is_tried_once_a_second() -> None:
     assert settle(of_another_boot, NOW, SETTINGS) == [act.TakeClaim(1)]
 
 
-def test_rule_4_a_live_claim_is_running_and_stays_so_quietly() -> None:
+def test_rule_4_a_live_claim_makes_the_job_running_once() -> None:
     starting = replace(OPEN, job_state=JobState.STARTING, sighting=seen(claim="live", pid=5))
     assert only(settle(starting, NOW, SETTINGS)) == act.Move(7, 1, JobState.RUNNING)
     assert settle(replace(starting, job_state=JobState.RUNNING), NOW, SETTINGS) == []
 
 
-def test_rule_4_a_cancel_writes_the_stop_that_is_missing_then_signals_then_kills_the_runner() -> None:
+def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
     live = replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", pid=5))
     assert settle(live, NOW, SETTINGS) == [
         act.Move(7, 1, JobState.STOPPING),
@@ -144,17 +142,17 @@ def test_rule_4_a_cancel_writes_the_stop_that_is_missing_then_signals_then_kills
     assert settle(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
-def test_rule_4_a_stop_by_the_command_line_is_stopping_and_a_withdrawn_one_is_running_again() -> None:
+def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
     stopped = replace(OPEN, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)))
     assert settle(stopped, NOW, SETTINGS) == [act.Move(7, 1, JobState.STOPPING)]
     back = replace(OPEN, job_state=JobState.STOPPING, sighting=seen(claim="live", withdrawn=True))
     assert settle(back, NOW, SETTINGS) == [act.Move(7, 1, JobState.RUNNING)]
 
 
-def test_rule_5_a_dead_runner_is_swept_then_interrupted_never_success() -> None:
+def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
     dead = replace(OPEN, sighting=seen(claim="dead"))
     assert needs_scan(dead, NOW)
-    assert settle(dead, NOW, SETTINGS) == []  # nobody has looked for its processes yet
+    assert settle(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
     left = replace(dead, survivors=(44,))
     assert settle(left, NOW, SETTINGS) == [act.NoteDead(1), act.Sweep(1, kill=False)]
     swept = replace(left, dead_at=985.0, swept_at=985.0, signalled_at=998.0)
@@ -170,13 +168,13 @@ def test_rule_5_a_dead_runner_is_swept_then_interrupted_never_success() -> None:
     assert "the machine was restarted" in (restarted.reason or "")
 
 
-def test_rule_5_a_process_is_recorded_as_a_survivor_only_after_it_was_sent_sigkill() -> None:
+def test_rule_5_records_survivors_only_after_sigkill() -> None:
     late = replace(OPEN, sighting=seen(claim="dead"), survivors=(44,), dead_at=900.0)
     # The scheduler was down after its SIGTERM.
     assert settle(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
     ]
-    # A cancel gives it more than 60 s.
+    # The grace period of the cancel exceeds 60 s.
     patient = replace(late, cancel=Cancel("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
     assert settle(patient, NOW, SETTINGS) == []
     # The SIGKILL has just been sent.
@@ -184,7 +182,7 @@ def test_rule_5_a_process_is_recorded_as_a_survivor_only_after_it_was_sent_sigki
     assert closed(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
 
 
-def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() -> None:
+def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
     for attempt in (
         replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead"), survivors=()),
         replace(OPEN, sighting=seen(claim="dead", stop=StopNote("cancelled", 3.0)), survivors=()),
@@ -194,7 +192,7 @@ def test_rule_5_a_dead_runner_that_was_told_to_stop_has_the_cause_of_the_stop() 
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
-def test_a_folder_that_was_removed_is_never_launched_into_again(state: JobState) -> None:
+def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) -> None:
     gone = seen(is_there=False)
     lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0, sighting=gone)
     assert needs_scan(lost, NOW)
@@ -210,7 +208,7 @@ def test_a_folder_that_was_removed_is_never_launched_into_again(state: JobState)
 RUNNER = (44, 5)
 
 
-def test_the_runner_that_holds_the_claim_is_recorded_once() -> None:
+def test_records_the_runner_that_holds_the_claim_once() -> None:
     live = replace(STARTING, sighting=seen(claim="live", runner=RUNNER))
     assert settle(live, NOW, SETTINGS) == [act.NoteRunner(1, 44, 5), act.Move(7, 1, JobState.RUNNING)]
     known = replace(live, job_state=JobState.RUNNING, runner=RUNNER)
@@ -218,7 +216,7 @@ def test_the_runner_that_holds_the_claim_is_recorded_once() -> None:
     assert settle(replace(known, runner=(44, 4)), NOW, SETTINGS) == [act.NoteRunner(1, 44, 5)]
 
 
-def test_a_runner_without_a_claim_runs_on_and_is_told_to_end_as_any_other() -> None:
+def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None:
     running = replace(
         OPEN, runner=RUNNER, sighting=seen(claim="unclaimed", damage="the file claim was removed")
     )
@@ -237,11 +235,11 @@ def test_a_runner_without_a_claim_runs_on_and_is_told_to_end_as_any_other() -> N
     ("damage", "reason"),
     [
         (None, "its runner was killed"),
-        ("the file claim was removed", "its runner is gone, and the file claim was removed"),
-        ("the file result is a link", "its runner is gone, and the file result is a link"),
+        ("the file claim was removed", "its runner died, and the file claim was removed"),
+        ("the file result is a link", "its runner died, and the file result is a link"),
     ],
 )
-def test_a_damaged_folder_of_a_dead_runner_holds_the_job_and_names_the_file(
+def test_a_dead_runner_with_a_damaged_folder_holds_the_job_and_names_the_file(
     damage: str | None, reason: str
 ) -> None:
     end = closed(replace(OPEN, sighting=seen(claim="dead", damage=damage), survivors=()))
@@ -254,18 +252,22 @@ INVALID = seen(claim="invalid", damage="the file claim is a folder")
 
 @pytest.mark.parametrize("sighting", [INVALID, seen(claim="none")])
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
-def test_without_a_claim_and_a_known_runner_only_processes_tell(sighting: Sighting, state: JobState) -> None:
+def test_an_attempt_with_an_unknown_runner_is_open_while_it_has_processes(
+    sighting: Sighting, state: JobState
+) -> None:
     attempt = replace(OPEN, job_state=state, sighting=sighting, launch_deadline=0.0)
     assert needs_scan(attempt, NOW)
     assert settle(attempt, NOW, SETTINGS) == []
-    assert settle(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], "nothing is ended unasked"
+    assert settle(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], (
+        "no process is ended without a request"
+    )
     end = closed(replace(attempt, survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert closed(replace(attempt, boot_id="another", survivors=())).state is JobState.HELD
     assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
-def test_an_attempt_without_a_known_runner_is_cancelled_by_its_processes() -> None:
+def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> None:
     attempt = replace(STARTING, sighting=INVALID, survivors=(44,), cancel=CANCEL, launch_deadline=0.0)
     moved = act.Move(7, 1, JobState.STOPPING)
     assert settle(attempt, NOW, SETTINGS) == [moved, act.WriteStop(1, "cancelled", 3.0)]
@@ -279,7 +281,7 @@ def test_an_attempt_without_a_known_runner_is_cancelled_by_its_processes() -> No
     assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
-def test_an_attempt_with_an_invalid_claim_is_never_launched_again() -> None:
+def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
     overdue = replace(STARTING, sighting=INVALID, launch_deadline=0.0, survivors=(44,))
     assert settle(overdue, NOW, SETTINGS) == []
     end = closed(replace(overdue, survivors=()))
@@ -287,7 +289,7 @@ def test_an_attempt_with_an_invalid_claim_is_never_launched_again() -> None:
     assert "the file claim is a folder" in (end.reason or "")
 
 
-def test_nothing_is_launched_again_beside_a_process_of_the_attempt() -> None:
+def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
     overdue = replace(STARTING, launch_deadline=0.0, launches=1)
     assert needs_scan(overdue, NOW)
     assert not needs_scan(replace(overdue, launch_deadline=1010.0), NOW)
@@ -296,7 +298,7 @@ def test_nothing_is_launched_again_beside_a_process_of_the_attempt() -> None:
     assert settle(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
 
 
-def test_a_second_cancel_with_a_shorter_grace_is_told_to_the_runner() -> None:
+def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
     slow = StopNote("cancelled", 60.0)
     live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
     told = replace(live, sighting=seen(claim="live", stop=slow), signalled_at=998.0)
@@ -305,12 +307,12 @@ def test_a_second_cancel_with_a_shorter_grace_is_told_to_the_runner() -> None:
     assert settle(longer, NOW, SETTINGS) == [act.Nudge(1)]
 
 
-def test_rule_6_an_attempt_of_another_boot_is_never_launched_again() -> None:
+def test_rule_6_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
     end = closed(replace(STARTING, boot_id="another", launch_deadline=0.0))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
 
 
-def test_rule_7_the_same_attempt_is_launched_at_most_twice_again() -> None:
+def test_rule_7_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
     early = replace(OPEN, job_state=JobState.STARTING)
     assert settle(early, NOW, SETTINGS) == []
     assert settle(replace(early, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
@@ -325,21 +327,21 @@ SHORT = replace(RESULT, began=False, exit_code=None, message="no process could b
 
 
 @pytest.mark.parametrize("failures", [0, 4])
-def test_a_shortage_counts_as_no_failed_launch(failures: int) -> None:
+def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
     failing = replace(OPEN, sighting=seen(result=SHORT), survivors=(77,), launch_failures=failures)
     end = closed(failing)
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
     assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
-    assert end.reason == "no process could be started; tried again in 5 s, no failure of the job"
+    assert end.reason == "no process could be started; next try in 5 s, not counted as a failure"
 
 
-def test_a_shortage_keeps_nobody_from_cancelling_and_brings_no_removed_line_back() -> None:
+def test_a_shortage_does_not_requeue_a_cancelled_job_or_one_without_its_line() -> None:
     failing = replace(OPEN, sighting=seen(result=SHORT), survivors=(77,))
     assert closed(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
     assert closed(replace(failing, lineless=True)).job_outcome is Outcome.FAILED
 
 
-def test_failed_launches_wait_twice_as_long_each_time_and_end_in_failed() -> None:
+def test_failed_launches_back_off_and_finally_fail_the_job() -> None:
     failing = replace(
         OPEN, sighting=seen(result=replace(RESULT, began=False, exit_code=1, message="why")), survivors=(77,)
     )
@@ -358,12 +360,12 @@ def test_failed_launches_wait_twice_as_long_each_time_and_end_in_failed() -> Non
     assert long.not_before == NOW.boot + 60
 
 
-def test_a_job_without_its_line_is_not_tried_again() -> None:
+def test_does_not_retry_a_job_whose_line_was_removed() -> None:
     failing = replace(OPEN, lineless=True, sighting=seen(result=replace(RESULT, began=False)))
     assert closed(failing).job_outcome is Outcome.FAILED
 
 
-def test_an_allocation_is_given_back_only_when_no_process_is_left() -> None:
+def test_releases_an_allocation_only_when_no_process_is_left() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED)
     assert needs_scan(ended, NOW)
     assert release(ended, NOW, SETTINGS) == []
@@ -383,14 +385,16 @@ def test_an_allocation_is_given_back_only_when_no_process_is_left() -> None:
         (991.0, None, True),
     ],
 )
-def test_a_gpu_cools_until_its_memory_is_back(sampled_at: float | None, mib: int | None, cool: bool) -> None:
+def test_a_released_gpu_waits_until_its_memory_is_free(
+    sampled_at: float | None, mib: int | None, cool: bool
+) -> None:
     attempt = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
     assert bool(cooled(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_at=930.0)
     assert cooled(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.Cooled(1)]
 
 
-def test_a_runner_that_may_withdraw_is_not_killed_for_being_late() -> None:
+def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
     stop = StopNote("preempted", 1.0, "withdraw")
     late = replace(
         OPEN, job_state=JobState.STOPPING, stopping_at=900.0, sighting=seen(claim="live", stop=stop)
@@ -398,10 +402,10 @@ def test_a_runner_that_may_withdraw_is_not_killed_for_being_late() -> None:
     assert settle(late, NOW, SETTINGS) == [act.Nudge(1)]
 
 
-def test_a_sweep_gives_the_grace_of_the_cancel_before_it_kills() -> None:
+def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
     left = replace(OPEN, outcome=Outcome.CANCELLED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
-    assert release(left, NOW, SETTINGS) == []  # 10 s are not over
-    assert release(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]  # 3 s are
+    assert release(left, NOW, SETTINGS) == []  # 10 s have not passed
+    assert release(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]  # 3 s have
     assert release(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
@@ -413,61 +417,61 @@ def test_a_sweep_gives_the_grace_of_the_cancel_before_it_kills() -> None:
         replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, cause="preempted", exit_code=1))),
     ],
 )
-def test_a_cancelled_job_is_cancelled_whatever_kept_its_attempt_from_its_end(attempt: Attempt) -> None:
+def test_a_cancelled_job_ends_as_cancelled_whatever_its_attempt_did(attempt: Attempt) -> None:
     end = closed(attempt)
     assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 
 
-def test_a_preempted_job_is_held_and_a_preempt_never_makes_it_cancelled() -> None:
+def test_a_preempted_job_is_held_not_cancelled() -> None:
     end = closed(replace(OPEN, cancel=Cancel("preempted", 3.0), sighting=seen(claim="dead"), survivors=()))
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
 
-def test_a_cause_of_a_later_version_is_never_read_as_success() -> None:
+def test_an_unknown_cause_is_not_read_as_success() -> None:
     end = closed(replace(OPEN, sighting=seen(result=replace(RESULT, cause="something new"))))
     assert end.outcome is Outcome.INTERRUPTED
 
 
-def test_a_result_passes_on_its_survivors_and_the_words_for_a_machine_that_ends() -> None:
+def test_a_shutdown_is_reported_with_the_survivors() -> None:
     machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
     end = closed(replace(OPEN, sighting=seen(result=machine)))
     assert end.survivors == (7, 8)
-    assert end.reason == "the machine or its session was ended; `retry 7` runs it again"
+    assert end.reason == "the machine was shut down or its login session ended; `retry 7` runs it again"
     assert (end.started_at, end.ended_at) == (1.0, 2.0)
 
 
-def test_nobody_waits_for_the_memory_of_another_boot() -> None:
+def test_does_not_wait_for_memory_of_an_earlier_boot() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=999.0, boot_id="another")
     assert cooled(ended, [(None, None)], NOW, SETTINGS) == [act.Cooled(1)]
 
 
-def test_a_little_more_memory_than_before_is_what_a_driver_keeps() -> None:
+def test_memory_release_ignores_what_a_driver_may_keep() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
     assert cooled(ended, [(991.0, 612)], NOW, SETTINGS) == [act.Cooled(1)]
     assert cooled(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
-def test_nothing_is_launched_again_while_our_storage_cannot_be_written() -> None:
+def test_does_not_relaunch_while_starts_are_blocked() -> None:
     late = replace(STARTING, launch_deadline=999.0)
     assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert settle(late, NOW, SETTINGS, held=True) == []
     used_up = replace(late, launches=SETTINGS.launches)
     assert settle(used_up, NOW, SETTINGS) == [act.TakeClaim(1, gives_up=True)]
-    # What keeps jobs from starting is why nobody claimed it: it is launched anew when that is over.
+    # The problem that blocks starts explains the missing claim: the attempt is relaunched when it is over.
     assert settle(used_up, NOW, SETTINGS, held=True) == [act.ForgetLaunches(1)]
     assert settle(replace(used_up, launches=0), NOW, SETTINGS, held=True) == []
     assert settle(replace(used_up, launches=0), NOW, SETTINGS) == [act.Relaunch(1)]
-    # What was launched into a folder that is not whole cannot have failed, however often.
+    # Launches into an incomplete folder do not count as failed, however many.
     assert settle(replace(used_up, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
     failed = replace(late, launch_error="no such script")
     assert settle(failed, NOW, SETTINGS, held=True) == [act.TakeClaim(1)]
-    # Everything else is done as ever.
+    # Everything else proceeds as usual.
     ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
     assert settle(ended, NOW, SETTINGS, held=True) == settle(ended, NOW, SETTINGS)
     assert settle(replace(late, cancel=CANCEL), NOW, SETTINGS, held=True) == [act.TakeClaim(1)]
 
 
-def test_a_command_that_has_begun_without_a_claim_is_not_launched_again() -> None:
+def test_does_not_relaunch_a_command_that_began() -> None:
     begun = replace(
         OPEN, job_state=JobState.STARTING, sighting=seen(claim="none"), begun=True, launch_deadline=0.0
     )

@@ -1,4 +1,4 @@
-"""Processes of a job on a GPU that it was not given."""
+"""Misplaced processes: processes of a job on a GPU outside its allocation."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def facts(*gpus: Gpu, attempt: Attempt = RUNNING, others: tuple[Gpu, ...] = ()) 
 
 HERE = gpu(2, GpuProcess(71, 300), GpuProcess(72, 4000), owners={71: 1, 72: 1})
 NOTE = NoteStray(7, 1, "U2", 72)
-#: No booking speaks for it there, so that its memory is kept free like anybody's.
+#: No allocation covers it there, so its memory is reserved like that of a foreign process.
 NOTE_HELD = NoteHeld("U2", ((71, 0.0, 300), (72, 0.0, 4000)))
 
 
-def test_it_is_named_once_with_the_process_that_uses_most() -> None:
+def test_reports_the_largest_misplaced_process_once() -> None:
     assert strays(facts(gpu(0), HERE)) == [NOTE]
     assert plan(facts(gpu(0), HERE)) == [NOTE_HELD, NOTE]
     assert strays(facts(gpu(0), HERE, attempt=replace(RUNNING, strays=("U2",)))) == []
 
 
-def test_each_gpu_is_named_also_one_that_is_not_managed() -> None:
+def test_reports_every_gpu_including_unmanaged_ones() -> None:
     third = gpu(3, GpuProcess(72, 1), owners={72: 1})
     assert strays(facts(HERE, others=(third,))) == [NOTE, NoteStray(7, 1, "U3", 72)]
 
@@ -60,12 +60,12 @@ def test_each_gpu_is_named_also_one_that_is_not_managed() -> None:
     ],
     ids=["its own", "foreign", "unknown", "a display", "no list", "no sample", "ended"],
 )
-def test_what_is_none(seen: Gpu, attempt: Attempt) -> None:
+def test_ignores_processes_that_are_not_misplaced(seen: Gpu, attempt: Attempt) -> None:
     assert strays(facts(seen, attempt=attempt)) == []
 
 
-def test_the_words_name_both_gpus() -> None:
+def test_the_message_names_both_gpus() -> None:
     assert stray_words((0,), 2, 4711).startswith(
-        "was given GPU 0 and uses GPU 2 (process 4711): it probably sets CUDA_VISIBLE_DEVICES itself"
+        "was given GPU 0 but uses GPU 2 (process 4711): it probably sets CUDA_VISIBLE_DEVICES itself"
     )
-    assert "was given GPUs 0,1 and" in stray_words((0, 1), 2, 4711)
+    assert "was given GPUs 0,1 but" in stray_words((0, 1), 2, 4711)

@@ -1,4 +1,4 @@
-"""Memory and time as people write them."""
+"""Parsing and formatting of memory and time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, pars
         ("1073741824", 1 << 30),
     ],
 )
-def test_memory_is_mib_in_binary_units_rounded_up(text: str, mib: int) -> None:
+def test_parses_memory_in_binary_units_rounded_up(text: str, mib: int) -> None:
     assert parse_mib(text) == mib
 
 
@@ -41,13 +41,13 @@ def test_memory_is_mib_in_binary_units_rounded_up(text: str, mib: int) -> None:
     ["", "0", "0G", "0.0", "-1", "+1", "1e3", "18 G", "18T", "18TiB", "18K", "18i", "18B", "G", ".5G", "5.G",
      "1,5G", "1_000", "18Gx", "nan", "inf", "\u0661\u0668G", "1048577G", "1073741825", "1.0000001G"],
 )  # fmt: skip
-def test_what_is_no_memory_is_refused(text: str) -> None:
+def test_rejects_invalid_memory(text: str) -> None:
     with pytest.raises(ValueError, match="memory"):
         parse_mib(text)
 
 
-def test_a_refusal_says_what_is_accepted() -> None:
-    with pytest.raises(ValueError, match=r"'18T' is not MiB such as 18000, or such as 18G or 17\.5GiB"):
+def test_an_error_says_what_is_accepted() -> None:
+    with pytest.raises(ValueError, match=r"'18T' is not valid; write MiB such as 18000, or 18G or 17\.5GiB"):
         parse_mib("18T")
     with pytest.raises(ValueError, match="'0' is not between 1 MiB and 1048576 GiB"):
         parse_mib("0")
@@ -55,7 +55,7 @@ def test_a_refusal_says_what_is_accepted() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 1 << 30) | st.integers(1, 1 << 20).map(lambda gib: gib * 1024))
-def test_memory_reads_back_as_it_is_written(mib: int) -> None:
+def test_formatted_memory_parses_to_the_same_value(mib: int) -> None:
     assert parse_mib(format_mib(mib)) == mib
 
 
@@ -70,7 +70,7 @@ def test_memory_reads_back_as_it_is_written(mib: int) -> None:
         (18000, "18000", "17.6 GiB"),
     ],
 )
-def test_memory_in_words(mib: int, written: str, shown: str) -> None:
+def test_formats_memory(mib: int, written: str, shown: str) -> None:
     assert (format_mib(mib), shown_mib(mib)) == (written, shown)
 
 
@@ -87,7 +87,7 @@ def test_memory_in_words(mib: int, written: str, shown: str) -> None:
         ("366d", 366 * 86400.0),
     ],
 )
-def test_a_time_has_its_unit(text: str, seconds: float) -> None:
+def test_parses_a_time_with_its_unit(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
 
 
@@ -96,13 +96,13 @@ def test_a_time_has_its_unit(text: str, seconds: float) -> None:
     ["", "90", "90.0", "s", "0s", "0.0h", "-1s", "1e3s", "15 m", "2H", "1w", "2hours", "1h30m", "367d", ".5h",
      "\u0661s"],
 )  # fmt: skip
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_rejects_invalid_times(text: str) -> None:
     with pytest.raises(ValueError, match="time"):
         parse_seconds(text)
 
 
-def test_a_bare_number_is_no_time_and_the_remedy_is_said() -> None:
-    with pytest.raises(ValueError, match="'90' is not such as 90s, 15m, 2h or 1d"):
+def test_rejects_a_time_without_a_unit_and_names_the_remedy() -> None:
+    with pytest.raises(ValueError, match="'90' is not valid; write 90s, 15m, 2h or 1d"):
         parse_seconds("90")
 
 
@@ -119,18 +119,18 @@ def test_a_bare_number_is_no_time_and_the_remedy_is_said() -> None:
         (59.25, "59.25s"),
     ],
 )
-def test_a_time_in_words(seconds: float, text: str) -> None:
+def test_formats_a_time(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
 @settings(deadline=None)
 @given(st.integers(1, 9999).flatmap(lambda n: st.sampled_from([f"{n}s", f"{n}.25s", f"{n / 1000:.3f}h"])))
-def test_a_time_reads_back_as_it_is_written(text: str) -> None:
+def test_a_formatted_time_parses_to_the_same_value(text: str) -> None:
     seconds = parse_seconds(text)
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, abs=1e-6)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 366 * 86400))
-def test_whole_seconds_read_back_exactly(seconds: int) -> None:
+def test_whole_seconds_are_preserved_exactly(seconds: int) -> None:
     assert parse_seconds(format_seconds(seconds)) == seconds

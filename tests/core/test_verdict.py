@@ -1,4 +1,4 @@
-"""How good a declaration was."""
+"""Accuracy of memory declarations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpu_scheduler.core.verdict import Verdict, judge
         ([1101], 1000, True, ("under", 10)),
         ([900], 1000, True, ("within", -10)),
         ([899], 1000, True, ("over", -10)),
-        # The largest of them counts: each GPU was declared the same.
+        # The largest peak counts: the declaration is the same for each GPU.
         ([100, 980], 1000, True, ("within", -2)),
-        # One that failed may have done so before its peak.
+        # A failed attempt may have ended before its peak.
         ([100], 1000, False, None),
         ([1300], 1000, False, ("under", 30)),
         ([1000], 1000, False, None),
-        # A GPU of which nothing is known may have had more.
+        # A GPU without a known peak may have had a larger one.
         ([100, None], 1000, True, None),
         ([1000, None], 1000, True, None),
         ([1300, None], 1000, True, ("under", 30)),
@@ -34,7 +34,7 @@ from gpu_scheduler.core.verdict import Verdict, judge
         ([500], None, True, None),
     ],
 )
-def test_verdicts(
+def test_judges_a_declaration_by_its_peaks(
     peaks: list[int | None], declared: int | None, completed: bool, verdict: tuple[str, int] | None
 ) -> None:
     found = judge(peaks, [declared] * len(peaks), 0.10, completed=completed)
@@ -47,19 +47,19 @@ def test_verdicts(
         ([16_000], [6144], Verdict("under", 160, 6144)),
         ([6758], [6144], None),
         ([6759], [6144], Verdict("under", 10, 6144)),
-        # A share may mean compute: less than its memory is no fault, nor is just as much a merit.
+        # A share may refer to compute: using less than its memory, or exactly that, is not judged.
         ([100], [6144], None),
         ([6144], [6144], None),
-        # The same share of GPUs of two sizes: the one on which it took most for what it had there.
+        # The same share of two GPU sizes: the GPU with the largest ratio counts.
         ([9000, 9000], [6144, 20_480], Verdict("under", 46, 6144)),
         ([6000, 30_000], [6144, 20_480], Verdict("under", 46, 20_480)),
-        # The size of a GPU may not be known.
+        # The size of a GPU may be unknown.
         ([9000], [None], None),
         ([9000, 9000], [None, 6144], Verdict("under", 46, 6144)),
     ],
 )
 @pytest.mark.parametrize("completed", [True, False])
-def test_a_share_is_judged_for_overuse_only(
+def test_judges_a_share_for_overuse_only(
     peaks: list[int | None], budgets: list[int | None], completed: bool, verdict: Verdict | None
 ) -> None:
     assert judge(peaks, budgets, 0.10, completed=completed, by_share=True) == verdict
@@ -70,7 +70,9 @@ def test_a_share_is_judged_for_overuse_only(
     some.integers(1, 100_000),
     some.floats(0, 1),
 )
-def test_exactly_one_verdict_and_its_sign(peaks: list[int], declared: int, tolerance: float) -> None:
+def test_returns_one_verdict_with_the_sign_of_the_deviation(
+    peaks: list[int], declared: int, tolerance: float
+) -> None:
     verdict = judge(peaks, [declared] * len(peaks), tolerance, completed=True)
     assert verdict is not None
     above = max(peaks) > declared * (1 + tolerance)

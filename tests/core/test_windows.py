@@ -1,4 +1,4 @@
-"""A Screen window that was closed is noted once, and nothing else follows from it."""
+"""A closed Screen window is recorded once and has no other effect."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ OPEN, UNKNOWN = (replace(CLOSED, sighting=replace(CLOSED.sighting, window=window
         (replace(CLOSED, outcome=Outcome.COMPLETED, released_at=1.0, job_state=JobState.FINISHED), []),
     ],
 )
-def test_a_closed_window_is_noted_once(attempt: Attempt, noted: list[NoteWindowClosed]) -> None:
+def test_a_closed_window_is_recorded_once(attempt: Attempt, noted: list[NoteWindowClosed]) -> None:
     facts = Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), attempts=(attempt,))
     assert [action for action in plan(facts) if isinstance(action, NoteWindowClosed)] == noted

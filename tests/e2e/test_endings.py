@@ -85,7 +85,7 @@ def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) ->
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
-    assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not MiB" in world.said()
+    assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not valid" in world.said()
     assert "17.5GiB; job 2 waits for line 2; job 4 is held by its line\n" in world.said()
     assert not (world.folder / "ran").exists()
 

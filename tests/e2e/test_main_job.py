@@ -175,7 +175,9 @@ def test_a_shutdown_interrupts_in_both_orders(world: World) -> None:
             os.kill(pids[order[1]], signal.SIGTERM)
     world.until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
-    assert all(jobs[i]["reason"].startswith("the machine or its session was ended") for i in (1, 2))
+    assert all(
+        jobs[i]["reason"].startswith("the machine was shut down or its login session ended") for i in (1, 2)
+    )
     assert "`retry 1`" in jobs[1]["reason"]
     world.ok("retry", "1")
     world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running again")

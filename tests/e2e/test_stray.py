@@ -19,7 +19,7 @@ def test_a_job_on_a_gpu_that_it_was_not_given(world: World) -> None:
     world.until(lambda jobs: jobs.get(1, {}).get("warnings"), "the warning")
     jobs = world.jobs()
     [warning] = jobs[1]["warnings"]
-    assert warning.startswith("job 1 was given GPU 0 and uses GPU 2 (process ")
+    assert warning.startswith("job 1 was given GPU 0 but uses GPU 2 (process ")
     assert jobs[2]["warnings"] == []
     for command in ("status", "show", "why"):
         assert warning in world.ok(command, *([] if command == "status" else ["1"]))

@@ -85,9 +85,9 @@ def test_a_job_goes_on_whatever_is_done_to_the_files_of_its_attempt(rig: Rig) ->
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (remove_claim, "its runner is gone, and the file claim was removed"),
-        (claim_as_folder, "its runner is gone, and the file claim is a folder"),
-        (text_in("result", "{}"), "its runner is gone, and the file result carries another token (None…)"),
+        (remove_claim, "its runner died, and the file claim was removed"),
+        (claim_as_folder, "its runner died, and the file claim is a folder"),
+        (text_in("result", "{}"), "its runner died, and the file result carries another token (None…)"),
     ],
 )
 def test_a_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
@@ -208,7 +208,7 @@ def test_an_invalid_claim_of_which_no_process_is_left_holds_the_job(rig: Rig) ->
     assert sweep(folder, token, term_s=0.0) == ()
     claim_as_folder(folder, token)
     row = rig.ends(job)
-    assert row["reason"] == f"its runner is gone, and the file claim is a folder; `retry {job}` runs it again"
+    assert row["reason"] == f"its runner died, and the file claim is a folder; `retry {job}` runs it again"
 
 
 @pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])

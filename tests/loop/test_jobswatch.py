@@ -307,7 +307,7 @@ def test_a_priority_that_a_user_wishes_is_for_waiting_jobs(desk: Desk) -> None:
     desk.rig.ends(1)
     wish = desk.rig.store.wish("set", "1", name="priority", value=3)
     desk.rig.tick()
-    assert desk.rig.store.answer(wish) == "job 1 is finished; its attributes stay"
+    assert desk.rig.store.answer(wish) == "job 1 is finished; its attributes cannot be changed"
 
 
 def test_a_running_job_hears_a_newly_written_cancel(desk: Desk) -> None:

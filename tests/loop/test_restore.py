@@ -240,7 +240,7 @@ def test_an_attempt_that_had_not_begun_is_held_and_never_begins(
     desk.restore()
     row = desk.rig.job(job)
     assert (row["state"], row["outcome"]) == ("held", None)
-    assert row["reason"] == f"it had not begun when its record was lost; `retry {job}` runs it"
+    assert row["reason"] == f"it had not begun when the store was lost; `retry {job}` runs it"
     assert observe(folder, token).claim == "void"
     desk.rig.store.wish("requeue", str(job))
     (desk.folder / "go").touch()

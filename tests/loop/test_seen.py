@@ -153,8 +153,8 @@ def test_a_process_on_a_gpu_that_was_not_given_is_told_once(
     again.tick()
     told = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]
     assert [text.partition(":")[0] for text in told] == [
-        f"job {job} was given GPU 0 and uses GPU 1 (process {pid})",
-        f"job {job} was given GPU 0 and uses GPU 2 (process {pid})",
+        f"job {job} was given GPU 0 but uses GPU 1 (process {pid})",
+        f"job {job} was given GPU 0 but uses GPU 2 (process {pid})",
     ]
     again.store.wish("cancel", str(job), grace_s=0)
     assert again.ends(job)["outcome"] == "cancelled"

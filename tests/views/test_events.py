@@ -233,7 +233,7 @@ def test_a_stray_process_is_told_with_both_gpus() -> None:
     event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
     level, text = line(event)
     assert level == WARNING
-    assert text.startswith("job 3 was given GPU 0 and uses GPU 2 (process 77)")
+    assert text.startswith("job 3 was given GPU 0 but uses GPU 2 (process 77)")
 
 
 def test_an_event_is_one_line_that_no_terminal_acts_upon() -> None:

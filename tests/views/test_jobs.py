@@ -202,7 +202,7 @@ def test_a_closed_window_takes_the_session_away() -> None:
 def test_a_process_on_a_gpu_that_was_not_given_is_told() -> None:
     seen = shown(job(state="running"), attempt(gpus='["A"]', strays='[["B", 71]]'), context())
     [warning] = seen.warnings
-    assert warning.startswith("job 3 was given GPU 0 and uses GPU 1 (process 71): ")
+    assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 
 
 def test_what_it_uses_and_what_it_declared() -> None:
