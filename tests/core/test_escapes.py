@@ -1,4 +1,4 @@
-"""The last line of a running job's log."""
+"""Finding the last visible line of a running job's log."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ HEADER = "# job 3, attempt 1: python t.py\n# command: python t.py\n# GPUs: 0; st
         ("saved\n--- completed, exit code 0, 3 s\n", "saved"),
     ],
 )
-def test_the_last_line_that_is_not_blank(tail: str, line: str | None) -> None:
+def test_finds_the_last_line_that_is_not_blank(tail: str, line: str | None) -> None:
     assert last_frame(tail) == line

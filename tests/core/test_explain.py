@@ -1,4 +1,4 @@
-"""Why a job failed, in one line, and what to do about it."""
+"""One-line explanations of failed jobs, and the remedies."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def result(
         (None, None, None, "nothing was started"),
     ],
 )
-def test_code_and_signal_in_words(
+def test_describes_exit_codes_and_signals(
     exit_code: int | None, signal: int | None, oom: int | None, words: str
 ) -> None:
     assert ended(result(exit_code, signal, oom)) == words
 
 
 @pytest.mark.parametrize(
-    ("how", "evidence", "told"),
+    ("how", "evidence", "text"),
     [
         (result(1), None, "exit code 1"),
         (result(1), Evidence(), "exit code 1"),
@@ -73,7 +73,7 @@ def test_code_and_signal_in_words(
             "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
             " one of its processes was killed by SIGKILL, probably out of memory",
         ),
-        # The counter is shared with others: without a sign of it in the log nothing is said.
+        # Other processes share the counter: without a sign of a kill in the log it is not mentioned.
         (result(1, oom=1), Evidence("ValueError: x\n"), "exit code 1: ValueError: x"),
         (result(1, oom=0), Evidence("Killed\n"), "exit code 1"),
         (result(1), Evidence(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
@@ -84,12 +84,12 @@ def test_code_and_signal_in_words(
         (result(1), Evidence(TRACEBACK + "on\n" * 50), "exit code 1: ValueError: handled"),
     ],
 )
-def test_a_failure_in_one_line(how: ResultNote, evidence: Evidence | None, told: str) -> None:
-    assert explain(how, evidence) == told
+def test_explains_a_failure_in_one_line(how: ResultNote, evidence: Evidence | None, text: str) -> None:
+    assert explain(how, evidence) == text
 
 
 @pytest.mark.parametrize(
-    "said",
+    "error",
     [
         "RuntimeError: CUDA error: invalid device ordinal",
         "torch.AcceleratorError: CUDA error: invalid device ordinal",
@@ -102,11 +102,11 @@ def test_a_failure_in_one_line(how: ResultNote, evidence: Evidence | None, told:
         "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInvalidDevice: invalid device ordinal",
     ],
 )
-def test_the_advice_on_device_numbers(said: str) -> None:
-    assert explain(result(1), Evidence(f"{said}\n", (2, 3))).endswith(ADVICE)
+def test_advises_on_invalid_gpu_numbers(error: str) -> None:
+    assert explain(result(1), Evidence(f"{error}\n", (2, 3))).endswith(ADVICE)
 
 
-#: PyTorch 2 under torchrun, two processes on one GPU: the error goes on behind its first line.
+#: PyTorch 2 under torchrun, two processes on one GPU: the error continues after its first line.
 NCCL = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/x/t.py", line 9, in <module>
@@ -119,13 +119,13 @@ E1122 07:00:01.000 41 torch/distributed/elastic/multiprocessing/api.py:833] fail
 """
 
 
-def test_two_processes_on_one_gpu_are_told() -> None:
-    told = explain(result(1), Evidence(NCCL))
-    assert told == (
+def test_reports_two_processes_on_one_gpu() -> None:
+    text = explain(result(1), Evidence(NCCL))
+    assert text == (
         "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"
         " invalid usage; NCCL: Duplicate GPU detected"
     )
-    assert "request one GPU for each process" in (remedy(told) or "")
+    assert "request one GPU for each process" in (remedy(text) or "")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_two_processes_on_one_gpu_are_told() -> None:
         (ResultNote(None, 1, None, False, "no script", (), None, 2.0), False),
     ],
 )
-def test_whose_log_is_looked_at(how: ResultNote, failed: bool) -> None:
+def test_only_a_command_that_failed_by_itself_is_a_failure(how: ResultNote, failed: bool) -> None:
     assert is_failure(how) is failed
 
 
@@ -149,21 +149,21 @@ def test_whose_log_is_looked_at(how: ResultNote, failed: bool) -> None:
     st.text() | st.text().map(lambda text: f"Traceback (most recent call last):\nE: {text}"),
     st.lists(st.integers(0, 99), max_size=3).map(tuple),
 )
-def test_it_is_always_one_line_that_can_be_printed(
+def test_an_explanation_is_always_one_printable_line(
     exit_code: int | None, signal: int | None, oom: int | None, tail: str, ids: tuple[int, ...]
 ) -> None:
-    told = explain(result(exit_code, signal, oom), Evidence(tail, ids))
-    assert told
-    assert told.isprintable()
-    assert len(told) <= 700
+    text = explain(result(exit_code, signal, oom), Evidence(tail, ids))
+    assert text
+    assert text.isprintable()
+    assert len(text) <= 700
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("text", "words"),
     [
         (f"exit code 1: {ORDINAL}{ADVICE}", None),
         ("exit code 2: t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
-        # Of the GPU's memory: `oom_remedy`.
+        # GPU memory has a remedy of its own: `oom_remedy`.
         ("exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
         ("exit code 1: MemoryError", "fewer workers"),
         ("killed by SIGKILL, probably out of memory", "fewer workers"),
@@ -177,8 +177,8 @@ def test_it_is_always_one_line_that_can_be_printed(
         ("exit code 3", None),
     ],
 )
-def test_the_remedy(told: str, words: str | None) -> None:
-    found = remedy(told)
+def test_finds_the_remedy(text: str, words: str | None) -> None:
+    found = remedy(text)
     assert (found is None) if words is None else (found is not None and words in found)
 
 
@@ -193,12 +193,12 @@ def test_the_remedy(told: str, words: str | None) -> None:
         (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
     ],
 )  # fmt: skip
-def test_what_to_do_about_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) -> None:
+def test_remedy_for_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) -> None:
     assert words in oom_remedy(case)
     assert ("request more" in oom_remedy(case)) == (case == OomCase())
 
 
-def test_an_error_that_the_program_has_caught_is_told() -> None:
+def test_reports_an_error_that_the_program_caught() -> None:
     tail = "epoch 1\nCUDA out of memory, try a smaller batch\n"
     assert explain(result(1), Evidence(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
     assert explain(result(3), Evidence(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"
@@ -226,12 +226,12 @@ def test_an_error_that_the_program_has_caught_is_told() -> None:
         (GpuView("U", 3, 1000, booked=800), ONE, ""),
     ],
 )
-def test_what_to_do_about_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part: str) -> None:
+def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part: str) -> None:
     why = obstacle(gpu, need, Limits())
     assert why is not None
-    told = gpu_remedy(gpu, need, Limits(), why)
-    assert part in told
-    assert bool(told) is bool(part)
+    text = gpu_remedy(gpu, need, Limits(), why)
+    assert part in text
+    assert bool(text) is bool(part)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_to_do_about_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part
         "conda environment x: no conda was found; name its profile.d/conda.sh by --conda-sh",
     ],
 )
-def test_what_to_do_about_a_job_that_could_not_be_started(what: str) -> None:
+def test_remedy_for_a_job_that_could_not_be_started(what: str) -> None:
     assert (remedy(f"could not be started: {what}") or "").startswith(
         "correct the line, which creates a new job"
     )

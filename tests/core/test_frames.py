@@ -1,4 +1,4 @@
-"""Output of a job without the frames that a progress bar has drawn over."""
+"""Dropping the overdrawn frames of progress bars from output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler.core import frames
 from gpu_scheduler.core.frames import Frames
 
-#: What tqdm writes for a bar of batches, which goes when it is full, inside a bar of epochs.
+#: Output of tqdm for a bar of batches, which disappears when it is full, inside a bar of epochs.
 NESTED = (
     b"\repoch:   0%| | 0/2"
     b"\n\rbatch:   0%| | 0/2\x1b[A\n\rbatch:  50%|#| 1/2\x1b[A\n\rbatch: 100%|##| 2/2\x1b[A"
@@ -43,15 +43,15 @@ NESTED = (
         (NESTED[: NESTED.index(b"  50%|# ")], b"epoch:   0%| | 0/2\nepoch:"),
     ],
 )
-def test_only_the_last_frame_of_each_line_is_passed_on(written: bytes, shown: bytes) -> None:
+def test_passes_on_only_the_last_frame_of_each_line(written: bytes, shown: bytes) -> None:
     whole, pieces = Frames(), Frames()
     assert whole.take(written, 0.0) + whole.rest() == shown
-    if b"\x1b[A" not in written:  # which is looked for within one piece
+    if b"\x1b[A" not in written:  # this sequence is only found within one piece
         each = [pieces.take(written[at : at + 1], float(at)) for at in range(len(written))]
         assert b"".join(each) + pieces.rest() == shown
 
 
-def test_an_unfinished_line_is_updated_once_a_second_and_its_last_frame_is_whole() -> None:
+def test_updates_an_unfinished_line_once_a_second_with_complete_frames() -> None:
     bar = Frames(every_s=1.0)
     shown = [bar.take(f"\r{n / 10:5.1f}%".encode(), n / 100) for n in range(1001)]
     assert [line for line in shown if line] == [
@@ -64,7 +64,7 @@ def test_an_unfinished_line_is_updated_once_a_second_and_its_last_frame_is_whole
     assert bar.take(b"\r c", 11.2) == b" b\n"
 
 
-def test_a_slow_bar_is_shown_as_soon_as_nothing_more_comes() -> None:
+def test_shows_a_slow_bar_as_soon_as_output_pauses() -> None:
     bar = Frames(every_s=1.0)
     assert bar.take(b"\r 1%", 0.0) == b""
     assert bar.take(b"", 0.1) == b" 1%\n"
@@ -75,27 +75,27 @@ def test_a_slow_bar_is_shown_as_soon_as_nothing_more_comes() -> None:
     assert bar.rest() == b""
 
 
-def test_a_line_that_is_no_bar_is_not_passed_on_before_it_is_whole() -> None:
+def test_holds_back_a_plain_line_until_it_is_complete() -> None:
     plain = Frames(every_s=1.0)
     assert plain.take(b"loading ... ", 0.0) == b""
     assert plain.take(b"", 60.0) == b""
     assert plain.take(b"done\n", 61.0) == b"loading ... done\n"
 
 
-def test_a_bar_inside_a_bar_is_updated_once_a_second() -> None:
+def test_updates_nested_bars_once_a_second() -> None:
     bars = Frames(every_s=1.0)
     shown = b""
     for at in range(500):
         shown += bars.take(b"\n\rbatch %d\x1b[A" % at, at / 100)
     shown += bars.take(b"\repoch 1\nend\n", 5.0)
-    assert shown.split(b"\n")[0] == b""  # the line below which the first one was drawn
+    assert shown.split(b"\n")[0] == b""  # the line above the first bar
     assert 5 <= len(shown.split()) // 2 <= 7
     assert shown.endswith(b"epoch 1\nend\n")
     assert b"\x1b" not in shown
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\rlast\n"])
-def test_a_line_of_any_length_takes_up_little_memory_and_is_passed_on_whole(
+def test_passes_on_a_long_line_completely_with_little_memory(
     end: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "LONGEST", 1000)
@@ -107,7 +107,7 @@ def test_a_line_of_any_length_takes_up_little_memory_and_is_passed_on_whole(
     assert shown.rstrip(b"\n") == b"x" * 50_000 + (b"\nlast" if end == b"\rlast\n" else b"")
 
 
-def test_lines_without_frames_pass_unchanged_however_they_are_cut() -> None:
+def test_plain_lines_pass_unchanged_in_pieces_of_any_size() -> None:
     chance = random.Random(1)
     parts = [b"a", b"bc", b" ", b"\n", b"\n\n", b"\x1b[1m", b"\xe2\x96"]
     text = b"".join(chance.choice(parts) for _ in range(3000))
@@ -117,7 +117,7 @@ def test_lines_without_frames_pass_unchanged_however_they_are_cut() -> None:
         assert b"".join(cut) + lines.rest() == text
 
 
-def test_a_message_between_bars_is_shown_once_where_it_was_an_update_already() -> None:
+def test_does_not_repeat_a_message_between_bars_that_an_update_showed() -> None:
     bars = Frames(every_s=1.0)
     shown = bars.take(b"\router 0%\n\rinner 0%\x1b[A\r\x1b[AMESSAGE\n", 0.0)
     shown += bars.take(b"\router 1%\r", 2.0)
@@ -126,7 +126,7 @@ def test_a_message_between_bars_is_shown_once_where_it_was_an_update_already() -
 
 
 @pytest.mark.parametrize("sequence", [b"\x1b[A", b"\x1b[0m"])
-def test_sequences_without_number_cost_little(sequence: bytes) -> None:
+def test_many_escape_sequences_are_fast(sequence: bytes) -> None:
     many = sequence * 100_000
     for text in (many, many + b"x", b"x" + many):
         lines = Frames(every_s=1.0)

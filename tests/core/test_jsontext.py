@@ -1,4 +1,4 @@
-"""The JSON parser with limits: every fault is a ValueError in words."""
+"""The JSON parser with limits: every fault is a ValueError with a readable message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_scheduler.core import jsontext
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[" * 200_000, "nested more than 100 levels deep"),
         ("[" * 101 + "]" * 101, "nested more than 100 levels deep"),
@@ -27,8 +27,8 @@ from gpu_scheduler.core import jsontext
     ],
     ids=lambda value: value[:20],
 )
-def test_refuses_in_words(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+def test_rejects_with_a_readable_message(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         jsontext.parse(text)
     assert type(caught.value) is ValueError
 
@@ -45,7 +45,7 @@ def test_refuses_in_words(text: str, said: str) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_reads_what_is_within_the_limits(text: str, value: object) -> None:
+def test_parses_values_within_the_limits(text: str, value: object) -> None:
     found = jsontext.parse(text)
     if isinstance(found, list):
         depth = 0
@@ -56,7 +56,7 @@ def test_reads_what_is_within_the_limits(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ('{"中": 1}'.encode("gbk"), "line 1, column 3: byte 0xd6 is not UTF-8"),
         ('{\n "é": 1}'.encode("latin-1"), "line 2, column 3: byte 0xe9 is not UTF-8"),
@@ -64,10 +64,10 @@ def test_reads_what_is_within_the_limits(text: str, value: object) -> None:
         (b"ab\xc3", "line 1, column 3: byte 0xc3 is not UTF-8"),
     ],
 )
-def test_names_the_byte_that_is_not_utf8(data: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_names_the_byte_that_is_not_utf8(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         jsontext.decode(data)
 
 
-def test_leaves_out_the_byte_order_mark() -> None:
+def test_drops_the_byte_order_mark() -> None:
     assert jsontext.decode(b"\xef\xbb\xbf{}") == "{}"

@@ -1,4 +1,4 @@
-"""The error in the end of a log: one line of it, whatever surrounds it."""
+"""Finding the error in the end of a log, as one line, whatever surrounds it."""
 
 from __future__ import annotations
 
@@ -138,17 +138,17 @@ ResourceWarning: unclosed running pool
 
 
 @pytest.mark.parametrize(
-    ("tail", "told"),
+    ("tail", "expected"),
     [
         pytest.param(PLAIN, "ValueError: bad learning rate: -1", id="plain"),
         pytest.param(PLAIN.replace("\n", "\r\n"), "ValueError: bad learning rate: -1", id="crlf"),
         pytest.param(PLAIN + "--- failed: exit code 1, after 3.0 s\n", "ValueError: bad learning rate: -1",
                      id="our own last line"),
         pytest.param(PLAIN + "wandb: run finished\nwandb: synced 5 files\n",
-                     "ValueError: bad learning rate: -1", id="words after it"),
+                     "ValueError: bad learning rate: -1", id="output after it"),
         pytest.param(
             "\r 10%|#         | 1/10\r 20%|##        | 2/10" + PLAIN.removeprefix("epoch 1\n"),
-            "ValueError: bad learning rate: -1", id="behind a progress bar",
+            "ValueError: bad learning rate: -1", id="after a progress bar",
         ),
         pytest.param(
             PLAIN.replace("ValueError: bad", "\x1b[1;35mValueError\x1b[0m: \x1b[35mbad")
@@ -170,8 +170,8 @@ ResourceWarning: unclosed running pool
         ),
         pytest.param(POOL, "ZeroDivisionError: integer division or modulo by zero", id="pool"),
         pytest.param(LOADER, "OSError: [Errno 5] Input/output error: 'a.jpg'", id="loader"),
-        pytest.param(THREAD, "KeyError: main learning rate: -1", id="a thread's is not it"),
-        pytest.param(IGNORED, "ValueError: bad learning rate: -1", id="an ignored one is not it"),
+        pytest.param(THREAD, "KeyError: main learning rate: -1", id="skips a thread's error"),
+        pytest.param(IGNORED, "ValueError: bad learning rate: -1", id="skips an ignored error"),
         pytest.param(
             'Traceback (most recent call last):\n  File "/x/a.py", line 1, in f\nmod.f.<locals>.Odd: x\n',
             "mod.f.<locals>.Odd: x", id="a local class",
@@ -189,11 +189,11 @@ ResourceWarning: unclosed running pool
         pytest.param(
             IGNORED + "\nDuring handling of the above exception, another exception occurred:\n\n"
             + PLAIN.replace("bad", "worse").removeprefix("epoch 1\n"),
-            "ValueError: bad learning rate: -1", id="what an ignored one led to",
+            "ValueError: bad learning rate: -1", id="skips what an ignored error led to",
         ),
         pytest.param(THREAD.replace("(watch):\n", "(watch):\n\n"), "KeyError: main learning rate: -1",
-                     id="a thread's, behind a blank line"),
-        pytest.param("a: error: one\nb: error: two\n", "b: error: two", id="of several words the last"),
+                     id="skips a thread's error after a blank line"),
+        pytest.param("a: error: one\nb: error: two\n", "b: error: two", id="the last of several messages"),
         pytest.param(
             'Traceback (most recent call last):\n  File "/x/a.py", line 1\nmy.Error:\n\n  the model is odd\n',
             "my.Error: the model is odd", id="message on a later line",
@@ -213,18 +213,18 @@ ResourceWarning: unclosed running pool
         pytest.param("", None, id="nothing"),
     ],
 )  # fmt: skip
-def test_the_error_of_a_log(tail: str, told: str | None) -> None:
-    assert last_error(tail) == told
+def test_finds_the_error_in_a_log(tail: str, expected: str | None) -> None:
+    assert last_error(tail) == expected
 
 
-def test_an_error_far_from_the_end_is_not_the_one_that_ended_it() -> None:
+def test_ignores_an_error_far_from_the_end() -> None:
     handled = PLAIN + "going on\n" * 50
     assert last_error(handled) == "ValueError: bad learning rate: -1"
     assert last_error(handled, near=40) is None
     assert last_error(PLAIN, near=40) == "ValueError: bad learning rate: -1"
 
 
-def test_lines_as_a_terminal_leaves_them() -> None:
+def test_returns_lines_as_a_terminal_finally_shows_them() -> None:
     assert text_lines("a\r\n10%\r20%\nb\x1b[31mc\x1b[0m\n--- completed: exit code 0, after 1 s\n") == [
         "a", "20%", "bc",
     ]  # fmt: skip
@@ -241,6 +241,6 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(max_size=8), max_size=30).map("".join))
-def test_it_never_fails_whatever_the_log_holds(tail: str) -> None:
+def test_returns_one_line_or_none_for_any_log(tail: str) -> None:
     found = last_error(tail)
     assert found is None or (found.strip() and "\n" not in found)

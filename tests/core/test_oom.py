@@ -1,4 +1,4 @@
-"""Whether a failed job died of GPU memory: the wordings of the libraries, and what only looks like them."""
+"""Logs of jobs that ran out of GPU memory in the words of each library, and logs that only look alike."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ DIRECT = "\nThe above exception was the direct cause of the following exception:
 
 
 def died(error: str) -> str:
-    """A traceback that ends with the error."""
+    """Returns a traceback that ends with the error."""
     return f'Traceback (most recent call last):\n  File "/x/train.py", line 12, in main\n    run()\n{error}\n'
 
 
 def of(process: str, text: str) -> str:
-    """The text with the mark of a process before each line."""
+    """Returns the text with a process prefix before each line."""
     return "".join(f"{process}{line}\n" for line in text.splitlines())
 
 
@@ -119,7 +119,7 @@ class Case(NamedTuple):
 
 
 def raised(name: str, error: str, after: str = "") -> Case:
-    """The error ends a traceback, and is the line to be told."""
+    """Returns a case whose traceback ends with the error, which is the expected line."""
     return Case(name, died(error) + after, error)
 
 
@@ -131,7 +131,7 @@ def no_oom(name: str, *tail: str) -> Case:
     return Case(name, "".join(tail), None)
 
 
-# The comment before each case names the program whose words they are.
+# The comment before each case names the program that printed the text.
 OOMS = (
     # PyTorch up to 1.12
     Case("torch-runtime-error", PROGRESS + died(OLD_TORCH), OLD_TORCH),
@@ -534,7 +534,7 @@ OOMS = (
     printed("opencv-2", "OpenCV Error: Gpu API call (out of memory) in CudaFuncTable::mallocPitch"),
     # CUDA.jl
     printed("julia", "ERROR: LoadError: Out of GPU memory trying to allocate 8.000 GiB", "Stacktrace:\n"),
-    # torchrun: the memory of one rank, the end of the other, the launcher's summary
+    # torchrun: one rank runs out of memory, the other fails after it, then the launcher's summary
     Case(
         "torchrun",
         of("[rank1]: ", died(TORCH))
@@ -544,7 +544,7 @@ OOMS = (
         + CHILD_FAILED,
         TORCH,
     ),
-    # torchrun: the lines of two ranks mixed, and all that the other one says
+    # torchrun: the lines of two ranks mixed, and everything the other rank prints
     Case(
         "torchrun-mixed",
         "".join(
@@ -556,15 +556,15 @@ OOMS = (
         + CHILD_FAILED,
         TORCH,
     ),
-    # torchrun: it tells which rank failed first, whatever the other one says after
+    # torchrun: its summary names the rank that failed first, whatever the other prints later
     Case("torchrun-cause", of("[rank1]: ", died(TORCH)) + of("[rank0]: ", MISTAKE) + CHILD_FAILED, TORCH),
-    # torchrun: the rank that it saw fail first was the other one's victim
+    # torchrun: the rank that it names was the victim of the other rank
     Case(
         "torchrun-victim",
         of("[rank0]: ", died(TORCH)) + of("[rank1]: ", died(NCCL_REMOTE)) + CHILD_FAILED,
         TORCH,
     ),
-    # torchrun without marks: Gloo, a pipe and a socket of the others
+    # torchrun without rank prefixes: errors of the other ranks from Gloo, a pipe and a socket
     Case(
         "ranks-without-marks",
         died(TORCH)
@@ -577,7 +577,7 @@ OOMS = (
         + died("EOFError"),
         TORCH,
     ),
-    # torchrun, told to end
+    # torchrun, terminated by a signal
     Case(
         "torchrun-told-to-end",
         of("rank1: ", died(TORCH))
@@ -761,7 +761,7 @@ NEAR_MISSES = (
     ),
     # ONNX Runtime on the host: a node that only its CPU provider has
     no_oom("onnxruntime-host", f"Status Message while running Conv node. Name:'347_nchwc': {ORT}\n"),
-    # ggml, the host's pinned memory, for which it has a substitute
+    # ggml, pinned host memory, which it replaces by other memory
     no_oom(
         "ggml-pinned",
         "ggml_cuda_host_malloc: CUDA error: failed to allocate 9 MiB of pinned memory: out of memory\n",
@@ -783,7 +783,7 @@ NEAR_MISSES = (
             " limit: 101376. Reducing block sizes or `num_stages` may help."
         ),
     ),
-    # Triton Inference Server, which takes the host's memory instead
+    # Triton Inference Server, which falls back to host memory
     no_oom(
         "triton-falls-back",
         "W0410 13:51:44.743979 1 memory.cc:212] Failed to allocate CUDA memory with byte size 102236160 on"
@@ -813,7 +813,7 @@ NEAR_MISSES = (
         "grpc",
         died("grpc._channel._InactiveRpcError: <StatusCode.RESOURCE_EXHAUSTED Received message too large>"),
     ),
-    # vLLM, a length that does not fit: see the module's first words
+    # vLLM, a length that does not fit: see the docstring of core.oom
     no_oom(
         "vllm-length",
         died(
@@ -832,23 +832,23 @@ NEAR_MISSES = (
     no_oom(
         "sglang-slots", died("RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number")
     ),
-    # names that hold the words
+    # names that contain the words
     no_oom("names", "GET https://example.org/oom/cuda-out-of-memory.html 404\nreading /classroom/zoom.csv\n"),
     no_oom("no-such-file", died("FileNotFoundError: [Errno 2] No such file: 'cuda_oom/out of memory.txt'")),
     # progress, advice
     no_oom("progress-line", "loss 0.1 | CUDA out of memory events: 0 | 12 out of memory banks used\n"),
     no_oom("advice", "note: if you see RuntimeError: CUDA out of memory, set a smaller --batch\n"),
-    # a batch-size finder; later a mistake of the program
+    # a batch-size finder, then a mistake of the program
     no_oom(
         "caught-then-mistake",
         f"{OLD_TORCH}\nCUDA out of memory, reducing batch size to 8\nepoch 1\n",
         MISTAKE,
     ),
     no_oom("caught-silently-then-mistake", died(TORCH), "epoch 1\n", MISTAKE),
-    # the same, told by a launcher
+    # the same, reported by a launcher
     no_oom("caught-then-launcher", died(TORCH), "epoch 1\n", MISTAKE, CALLED),
     no_oom("caught-then-torchrun", of("[rank1]: ", MISTAKE), of("[rank0]: ", died(TORCH)), CHILD_FAILED),
-    # the same; then the host's memory
+    # the same, then host memory
     no_oom("caught-then-killed", died(TORCH), "epoch 1\nKilled\n"),
     no_oom(
         "caught-then-killed-by-bash",
@@ -863,16 +863,16 @@ NEAR_MISSES = (
         died(TORCH),
         died("RuntimeError: DataLoader worker (pid 4) is killed by signal: Killed."),
     ),
-    # the same; then what other programs say last
+    # the same, then the last lines of other programs
     no_oom("caught-then-usage", died(TORCH), "eval.py: error: unrecognized arguments: --bacth\n"),
     no_oom("caught-then-panic", died(TORCH), "panic: index out of range\n"),
     # an error whose class has no Error in its name
     no_oom("caught-then-odd-class", died(TORCH), "epoch 1\n", died("__main__.Diverged: loss is nan")),
-    # a chain that has nothing to do with it
+    # an unrelated chain of errors
     no_oom(
         "caught-then-chain", died(TORCH), "epoch 1\n", died("KeyError: 'a'"), DURING, died("ValueError: none")
     ),
-    # a batch-size finder that goes on; how the program ended is not told
+    # a batch-size finder that goes on; the log does not show how the program ended
     no_oom("caught-same-line", f"{OLD_TORCH}; retrying with batch size 8\nepoch 1\n"),
     no_oom("caught-next-line", died(TORCH), "OOM: reducing batch size to 8\nepoch 1\n"),
     no_oom("caught-halved", died(TORCH), "batch size was halved to 8\nepoch 1\n"),
@@ -884,7 +884,7 @@ NEAR_MISSES = (
     no_oom(
         "fairseq-later", f"OOM: Ran out of memory: {OLD_TORCH}\n| WARNING | attempting to recover from OOM\n"
     ),
-    # any program that went on for long
+    # any program that went on for a long time
     no_oom("long-ago", died(TORCH), PROGRESS),
     no_oom("long-ago-printed", f"{GGML}\n{PROGRESS}"),
     no_oom("long-ago-then-launcher", died(TORCH), PROGRESS, CALLED),
@@ -894,13 +894,13 @@ NEAR_MISSES = (
     no_oom("tensorflow-goes-on", f"{TF_LOG}\n", "Epoch 1/5\n1/1 - loss: 0.1\n" * 3),
     # Python, a warning
     no_oom("warning-goes-on", f"/x/t.py:3: UserWarning: {OLD_TORCH}\n", "epoch\n" * 6),
-    # the program's text in the traceback of another error
+    # source code in the traceback of another error
     no_oom(
         "source-text",
         'Traceback (most recent call last):\n  File "/x/t.py", line 3, in <module>\n'
         '    raise RuntimeError("CUDA error: out of memory")\n',
     ),
-    # Python, an error that is not the log's last one; C++ after it
+    # Python, an error before a later C++ error
     no_oom("caught-then-exception", died(TORCH), died("NoDataException: empty"), ENGINE),
     no_oom("caught-then-abort", died(TORCH), "  what():  std::bad_alloc\n"),
     # nothing
@@ -909,22 +909,22 @@ NEAR_MISSES = (
 
 
 @pytest.mark.parametrize("case", OOMS + NEAR_MISSES, ids=lambda case: case.name)
-def test_the_line_that_a_job_died_by(case: Case) -> None:
+def test_finds_the_oom_line_that_ended_a_job(case: Case) -> None:
     assert cuda_oom(case.tail) == case.told
 
 
-def test_the_names_of_the_table_are_its_own() -> None:
+def test_case_names_are_unique() -> None:
     assert len({case.name for case in OOMS + NEAR_MISSES}) == len(OOMS + NEAR_MISSES)
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_a_program_that_went_on_died_of_something_else(case: Case) -> None:
+def test_rejects_an_oom_after_which_the_program_went_on(case: Case) -> None:
     assert cuda_oom(f"{case.tail}epoch 1\n{MISTAKE}") is None
     assert cuda_oom(f"{case.tail}{PROGRESS}") is None
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_the_runners_last_word_changes_nothing(case: Case) -> None:
+def test_ignores_the_last_line_of_the_runner(case: Case) -> None:
     assert cuda_oom(f"{case.tail}\n--- exit code 1 after 12 s ---\n") == case.told
 
 
@@ -956,11 +956,11 @@ def test_the_runners_last_word_changes_nothing(case: Case) -> None:
         "Not enough memory to handle 16000 total tokens with 2 prefill tokens.",
     ],
 )
-def test_other_words_of_the_same(line: str) -> None:
+def test_recognizes_other_wordings(line: str) -> None:
     assert cuda_oom(f"starting\n{line}\n") == line
 
 
-#: What programs print that catch the error, before they exit with one.
+#: Messages of programs that catch the error before they exit with an error.
 CAUGHT = (
     "CUDA out of memory",
     "CUDA out of memory!",
@@ -998,7 +998,7 @@ CAUGHT = (
     "CUDA out of memory. Try reducing --batch_size or --img_size.",
     "HIP out of memory",
 )
-#: Lines that hold these words and report nothing: settings, help, statistics, source, other runs, the host.
+#: Lines with these words that report nothing: settings, help, statistics, source, other runs, host memory.
 MENTIONS = (
     "catch_OutOfMemoryError=True",
     "catch_oom: OutOfMemoryError",
@@ -1102,15 +1102,15 @@ MENTIONS = (
 
 
 @pytest.mark.parametrize("line", CAUGHT)
-def test_a_program_may_catch_the_error_and_word_it_itself(line: str) -> None:
-    told = line.strip()
-    assert cuda_oom(f"epoch 1\n{line}\n") == told
-    assert cuda_oom(f"{PROGRESS}{line}\nexiting\nwandb: Run history:\n") == told
-    assert cuda_oom(of("[rank1]: ", f"{line}\n")) == told
+def test_recognizes_the_message_of_a_program_that_caught_the_error(line: str) -> None:
+    expected = line.strip()
+    assert cuda_oom(f"epoch 1\n{line}\n") == expected
+    assert cuda_oom(f"{PROGRESS}{line}\nexiting\nwandb: Run history:\n") == expected
+    assert cuda_oom(of("[rank1]: ", f"{line}\n")) == expected
 
 
 @pytest.mark.parametrize("line", CAUGHT)
-def test_words_of_its_own_count_only_as_the_last_ones(line: str) -> None:
+def test_own_messages_count_only_among_the_last_lines(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
     of_library = any(pattern.search(line) for pattern in ROWS)
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) == (line if of_library else None)
@@ -1120,7 +1120,7 @@ def test_words_of_its_own_count_only_as_the_last_ones(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", MENTIONS)
-def test_a_line_that_only_mentions_the_error_is_none(line: str) -> None:
+def test_rejects_a_line_that_only_mentions_the_error(line: str) -> None:
     assert cuda_oom(f"epoch 1\n{line}\n") is None
     assert cuda_oom(f"{line}\nepoch 1\n") is None
 
@@ -1145,7 +1145,7 @@ def test_a_line_that_only_mentions_the_error_is_none(line: str) -> None:
         "batch was lowered to 4",
     ],
 )
-def test_a_program_that_goes_on_with_less_did_not_die_of_it(line: str) -> None:
+def test_rejects_an_oom_that_the_program_recovered_from(line: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{line}\n") is None
 
 
@@ -1158,12 +1158,12 @@ def test_a_program_that_goes_on_with_less_did_not_die_of_it(line: str) -> None:
         "Retrying",
     ],
 )
-def test_advice_does_not_mean_that_it_went_on(line: str) -> None:
+def test_advice_after_the_error_is_not_a_recovery(line: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{line}\n") == TORCH
 
 
 @pytest.mark.parametrize("advice", ["if you see", "when you get", "in case there is a", "If there is a"])
-def test_advice_is_no_error(advice: str) -> None:
+def test_rejects_advice_about_a_possible_error(advice: str) -> None:
     assert cuda_oom(f"{advice} CUDA error: out of memory, use --small\n") is None
 
 
@@ -1183,7 +1183,7 @@ def test_a_warning_counts_only_at_the_end(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) is None
 
 
-def test_an_error_counts_near_the_end() -> None:
+def test_an_error_counts_only_near_the_end() -> None:
     assert cuda_oom(died(TORCH) + "epoch\n" * 40) == TORCH
     assert cuda_oom(died(TORCH) + "epoch\n" * 41) is None
 
@@ -1205,7 +1205,7 @@ def test_an_error_counts_near_the_end() -> None:
         "[INFO] [launch.py:318:sigkill_handler] Killing subprocess 7",
     ],
 )
-def test_what_a_dying_program_leaves_is_not_its_work(line: str) -> None:
+def test_ignores_stacks_and_summaries_after_the_error(line: str) -> None:
     assert cuda_oom(died(TORCH) + f"{line}\n" * 100) == TORCH
 
 
@@ -1227,7 +1227,7 @@ def test_what_a_dying_program_leaves_is_not_its_work(line: str) -> None:
         "RuntimeError: Connection closed by peer",
     ],
 )
-def test_an_error_that_reports_another_one_is_passed_over(error: str) -> None:
+def test_skips_an_error_that_only_reports_another(error: str) -> None:
     assert cuda_oom(f"{GGML}\n{died(error)}") == GGML
 
 
@@ -1240,7 +1240,7 @@ def test_an_error_that_reports_another_one_is_passed_over(error: str) -> None:
         "Exception in thread T1:",
     ],
 )
-def test_an_error_that_python_goes_on_after_is_passed_over(intro: str) -> None:
+def test_skips_an_error_that_does_not_end_python(intro: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{intro}\n{died('ValueError: I/O operation on closed file.')}") == TORCH
 
 
@@ -1262,7 +1262,7 @@ def test_an_error_that_python_goes_on_after_is_passed_over(intro: str) -> None:
         "    | ",
     ],
 )
-def test_the_mark_of_a_process_is_no_part_of_the_line(mark: str) -> None:
+def test_strips_the_process_prefix_from_the_line(mark: str) -> None:
     assert cuda_oom(of(mark, died(TORCH))) == TORCH
     assert cuda_oom(of(mark, died(TORCH) + MISTAKE)) is None
 
@@ -1274,12 +1274,12 @@ def test_each_signature_is_needed_for_its_example(row: Signature) -> None:
 
 
 @pytest.mark.parametrize("word", KEY_WORDS)
-def test_each_key_word_is_needed(word: str) -> None:
-    told = [case.told.lower() for case in OOMS if case.told] + [row.example.lower() for row in SIGNATURES]
-    assert any([other for other in KEY_WORDS if other in line] == [word] for line in told)
+def test_each_keyword_is_needed(word: str) -> None:
+    lines = [case.told.lower() for case in OOMS if case.told] + [row.example.lower() for row in SIGNATURES]
+    assert any([other for other in KEY_WORDS if other in line] == [word] for line in lines)
 
 
-#: Pieces of logs; no key word is among them, nor made by any of them together.
+#: Pieces of logs without a keyword, also when joined.
 PIECES = (
     *(
         "CUDA",
@@ -1307,13 +1307,13 @@ PIECES = (
 
 
 @given(st.one_of(st.text(max_size=300), st.lists(st.sampled_from(PIECES), max_size=40).map(" ".join)))
-def test_text_without_the_words_never_matches(text: str) -> None:
+def test_text_without_keywords_never_matches(text: str) -> None:
     if not any(word in text.lower() for word in KEY_WORDS):
         assert cuda_oom(text) is None
 
 
 @given(st.lists(st.sampled_from((*PIECES, *(f"{row.example}\n" for row in SIGNATURES))), max_size=30))
-def test_it_never_fails_and_tells_one_line(pieces: list[str]) -> None:
+def test_returns_one_line_or_none_for_any_log(pieces: list[str]) -> None:
     told = cuda_oom(" ".join(pieces))
     assert told is None or ("\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PHRASE)))
 
@@ -1321,7 +1321,7 @@ def test_it_never_fails_and_tells_one_line(pieces: list[str]) -> None:
 @pytest.mark.parametrize(
     "piece", ["epoch 1: loss 0.123\n", "CUDA error: ", "a.", "a\n", "\x1b[32m1\x1b[0m\n", "1%|#\r", "é", " "]
 )
-def test_a_full_tail_without_the_words_costs_a_few_ms(piece: str) -> None:
+def test_a_full_tail_without_keywords_costs_a_few_ms(piece: str) -> None:
     tail = (piece * 65536)[:65536]
     assert cuda_oom(tail) is None
     assert seconds(tail) < 0.02  # it takes 1 to 3 ms; the rest is for slow machines
@@ -1347,7 +1347,7 @@ def test_no_text_makes_the_patterns_slow(piece: str) -> None:
 
 
 def seconds(tail: str) -> float:
-    """Of the processor, in the fastest of some runs."""
+    """Returns the processor seconds of the fastest of several runs."""
     spent = []
     for _ in range(3):
         begun = time.process_time()

@@ -1,4 +1,4 @@
-"""The filter between a job's output and a terminal."""
+"""Filtering job output for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_scheduler.core.sanitize import Sanitizer, sanitized
     [b"", b"plain\n", "grün ▓ 日本\n".encode(), b" 10%|#\r 20%|##\b\b  \tx\n", b"\x1b[1;31mred\x1b[0m\x1b[m",
      b"\x1b[38:5:196mx\x1b[38;2;1;2;3my", b"\r\x1b[K\x1b[0K\x1b[2Kdone", b"latin \xe9\xff one"],
 )  # fmt: skip
-def test_text_colours_and_bars_pass(passed: bytes) -> None:
+def test_passes_text_colours_and_progress_bars(passed: bytes) -> None:
     assert sanitized(passed) == passed
 
 
@@ -41,7 +41,7 @@ def test_text_colours_and_bars_pass(passed: bytes) -> None:
         (b"a\x1b[31\xc3\xbcb", "aüb".encode()),
     ],
 )  # fmt: skip
-def test_everything_else_that_a_terminal_acts_upon_is_left_out(written: bytes, shown: bytes) -> None:
+def test_drops_all_other_control_sequences(written: bytes, shown: bytes) -> None:
     assert sanitized(written) == shown
 
 
@@ -56,7 +56,7 @@ _PARTS = st.lists(
 
 @given(_PARTS, st.lists(st.integers(min_value=1, max_value=5), min_size=1))
 @example(b"\x1b[31m\xe2\x96\x93\x1b]0;x\x1b\\", [1])
-def test_where_the_output_is_cut_makes_no_difference(written: bytes, sizes: list[int]) -> None:
+def test_pieces_of_any_size_give_the_same_result(written: bytes, sizes: list[int]) -> None:
     sanitizer, shown, at, turn = Sanitizer(), b"", 0, 0
     while at < len(written):
         size = sizes[turn % len(sizes)]
@@ -66,7 +66,7 @@ def test_where_the_output_is_cut_makes_no_difference(written: bytes, sizes: list
 
 
 @given(_PARTS)
-def test_nothing_else_passes_whatever_is_written(written: bytes) -> None:
+def test_no_other_control_character_passes(written: bytes) -> None:
     shown = sanitized(written)
     text = re.sub(rb"\x1b\[(?:[0-9:;]*m|[0-2]?K)", b"", shown).decode("utf-8", "surrogateescape")
     assert re.search(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]", text) is None

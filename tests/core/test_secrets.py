@@ -1,4 +1,4 @@
-"""Secrets in a command, a line of a jobs file, or a message."""
+"""Hiding secrets in commands, jobs-file lines and messages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_hides_secrets(text: str, shown: str) -> None:
         "",
     ],
 )
-def test_shows_what_is_no_secret(text: str) -> None:
+def test_keeps_text_without_secrets(text: str) -> None:
     assert masked(text) == text
 
 
@@ -125,7 +125,7 @@ SECRET = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_si
 
 
 @given(SECRET, st.sampled_from(["--api-key {}", "--db_password={}", "HF_TOKEN={}", "[env:A_KEY={}]"]))
-def test_hides_any_value_that_is_quoted_for_a_shell(secret: str, form: str) -> None:
+def test_hides_any_shell_quoted_value(secret: str, form: str) -> None:
     for value in (shlex.quote(secret), '"' + secret.replace("\\", "\\\\").replace('"', '\\"') + '"'):
         text = masked(f"t.py {form.format(value)} --lr 1")
         assert "S3" not in text
@@ -140,7 +140,7 @@ def test_hides_any_value_that_is_quoted_for_a_shell(secret: str, form: str) -> N
      'key "' * 20_000, '""a' * 40_000, "wandb login" + " --a" * 30_000, "wandb." * 20_000,
      "sk-" + "a-" * 50_000],
 )  # fmt: skip
-def test_a_long_text_takes_time_in_proportion_to_its_length(text: str) -> None:
+def test_time_grows_linearly_with_the_text(text: str) -> None:
     began = time.process_time()
     masked(text)
     assert time.process_time() - began < 1.0

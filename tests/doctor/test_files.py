@@ -1,4 +1,4 @@
-"""Our files in every state that they can be in."""
+"""Checks of our files and folders in every state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_nothing_is_there_yet_and_nothing_is_made(home: Home, tmp_path: Path) -> None:
+def test_missing_files_are_fine_and_none_is_created(home: Home, tmp_path: Path) -> None:
     found = by_check([*files.folders(home, logs(tmp_path / "logs")), *files.record(home)])
     assert {finding.grade for finding in found.values()} == {"ok"}
     assert "not created yet" in found["log folder"].says
@@ -45,14 +45,14 @@ def test_nothing_is_there_yet_and_nothing_is_made(home: Home, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_is_read_through(home: Home) -> None:
+def test_checks_the_integrity_of_the_store(home: Home) -> None:
     Store(home, create=True).close()
     found = by_check(list(files.record(home)))
     assert found["database"].grade == "ok"
     assert "intact" in found["database"].says
 
 
-def test_a_record_of_the_other_kind_of_gpus_is_a_warning_with_the_ways_on(home: Home) -> None:
+def test_warns_of_a_store_with_the_other_kind_of_gpus(home: Home) -> None:
     assert list(files.gpu_kind(home, True)) == []
     store = Store(home, create=True)
     store.insert_job(JobSpec("command", "true", "/", command="true"), "test")
@@ -64,7 +64,7 @@ def test_a_record_of_the_other_kind_of_gpus_is_a_warning_with_the_ways_on(home: 
     assert "--keep-history" in told.remedy
 
 
-def test_a_damaged_record_is_bad(home: Home) -> None:
+def test_reports_a_damaged_store(home: Home) -> None:
     Store(home, create=True).close()
     content = bytearray(home.database.read_bytes())
     content[4096:8192] = os.urandom(4096)
@@ -76,7 +76,7 @@ def test_a_damaged_record_is_bad(home: Home) -> None:
     assert by_check(list(files.record(home)))["database"].grade == "bad"
 
 
-def test_a_record_that_is_locked_by_its_scheduler_is_read_all_the_same(home: Home) -> None:
+def test_reads_a_store_that_its_scheduler_has_locked(home: Home) -> None:
     store = Store(home, create=True)
     writer = sqlite3.connect(home.database)
     writer.execute("BEGIN IMMEDIATE")
@@ -87,7 +87,7 @@ def test_a_record_that_is_locked_by_its_scheduler_is_read_all_the_same(home: Hom
         store.close()
 
 
-def test_a_folder_that_is_a_link_is_told_by_the_scheduler_s_own_rule(home: Home, tmp_path: Path) -> None:
+def test_reports_a_log_folder_that_is_a_link(home: Home, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "logs").symlink_to("elsewhere")
     found = by_check(list(files.folders(home, logs(tmp_path / "logs"))))["log folder"]
@@ -96,7 +96,7 @@ def test_a_folder_that_is_a_link_is_told_by_the_scheduler_s_own_rule(home: Home,
     assert "--log-dir" in found.remedy
 
 
-def test_little_room_is_a_warning(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_of_little_free_space(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, grade in ((files._LITTLE, "ok"), (files._LITTLE - 1, "warn")):
         left = SimpleNamespace(total=1 << 40, used=0, free=free)
         monkeypatch.setattr("shutil.disk_usage", lambda path, left=left: left)
@@ -105,7 +105,7 @@ def test_little_room_is_a_warning(home: Home, tmp_path: Path, monkeypatch: pytes
     assert found["store"].remedy == "free space there"
 
 
-def test_a_folder_that_others_may_write_is_a_warning(home: Home, tmp_path: Path) -> None:
+def test_warns_of_a_folder_that_others_may_write(home: Home, tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     folder.chmod(0o777)
@@ -123,7 +123,7 @@ def test_a_folder_that_others_may_write_is_a_warning(home: Home, tmp_path: Path)
         ("{}", 0o664, "warn", "its group"),
     ],
 )
-def test_the_state_file(home: Home, content: str, mode: int, grade: str, part: str) -> None:
+def test_checks_the_state_file(home: Home, content: str, mode: int, grade: str, part: str) -> None:
     home.state_file.write_text(content)
     home.state_file.chmod(mode)
     found = files.state_file(home)
@@ -132,7 +132,7 @@ def test_the_state_file(home: Home, content: str, mode: int, grade: str, part: s
     assert home.state_file.read_text() == content
 
 
-def test_the_jobs_file(tmp_path: Path) -> None:
+def test_checks_the_jobs_file(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     tmp_path.chmod(0o700)
     assert files.jobs_file("").grade == "ok"
@@ -160,7 +160,7 @@ def test_the_jobs_file(tmp_path: Path) -> None:
         assert files.jobs_file(str(path), trust=True).grade == "warn"
 
 
-def test_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.chdir(tmp_path)
     assert files.llm_config(None).grade == "ok"
@@ -172,7 +172,7 @@ def test_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert files.llm_config(None).grade == "ok"
 
 
-def test_says_when_the_last_backup_was_made(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_the_age_of_the_newest_backup(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(home, create=True)
     assert "none yet" in by_check(list(files.record(home)))["backups"].says
     made = backups.make(store.db.connection, home)
@@ -191,7 +191,7 @@ def test_says_when_the_last_backup_was_made(home: Home, monkeypatch: pytest.Monk
         assert (found.grade, found.says) == (grade, told)
 
 
-def test_names_attempts_that_the_record_does_not_know_and_a_lost_record(home: Home) -> None:
+def test_reports_attempts_missing_from_the_store_and_a_lost_store(home: Home) -> None:
     store = Store(home, create=True)
     assert "attempts" not in by_check(list(files.record(home)))
     for name in ("3/1-0123abcd", "4/1-0123abcd", "4/2-89abcdef", "4/other"):

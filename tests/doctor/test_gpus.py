@@ -1,4 +1,4 @@
-"""What each GPU says, graded."""
+"""Findings about single GPUs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpu_scheduler.doctor import gpus
 @pytest.mark.parametrize(
     ("sample", "grade", "says"),
     [
-        (GpuSample("U", 3, "card", 100, 9, 5.0), "ok", "card, 9 of 100 MiB in use, load 5 %"),
-        (GpuSample("U", 3, "card", 100, 9, None), "warn", "card: load cannot be read"),
-        (GpuSample("U", 3, "card", None, None, None), "warn", "card: memory and load cannot be read"),
-        (GpuSample("U", 3, "card", None, None, None, fault="lost"), "bad", "card: lost"),
-        (GpuSample("U", 3, "card", 100, 9, 5.0, fault="lost"), "bad", "card: lost"),
+        (GpuSample("U", 3, "gpu", 100, 9, 5.0), "ok", "gpu, 9 of 100 MiB in use, load 5 %"),
+        (GpuSample("U", 3, "gpu", 100, 9, None), "warn", "gpu: load cannot be read"),
+        (GpuSample("U", 3, "gpu", None, None, None), "warn", "gpu: memory and load cannot be read"),
+        (GpuSample("U", 3, "gpu", None, None, None, fault="lost"), "bad", "gpu: lost"),
+        (GpuSample("U", 3, "gpu", 100, 9, 5.0, fault="lost"), "bad", "gpu: lost"),
     ],
 )
-def test_one_gpu(sample: GpuSample, grade: str, says: str) -> None:
+def test_grades_one_gpu(sample: GpuSample, grade: str, says: str) -> None:
     found = gpus._one(sample)
     assert (found.check, found.grade, found.says) == ("GPU 3", grade, says)

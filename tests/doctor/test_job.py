@@ -1,4 +1,4 @@
-"""The checks of one job that only values decide."""
+"""Checks of one job that depend on values only."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from gpu_scheduler.doctor import job
         ("preempted", "`retry 7` queues it"),
     ],
 )
-def test_the_way_out_of_being_held(by: str, remedy: str) -> None:
+def test_names_the_command_that_queues_a_held_job(by: str, remedy: str) -> None:
     assert (job.held(7, by, None).grade, job.held(7, by, None).remedy) == ("bad", remedy)

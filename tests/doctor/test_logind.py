@@ -1,4 +1,4 @@
-"""What logging out does, from answers of logind and from its files."""
+"""Effects of a logout, from logind's answers and from its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = "systemd-run --user --scope"
         (None, ["ok"], []),
         (Logind(False, False, False, scope="session"), ["ok", "ok"], []),
         (Logind(True, False, False, scope="session"), ["warn", "ok"], [LINGER, RUN, "are killed"]),
-        # Lingering does not save what lies in the session's scope.
+        # Lingering does not keep the processes in the session's scope.
         (Logind(True, False, True, scope="session"), ["warn", "ok"], [RUN]),
         (Logind(True, False, True, scope="manager"), ["ok", "ok"], []),
         (Logind(True, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
@@ -34,7 +34,7 @@ RUN = "systemd-run --user --scope"
         (Logind(None, False, None, scope=None), ["ok", "ok"], []),
     ],
 )
-def test_the_verdict(found: Logind | None, grades: list[str], parts: list[str]) -> None:
+def test_warns_of_what_a_logout_ends(found: Logind | None, grades: list[str], parts: list[str]) -> None:
     findings = list(judge(found, "ann", 1000))
     assert [finding.grade for finding in findings] == grades
     text = " ".join(f"{one.says} {one.remedy}" for one in findings)
@@ -54,7 +54,7 @@ def fake(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder first on PATH, on a machine that systemd runs."""
+    """A folder that is first on PATH, on a machine that systemd runs."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(logind, "_CONFIGURED", (str(tmp_path / "usr"), str(tmp_path / "etc")))
     monkeypatch.setattr(logind, "_LINGERING", tmp_path / "linger")
@@ -64,7 +64,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 ANSWER = """printf 'b true\\nb false\\nas 1 "root"\\nas 2 "ann" "bob"\\n'"""
 
 
-def test_logind_is_asked(programs: Path) -> None:
+def test_reads_the_settings_from_logind(programs: Path) -> None:
     fake(programs, "busctl", f'[ "$1 $4" = "get-property org.freedesktop.login1.Manager" ] && {ANSWER}')
     fake(programs, "loginctl", '[ "$2" = ann ] && echo Linger=yes')
     found = logind.read("ann", booted=programs)
@@ -73,7 +73,7 @@ def test_logind_is_asked(programs: Path) -> None:
     assert (found.excluded, found.only) == (("root",), ("ann", "bob"))
 
 
-def test_a_user_whom_logind_does_not_know_may_linger_by_a_file(programs: Path) -> None:
+def test_reads_lingering_from_a_file_for_a_user_unknown_to_logind(programs: Path) -> None:
     fake(programs, "busctl", ANSWER)
     fake(programs, "loginctl", "echo 'User ID 1000 is not logged in or lingering' >&2; exit 1")
     found = logind.read("ann", booted=programs)
@@ -87,7 +87,7 @@ def test_a_user_whom_logind_does_not_know_may_linger_by_a_file(programs: Path) -
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "sleep 100"])
-def test_where_logind_does_not_answer_its_files_do(programs: Path, script: str) -> None:
+def test_reads_the_files_if_logind_does_not_answer(programs: Path, script: str) -> None:
     fake(programs, "busctl", script)
     fake(programs, "loginctl", script)
     (programs / "usr").mkdir()
@@ -100,6 +100,6 @@ def test_where_logind_does_not_answer_its_files_do(programs: Path, script: str) 
     assert (found.kills, found.removes_ipc, found.excluded) == (True, True, ("root", "ann"))
 
 
-def test_without_systemd_there_is_none(programs: Path) -> None:
+def test_finds_no_settings_without_systemd(programs: Path) -> None:
     fake(programs, "busctl", ANSWER)
     assert logind.read("ann", booted=programs / "none") is None

@@ -1,4 +1,4 @@
-"""Limits, the clock, programs and GPUs, each as found and as it should not be."""
+"""Checks of limits, the clock, programs and GPUs, with good and bad values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def numbers(folder: Path, **values: int) -> Path:
     return folder
 
 
-def test_inotify(tmp_path: Path) -> None:
+def test_checks_the_inotify_limits(tmp_path: Path) -> None:
     assert machine.inotify(numbers(tmp_path, max_user_instances=128, max_user_watches=8192)).grade == "ok"
     few = machine.inotify(numbers(tmp_path, max_user_watches=64))
     assert (few.grade, few.remedy) == ("warn", "sudo sysctl fs.inotify.max_user_watches=65536")
     assert machine.inotify(tmp_path / "none").grade == "ok"
 
 
-def test_an_exhausted_inotify_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_if_no_inotify_instance_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*args: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -38,13 +38,13 @@ def test_an_exhausted_inotify_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (found.grade, found.remedy) == ("warn", "sudo sysctl fs.inotify.max_user_instances=512")
 
 
-def test_ptys(tmp_path: Path) -> None:
+def test_checks_the_free_ptys(tmp_path: Path) -> None:
     assert machine.ptys(numbers(tmp_path, max=4096, nr=10)).grade == "ok"
     assert machine.ptys(numbers(tmp_path, nr=4090)).grade == "warn"
     assert machine.ptys(tmp_path / "none").grade == "ok"
 
 
-def test_the_clock(tmp_path: Path) -> None:
+def test_checks_the_clock(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     now = time.time()
     assert machine.clock(now, [tmp_path / "a", tmp_path / "none"]).grade == "ok"
@@ -52,7 +52,7 @@ def test_the_clock(tmp_path: Path) -> None:
     assert machine.clock(1000.0, []).grade == "warn"
 
 
-def test_packages() -> None:
+def test_checks_the_packages() -> None:
     assert software.packages().grade == "ok"
     missing = software.packages({"none_such": "none-such"})
     assert missing.grade == "bad"
@@ -60,18 +60,18 @@ def test_packages() -> None:
     assert "pip install" in missing.remedy
 
 
-def test_the_packages_are_those_that_are_declared() -> None:
+def test_checks_exactly_the_declared_packages() -> None:
     declared = (ROOT / "pyproject.toml").read_text().split("dependencies = [")[1].split("\n]")[0]
     names = set(re.findall(r'^    "([A-Za-z_-]+)', declared, re.MULTILINE))
     expected = names if sys.version_info >= (3, 12) else names - {"setuptools"}
     assert set(software.PACKAGES.values()) == expected
 
 
-def test_root_is_a_warning() -> None:
+def test_warns_of_running_as_root() -> None:
     assert [software.user(uid).grade for uid in (0, 1000)] == ["warn", "ok"]
 
 
-def test_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(tmp_path))
     for name in ("one", "two"):
         (tmp_path / "envs" / name).mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.grade, "it is broken" in found.says) == ("bad", True)
 
 
-def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(gpus.probe("auto", "2:80G", None))
     assert [(one.check, one.grade) for one in found] == [("GPU 0", "ok"), ("GPU 1", "ok")]
     assert "of 81920 MiB" in found[0].says
@@ -97,7 +97,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none.remedy
 
 
-def test_a_driver_that_hangs_is_waited_for_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus.PROBE_S <= 5
     monkeypatch.setattr(gpus, "PROBE_S", 0.3)
     monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'fakes'}:{os.environ['PATH']}")
@@ -111,7 +111,7 @@ def test_a_driver_that_hangs_is_waited_for_and_told(tmp_path: Path, monkeypatch:
     assert "within 0.3 s" in found.says
 
 
-def test_the_driver(tmp_path: Path) -> None:
+def test_checks_the_driver(tmp_path: Path) -> None:
     assert gpus.driver(tmp_path / "none").grade == "warn"
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
     (tmp_path / "version").write_text(text)

@@ -1,4 +1,4 @@
-"""Sessions of the older scheduler: found among all processes, and what `doctor` makes of them."""
+"""Finding live sessions of the older scheduler, and the finding of `doctor`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(machine: Machine) -> list[str]:
     return [session.name for session in old_sessions(Proc(str(machine.root)))]
 
 
-def test_a_session_with_a_process_that_is_not_ours(machine: Machine) -> None:
+def test_finds_a_session_whose_process_is_not_ours(machine: Machine) -> None:
     machine.run(31, parent=30, words=("bash", "-c", "python train.py"))
     [found] = old_sessions(Proc(str(machine.root)))
     assert (found.name, found.gpus, found.began) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
@@ -40,9 +40,9 @@ def test_a_session_with_a_process_that_is_not_ours(machine: Machine) -> None:
     assert str(found).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it")
 
 
-def test_sessions_that_are_not_those_of_a_job_of_the_older_scheduler(machine: Machine) -> None:
+def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: Machine) -> None:
     assert names(machine) == []  # nothing runs in it
-    machine.run(31, parent=30, words=SESSION)  # not yet the command of its window
+    machine.run(31, parent=30, words=SESSION)  # has not executed the window's command yet
     machine.run(32, parent=30, words=("bash",), state="Z")
     assert names(machine) == []
     machine.run(31, parent=30, words=("python", "start.py"), token="1234")
@@ -69,7 +69,7 @@ def test_sessions_that_are_not_those_of_a_job_of_the_older_scheduler(machine: Ma
         ("SCREEN", "-c", "rc", "-d", "-m", "-S", "gpujob_3_eval_1"),
     ],
 )
-def test_ways_to_name_a_session(machine: Machine, words: tuple[str, ...]) -> None:
+def test_finds_the_session_name_in_any_option_order(machine: Machine, words: tuple[str, ...]) -> None:
     machine.run(90, words=words)
     machine.run(91, parent=90, words=("python",))
     assert names(machine) == ["90.gpujob_3_eval_1"]
@@ -77,7 +77,7 @@ def test_ways_to_name_a_session(machine: Machine, words: tuple[str, ...]) -> Non
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[str]:
-    """The name of a real session, as the older scheduler makes one; ended with the test."""
+    """The name of a real session like those of the older scheduler; it ends with the test."""
     if shutil.which("screen") is None and "CI" not in os.environ:
         pytest.skip("screen is not installed")
     name = f"gpujob_0_train_{os.getpid()}"
@@ -89,17 +89,17 @@ def session(tmp_path: Path) -> Iterator[str]:
     wait_for(lambda: not [one for one in old_sessions() if one.name.endswith(f".{name}")], "its end")
 
 
-def test_doctor_names_a_real_one_and_says_if_start_would_be_refused(session: str, tmp_path: Path) -> None:
+def test_doctor_names_a_real_session_and_whether_start_is_refused(session: str, tmp_path: Path) -> None:
     home = Home.of(str(tmp_path / "state.json"))
-    told = older.sessions(home)
-    assert (told.grade, f".{session}, GPU 0, for " in told.says) == ("warn", True)
+    finding = older.sessions(home)
+    assert (finding.grade, f".{session}, GPU 0, for " in finding.says) == ("warn", True)
     home.state_file.write_text(OLDER)
-    told = older.sessions(home)
-    assert (told.grade, f".{session}, GPU 0, for " in told.says) == ("bad", True)
-    assert "--ignore-old-sessions" in told.remedy
+    finding = older.sessions(home)
+    assert (finding.grade, f".{session}, GPU 0, for " in finding.says) == ("bad", True)
+    assert "--ignore-old-sessions" in finding.remedy
 
 
-def test_doctor_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> list[OldSession]:
         return []
 

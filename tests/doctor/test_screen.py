@@ -1,4 +1,4 @@
-"""Screens of every kind on PATH."""
+"""Checks of different versions and states of Screen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, mode: int =
         ("what?", 0o755, "bad", "install it again"),
     ],
 )
-def test_version_and_set_uid_bit(
+def test_checks_version_and_set_uid_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, mode: int, grade: str, part: str
 ) -> None:
     fake(tmp_path, monkeypatch, f"echo '{version}'", mode)
@@ -42,16 +42,14 @@ def test_version_and_set_uid_bit(
     assert part in f"{finding.says} {finding.remedy}"
 
 
-def test_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_if_screen_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = screen(lambda: None)
     assert finding.grade == "warn"
     assert "apt-get install screen" in finding.remedy
 
 
-def test_sockets_that_cannot_be_used_are_told_as_start_tells_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_unusable_sockets_as_start_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch, "echo 'Directory /run/screen/S-x must have mode 700.'; exit 1")
     finding = list(screen())[-1]
     assert finding.grade == "bad"
@@ -59,7 +57,7 @@ def test_sockets_that_cannot_be_used_are_told_as_start_tells_it(
     assert "SCREENDIR" in finding.remedy
 
 
-def test_a_chosen_folder(tmp_path: Path) -> None:
+def test_checks_the_socket_folder(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     assert sockets(str(folder)).grade == "bad"
     folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Disks that fill, folders that vanish or are taken: the scheduler goes on, says so, and recovers."""
+"""Full disks and folders that vanish or are occupied: the scheduler continues, reports it and recovers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.e2e.smalldisk import SmallDisk, mounted, needs_small_disk
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: Seconds within which everything works again once the cause is gone.
+#: Seconds within which everything works again after the cause is removed.
 RECOVERY_S = 15.0
 
 
 class Elsewhere(World):
-    """A world whose state file lies in a folder `small`, and what is printed does not."""
+    """A world whose state file lies in the folder `small`, and whose output lies elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "small/state.json")
@@ -33,17 +33,17 @@ class Elsewhere(World):
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Elsewhere:
-    """The test mounts its disk, and ends it before that goes."""
+    """The test mounts its disk, and ends the world before unmounting."""
     return Elsewhere(tmp_path)
 
 
 def waiting_for(path: Path, code: int) -> str:
-    """A job that lasts until a file is there."""
+    """Returns a job line that runs until a file exists."""
     return f"[share=1] echo begun; while [ ! -e {path} ]; do sleep 0.05; done; exit {code}"
 
 
 def works_again(world: World, disk: SmallDisk, *jobs: int) -> None:
-    """Free the disk; these jobs must be over in time."""
+    """Frees the disk and waits until these jobs have finished, within RECOVERY_S."""
     began = time.monotonic()
     disk.free()
     world.finished(*jobs, timeout_s=RECOVERY_S)
@@ -51,12 +51,14 @@ def works_again(world: World, disk: SmallDisk, *jobs: int) -> None:
 
 
 def troubles(world: World) -> list[tuple[str, str, bool]]:
-    """What `status` says of them, less the paths."""
+    """Returns the health issues in `status`, without their paths."""
     return [(t["subject"], t["problem"], t["blocks_starts"]) for t in world.status()["health_issues"]]
 
 
 @needs_small_disk
-def test_a_full_disk_under_the_logs(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> None:
+def test_survives_a_full_disk_under_the_logs(
+    request: pytest.FixtureRequest, world: World, tmp_path: Path
+) -> None:
     with mounted(tmp_path / "small", world) as disk:
         world.append(waiting_for(tmp_path / "go", 7))
         world.start("--log-dir", "small/logs")
@@ -78,7 +80,7 @@ def test_a_full_disk_under_the_logs(request: pytest.FixtureRequest, world: World
 
 
 @needs_small_disk
-def test_a_full_disk_under_the_record(
+def test_survives_a_full_disk_under_the_store(
     request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     world = elsewhere
@@ -92,7 +94,7 @@ def test_a_full_disk_under_the_record(
         wait_for(lambda: why in world.said(), "the scheduler says it")
 
         def is_full() -> bool:
-            disk.fill()  # also what the scheduler has given back of its own
+            disk.fill()  # also the space that the scheduler has freed
             return troubles(world) == [("store", "is on a full disk", True)]
 
         wait_for(is_full, "status says it")
@@ -120,7 +122,7 @@ def test_a_full_disk_under_the_record(
 
 
 @needs_small_disk
-def test_a_disk_with_a_little_room_left_is_full(
+def test_a_disk_with_too_little_space_counts_as_full(
     request: pytest.FixtureRequest, world: World, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "small", world) as disk:
@@ -133,7 +135,7 @@ def test_a_disk_with_a_little_room_left_is_full(
 
 
 @needs_small_disk
-def test_disks_that_fill_at_any_moment(
+def test_survives_disks_that_fill_at_any_moment(
     request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     world, chance = elsewhere, random.Random(4)
@@ -154,7 +156,7 @@ def test_disks_that_fill_at_any_moment(
 
 
 @needs_small_disk
-def test_a_state_file_that_cannot_be_written_keeps_no_job_from_running(
+def test_jobs_run_while_the_state_file_cannot_be_written(
     request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     world, file = elsewhere, tmp_path / "small" / "state.json"
@@ -180,7 +182,7 @@ def test_a_state_file_that_cannot_be_written_keeps_no_job_from_running(
         assert world.end() == 0
 
 
-def test_a_log_folder_that_vanishes_is_made_again_and_one_that_is_taken_is_left_alone(
+def test_recreates_a_vanished_log_folder_and_leaves_an_occupied_one_alone(
     world: World, tmp_path: Path
 ) -> None:
     logs, victim = tmp_path / "logs", tmp_path / "victim"
@@ -203,7 +205,7 @@ def test_a_log_folder_that_vanishes_is_made_again_and_one_that_is_taken_is_left_
     assert "three" in Path(jobs[3]["log"]).read_text()
 
 
-def test_a_main_log_that_is_taken_away_is_told_on_the_terminal(world: World, tmp_path: Path) -> None:
+def test_reports_a_lost_main_log_on_the_terminal(world: World, tmp_path: Path) -> None:
     log = tmp_path / "gpu_scheduler.log"
     world.start()
     log.unlink()
@@ -220,9 +222,7 @@ def test_a_main_log_that_is_taken_away_is_told_on_the_terminal(world: World, tmp
     assert "Traceback" not in said
 
 
-def test_two_state_files_share_the_main_log_and_its_lines_tell_whose_they_are(
-    world: World, tmp_path: Path
-) -> None:
+def test_lines_of_two_state_files_in_one_main_log_name_their_source(world: World, tmp_path: Path) -> None:
     world.start()
     other = World(tmp_path, "other.json")
     try:

@@ -1,4 +1,4 @@
-"""Where job logs go: files that are new, and folders that are ours."""
+"""Job logs: new files, in folders that we own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gpu_scheduler.joblogs import LogFolder, new_log
 
 
-def test_two_logs_of_one_moment_are_two_files(tmp_path: Path) -> None:
+def test_logs_of_the_same_moment_are_separate_files(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
     logs = [new_log(tmp_path, 7, when) for _ in range(3)]
     assert len(set(logs)) == 3
@@ -19,7 +19,7 @@ def test_two_logs_of_one_moment_are_two_files(tmp_path: Path) -> None:
     assert {log.name[: len(logs[0].name)] for log in logs} == {logs[0].name}
 
 
-def test_what_is_planted_in_the_place_of_a_log_is_left_alone(tmp_path: Path) -> None:
+def test_never_writes_to_a_link_planted_at_a_logs_name(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
     first = new_log(tmp_path, 7, when)
     first.rename(tmp_path / "kept")
@@ -28,7 +28,7 @@ def test_what_is_planted_in_the_place_of_a_log_is_left_alone(tmp_path: Path) -> 
     assert (tmp_path / "kept").read_bytes() == b""
 
 
-def test_a_default_folder_that_others_may_read_becomes_private(tmp_path: Path) -> None:
+def test_makes_the_default_folder_private(tmp_path: Path) -> None:
     default = tmp_path / "logs"
     default.mkdir()
     default.chmod(0o755)
@@ -36,10 +36,10 @@ def test_a_default_folder_that_others_may_read_becomes_private(tmp_path: Path) -
     assert (logs.make(), default.stat().st_mode & 0o777) == (default, 0o700)
     default.chmod(0o755)
     assert LogFolder.of(str(default)).make() == default
-    assert default.stat().st_mode & 0o777 == 0o755  # a chosen one is as its user wants it
+    assert default.stat().st_mode & 0o777 == 0o755  # a folder named by the user keeps its mode
 
 
-def test_a_chosen_folder_of_another_user_may_be_remade_by_us(tmp_path: Path) -> None:
+def test_recreates_a_named_folder_of_another_user(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     chosen = tmp_path / "logs"
@@ -50,7 +50,7 @@ def test_a_chosen_folder_of_another_user_may_be_remade_by_us(tmp_path: Path) -> 
     chosen.rmdir()
     assert logs.make() == chosen
     assert chosen.stat().st_uid == os.geteuid()
-    assert logs.make() == chosen  # also when we have made it
+    assert logs.make() == chosen  # also after we created it
     os.chown(chosen, 12346, 12346)
     with pytest.raises(PermissionError):
         logs.make()

@@ -1,4 +1,4 @@
-"""What is wrong with the places that we write to, and what a scheduler makes of it."""
+"""Health issues of the files and folders that we write to, and the scheduler's reaction."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder of a user whom permissions hold back; root becomes nobody for the test."""
-    # Where others may come: $TMPDIR may be private to root.
+    """A folder of a user who is subject to permissions; root becomes nobody for the test."""
+    # $TMPDIR may be private to root.
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         was = os.geteuid()
         if was == 0:
@@ -50,15 +50,15 @@ def unprivileged() -> Iterator[Path]:
 
 
 def said(home: Home, logs: LogFolder | None = None) -> list[str]:
-    return [str(trouble) for trouble in troubles(home, logs)]
+    return [str(issue) for issue in troubles(home, logs)]
 
 
-def test_nothing_is_wrong_with_folders_that_can_be_written(home: Home, tmp_path: Path) -> None:
+def test_writable_folders_have_no_issue(home: Home, tmp_path: Path) -> None:
     logs = LogFolder.of(str(tmp_path / "logs"))
     before = sorted(path.name for path in tmp_path.rglob("*"))
     assert said(home, logs) == []
     (tmp_path / "logs").rmdir()
-    assert said(home, logs) == []  # it is made with the next log
+    assert said(home, logs) == []  # the next log creates it
     assert sorted(path.name for path in tmp_path.rglob("*")) == [n for n in before if n != "logs"]
 
 
@@ -71,17 +71,17 @@ def test_nothing_is_wrong_with_folders_that_can_be_written(home: Home, tmp_path:
         (errno.EIO, "cannot be written (Input/output error): check"),
     ],
 )
-def test_each_error_has_its_words(
+def test_every_error_has_a_message_and_a_remedy(
     home: Home, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     monkeypatch.setattr(storage, "_cannot_hold", lambda folder: OSError(number, os.strerror(number)))
-    [trouble] = troubles(home, None)
-    assert str(trouble).startswith(f"store {home.folder} {words}")
-    assert trouble.stops
-    assert refusal(home, OSError("text")) == f"{trouble} (text)"
+    [issue] = troubles(home, None)
+    assert str(issue).startswith(f"store {home.folder} {words}")
+    assert issue.stops
+    assert refusal(home, OSError("text")) == f"{issue} (text)"
 
 
-def test_where_files_have_to_have_names_the_numbers_of_the_file_system_count(
+def test_uses_the_file_systems_free_space_if_unnamed_files_are_unsupported(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -98,7 +98,7 @@ def test_where_files_have_to_have_names_the_numbers_of_the_file_system_count(
     assert said(home) == [f"store {home.folder} is on a full disk: free space there"]
 
 
-def test_permissions(unprivileged: Path) -> None:
+def test_reports_missing_permissions(unprivileged: Path) -> None:
     home = Home.of(str(unprivileged / "s.json"))
     home.create()
     home.state_file.touch()
@@ -109,8 +109,8 @@ def test_permissions(unprivileged: Path) -> None:
         f"main log {home.log} is not writable: chmod u+rw {home.log}",
     ]
     unprivileged.chmod(0o500)
-    [trouble] = troubles(home, None)
-    assert (trouble.problem, trouble.remedy, trouble.stops) == (
+    [issue] = troubles(home, None)
+    assert (issue.problem, issue.remedy, issue.stops) == (
         "is not writable", f"chmod u+rwx {unprivileged}", False,
     )  # fmt: skip
     with pytest.raises(
@@ -122,7 +122,7 @@ def test_permissions(unprivileged: Path) -> None:
     assert (first.what, first.remedy, first.stops) == ("store", f"chmod u+rwx {home.runs}", True)
 
 
-def test_a_linked_state_file_is_written_in_the_folder_of_its_target(unprivileged: Path) -> None:
+def test_checks_the_folder_of_a_linked_state_files_target(unprivileged: Path) -> None:
     home = Home.of(str(unprivileged / "s.json"))
     home.create()
     target = unprivileged / "elsewhere" / "s.json"
@@ -136,7 +136,7 @@ def test_a_linked_state_file_is_written_in_the_folder_of_its_target(unprivileged
 
 
 @pytest.mark.parametrize("what", ["state file", "main log"])
-def test_a_folder_in_the_place_of_a_file(home: Home, what: str) -> None:
+def test_reports_a_folder_in_place_of_a_file(home: Home, what: str) -> None:
     path = home.state_file if what == "state file" else home.log
     path.mkdir()
     assert said(home) == [f"{what} {path} is not a regular file: remove it, or move it aside"]
@@ -165,15 +165,15 @@ PLANTED: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("plant", "problem"), PLANTED)
-def test_a_log_folder_that_is_taken_is_left_alone(
+def test_leaves_an_occupied_log_folder_alone(
     home: Home, tmp_path: Path, plant: Callable[[Path], None], problem: str
 ) -> None:
     chosen = tmp_path / "logs"
     logs = LogFolder.from_json(LogFolder.of(str(chosen)).to_json())
     chosen.rmdir()
     plant(chosen)
-    [trouble] = troubles(home, logs)
-    assert trouble == Trouble(
+    [issue] = troubles(home, logs)
+    assert issue == Trouble(
         "log folder", str(chosen), problem, "remove it, or name a folder that you own with --log-dir", True
     )
     with pytest.raises(PermissionError):
@@ -183,7 +183,7 @@ def test_a_log_folder_that_is_taken_is_left_alone(
 
 
 @pytest.mark.parametrize("plant", [plant for plant, _ in PLANTED])
-def test_what_is_planted_between_look_and_use_is_not_used(
+def test_does_not_use_what_is_planted_between_check_and_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
     theirs = tmp_path / "theirs"
@@ -207,45 +207,45 @@ def test_what_is_planted_between_look_and_use_is_not_used(
 
 
 @pytest.mark.parametrize(("plant", "problem"), PLANTED)
-def test_instead_of_the_default_one_there_is_one_of_our_own(
+def test_falls_back_to_a_log_folder_named_after_the_user(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None], problem: str
 ) -> None:
     monkeypatch.setattr(joblogs, "DEFAULT", tmp_path / "logs")
     monkeypatch.setenv("LOGNAME", "ada")
     logs = LogFolder.of(None)
     plant(tmp_path / "logs")
-    [trouble] = troubles(home, logs)
-    assert str(trouble).startswith(
+    [issue] = troubles(home, logs)
+    assert str(issue).startswith(
         f"log folder {tmp_path}/logs {problem}: job logs go to {tmp_path}/logs_ada; remove it"
     )
-    assert not trouble.stops
+    assert not issue.stops
     assert logs.make() == tmp_path / "logs_ada"
     (tmp_path / "logs_ada").rmdir()
     _link(tmp_path / "logs_ada")
-    assert [trouble.stops for trouble in troubles(home, logs)] == [True, True]
+    assert [issue.stops for issue in troubles(home, logs)] == [True, True]
 
 
-def test_a_link_among_the_parents_of_a_chosen_folder(home: Home, tmp_path: Path) -> None:
+def test_reports_a_link_among_the_parents_of_the_log_folder(home: Home, tmp_path: Path) -> None:
     logs = LogFolder.of(str(tmp_path / "a" / "logs"))
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").symlink_to(tmp_path / "b")
     assert [t.problem for t in troubles(home, logs)] == ["is reached through a link"]
     assert LogFolder.of(str(tmp_path / "a" / "logs")).paths == (
         tmp_path / "b" / "logs",
-    )  # at the start it may be
+    )  # at the start a link is allowed
 
 
 class HandClock(Clock):
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     boot = 1000.0
 
     def now(self) -> Now:
-        """The test's time."""
+        """Returns the time that the test set."""
         return Now(0.0, self.boot, "boot")
 
 
-def test_a_launch_that_finds_the_disk_full_is_no_try_of_the_job(
+def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(storagewatch, "BLAME_S", 0.02)
@@ -272,18 +272,18 @@ def test_a_launch_that_finds_the_disk_full_is_no_try_of_the_job(
     row = rig.ends(job)
     assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
     assert rig.ends(other)["exit_code"] == 0
-    assert len(list((tmp_path / "logs").iterdir())) == 2  # none is left of the launches that failed
+    assert len(list((tmp_path / "logs").iterdir())) == 2  # failed launches leave no log
     assert caplog.text.count("spec.json: No space left on device: free space there") == 1
 
 
-def test_launches_that_fail_for_want_of_room_that_no_look_finds_are_tried_less_and_less(
+def test_backs_off_after_storage_failures_that_no_check_finds(
     home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = HandClock()
     watch = StorageWatch(home, LogFolder((home.folder,), os.geteuid()), clock)
 
     def waits() -> list[float]:
-        """Seconds without a launch after each of the next failures."""
+        """Returns the seconds without launches after each of the next failures."""
         found = []
         for _ in range(9):
             assert watch.is_to_blame(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))
@@ -304,14 +304,14 @@ def test_launches_that_fail_for_want_of_room_that_no_look_finds_are_tried_less_a
     assert not watch.is_to_blame(None)
 
 
-def test_a_launch_that_fails_by_itself_counts_also_with_storage_watched(tmp_path: Path) -> None:
+def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.loop.storage = StorageWatch(rig.store.home, LogFolder.of(str(tmp_path / "logs")), Clock())
     row = rig.ends(rig.add("x", conda="none"))
     assert (row["outcome"], row["launch_failures"]) == ("failed", 3)
 
 
-def test_an_action_that_cannot_be_performed_keeps_no_other_from_it(tmp_path: Path) -> None:
+def test_an_action_that_fails_does_not_block_others(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     jobs = [rig.add("sleep 60", share=500) for _ in range(2)]
     assert len({rig.runner(job) for job in jobs}) == 2
@@ -326,12 +326,10 @@ def test_an_action_that_cannot_be_performed_keeps_no_other_from_it(tmp_path: Pat
     assert [rig.ends(job)["outcome"] for job in jobs] == ["cancelled", "cancelled"]
 
 
-def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
+def test_logs_when_an_issue_begins_and_ends(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
     for level in ("error", "info"):
-        monkeypatch.setattr(storagewatch.log, level, lambda text, *values: told.append(text % values))
+        monkeypatch.setattr(storagewatch.log, level, lambda text, *values: messages.append(text % values))
     watch = StorageWatch(home, LogFolder((home.folder,), os.geteuid()), Clock())
     assert watch.trouble(at_once=True) is None
     with monkeypatch.context() as full:
@@ -340,7 +338,7 @@ def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
             f"log folder {home.folder} is on a full disk: free space there"
         ]
     assert watch.trouble(at_once=True) is None
-    assert sorted(told) == [
+    assert sorted(messages) == [
         f"log folder {home.folder} can be used again",
         f"log folder {home.folder} is on a full disk: free space there; until then no new job starts, "
         "running jobs continue",
@@ -352,27 +350,27 @@ def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
 
 @pytest.fixture
 def main_log(tmp_path: Path) -> Iterator[tuple[Path, list[str], Callable[[str], None]]]:
-    """The path of a main log, what was said of it, and how to write a line."""
-    told: list[str] = []
-    handler = MainLog(tmp_path / "main.log", told.append)
+    """The path of a main log, the messages about it, and a function that writes a line."""
+    messages: list[str] = []
+    handler = MainLog(tmp_path / "main.log", messages.append)
 
     def write(text: str) -> None:
         handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, text, None, None))
 
-    yield tmp_path / "main.log", told, write
+    yield tmp_path / "main.log", messages, write
     handler.close()
 
 
-def test_a_main_log_that_is_removed_or_moved_is_made_anew(
+def test_recreates_a_main_log_that_was_removed_or_moved(
     main_log: tuple[Path, list[str], Callable[[str], None]],
 ) -> None:
-    path, told, write = main_log
+    path, messages, write = main_log
     write("one")
     path.unlink()
     write("two")
     path.rename(path.with_name("old"))
     write("three")
-    assert (path.read_text(), path.with_name("old").read_text(), told) == ("three\n", "two\n", [])
+    assert (path.read_text(), path.with_name("old").read_text(), messages) == ("three\n", "two\n", [])
 
 
 @pytest.mark.parametrize(
@@ -383,13 +381,13 @@ def test_a_main_log_that_is_removed_or_moved_is_made_anew(
         (lambda path: os.mkfifo(path), "No such device or address"),
     ],
 )
-def test_a_main_log_that_cannot_be_written_is_told_once_and_tried_again(
+def test_reports_an_unwritable_main_log_once_and_retries(
     main_log: tuple[Path, list[str], Callable[[str], None]],
     capsys: pytest.CaptureFixture[str],
     plant: Callable[[Path], None],
     problem: str,
 ) -> None:
-    path, told, write = main_log
+    path, messages, write = main_log
     write("before")
     path.unlink()
     plant(path)
@@ -398,14 +396,14 @@ def test_a_main_log_that_cannot_be_written_is_told_once_and_tried_again(
     path.rmdir() if path.is_dir() else path.unlink()
     write("after")
     assert path.read_text() == "after\n"
-    assert told == [
+    assert messages == [
         f"the main log {path} cannot be written: {problem}; the scheduler continues",
         f"the main log {path} can be written again; 2 lines missing",
     ]
     assert capsys.readouterr().err == ""
 
 
-def test_a_main_log_is_private_whatever_the_umask(
+def test_the_main_log_is_private_with_any_umask(
     main_log: tuple[Path, list[str], Callable[[str], None]],
 ) -> None:
     path, _, write = main_log

@@ -1,4 +1,4 @@
-"""The reader of files that are not ours: it waits for nobody, and takes no more than it may."""
+"""Reading files that are not ours: never blocking, and never more than the limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)
-def test_refuses_everything_but_regular_files(
+def test_rejects_everything_but_regular_files(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_refuses_everything_but_regular_files(
     assert (found.kind, str(found)) == (Kind.NOT_REGULAR, "is not a regular file")
 
 
-def test_tells_a_missing_file_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+def test_distinguishes_a_missing_file_from_an_unreadable_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert read(path) == FileProblem(Kind.MISSING)
     path.symlink_to(path)
@@ -77,7 +77,7 @@ def test_names_the_limit(tmp_path: Path) -> None:
     assert str(read(path)) == "is larger than 16 MiB"
 
 
-def test_a_file_that_grows_while_it_is_read_is_too_large(
+def test_rejects_a_file_that_grows_past_the_limit_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -95,7 +95,7 @@ def test_a_file_that_grows_while_it_is_read_is_too_large(
     assert found.kind is Kind.TOO_LARGE
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_leaves_no_descriptor_open(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 2000)
     before = os.listdir("/proc/self/fd")
@@ -105,7 +105,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_pipe_is_read_to_its_end_or_to_the_limit() -> None:
+def test_reads_a_pipe_to_its_end_or_to_the_limit() -> None:
     for most, whole in ((200_000, True), (100_000, False)):
         ours, theirs = os.pipe()
         writer = threading.Thread(target=_write_all, args=(theirs, b"x" * 150_000))
@@ -127,8 +127,8 @@ def _write_all(fd: int, data: bytes) -> None:
             pass
 
 
-def test_a_small_file_is_read_with_little_memory(tmp_path: Path) -> None:
-    """One read must not ask for as much as the largest file may have."""
+def test_reads_a_small_file_with_little_memory(tmp_path: Path) -> None:
+    """A read call must not allocate the size limit at once."""
     path = tmp_path / "jobs.txt"
     path.write_text("echo hi\n")
     code = (
@@ -168,9 +168,7 @@ def status_of(mode: int, uid: int, size: int = 0, gid: int = 100) -> os.stat_res
         (0o010600, ME, "is not a regular file"),
     ],
 )
-def test_judges_a_file_by_its_kind_its_owner_and_its_permissions(
-    mode: int, uid: int, says: str | None
-) -> None:
+def test_checks_kind_owner_and_permissions_of_a_file(mode: int, uid: int, says: str | None) -> None:
     found = safefile.judge(status_of(mode, uid), None, (ME, ROOT))
     assert (None if found is None else found.says) == says
     trusted = safefile.judge(status_of(mode, uid), None)
@@ -190,7 +188,7 @@ def test_judges_a_file_by_its_kind_its_owner_and_its_permissions(
         (ROOT, 0o41777, EVE, {ROOT}),
     ],
 )
-def test_root_also_takes_files_of_the_folders_owner_where_nobody_else_may_write_it(
+def test_root_trusts_the_folders_owner_if_nobody_else_may_write_the_folder(
     monkeypatch: pytest.MonkeyPatch, me: int, folder_mode: int, folder_owner: int, expected: set[int]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: me)
@@ -199,7 +197,7 @@ def test_root_also_takes_files_of_the_folders_owner_where_nobody_else_may_write_
 
 
 @pytest.mark.parametrize("trust", [False, True])
-def test_refuses_a_file_that_everybody_may_write_unless_it_is_trusted(tmp_path: Path, trust: bool) -> None:
+def test_rejects_a_world_writable_file_unless_files_are_trusted(tmp_path: Path, trust: bool) -> None:
     path = tmp_path / "file"
     path.write_text("x")
     path.chmod(0o666)
@@ -214,7 +212,7 @@ def test_refuses_a_file_that_everybody_may_write_unless_it_is_trusted(tmp_path: 
     assert safefile.look(link, None, trust=trust, follow=False) == FileProblem(Kind.LINK)
 
 
-def test_refuses_files_and_links_of_another_user(tmp_path: Path, stranger: int) -> None:
+def test_rejects_files_and_links_of_another_user(tmp_path: Path, stranger: int) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for path in (ours, theirs):
         path.write_text("x")
@@ -237,7 +235,7 @@ def test_refuses_files_and_links_of_another_user(tmp_path: Path, stranger: int) 
     assert {name: safefile.look(path, None) for name, path in links.items()} == expected
 
 
-def test_root_takes_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stranger: int) -> None:
+def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stranger: int) -> None:
     path, planted = tmp_path / "file", tmp_path / "planted"
     path.write_text("x")
     for owned in (tmp_path, path):
@@ -247,7 +245,7 @@ def test_root_takes_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stran
     other = tmp_path / "other"
     other.mkdir(mode=0o777)
     planted = other / "link"
-    planted.symlink_to(path)  # a folder of ours leads to a file of theirs
+    planted.symlink_to(path)  # a link in our folder leads to another user's file
     assert read(planted) == FileProblem(Kind.FOREIGN, str(stranger))
     tmp_path.chmod(0o775)
     assert isinstance(read(path), Content), "the group is theirs alone"
@@ -256,10 +254,10 @@ def test_root_takes_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stran
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o40775, {ROOT, ANN}), (0o40777, {ROOT})])
-def test_a_group_with_the_number_of_the_folders_owner_is_nobody_else(
+def test_a_private_group_of_the_folders_owner_counts_as_the_owner(
     monkeypatch: pytest.MonkeyPatch, mode: int, expected: set[int]
 ) -> None:
-    # As a folder is made with the umask 002, which goes with a group for each user.
+    # The umask 002, usual with a private group for each user, creates such folders.
     monkeypatch.setattr(os, "geteuid", lambda: ROOT)
     monkeypatch.setattr(os, "stat", lambda path: status_of(mode, ANN, gid=ANN))
     assert safefile.owners("folder/file") == expected
