@@ -1,4 +1,4 @@
-"""Makes backups of the record while the scheduler runs: soon after its start, then once a day."""
+"""Backs up the store while the scheduler runs: soon after its start, then once a day."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds after the start at which the first one is made: the first jobs are launched before it.
+#: Seconds from the start to the first backup, so that the first jobs are launched before it.
 FIRST_S = 3.0
 EVERY_S = 86_400.0
-#: Seconds until one that failed is tried again.
+#: Seconds until a failed backup is retried.
 AGAIN_S = 3_600.0
 
 
 class BackupTimer:
-    """again_at: the boot time of the next backup."""
+    """Schedules the backups. again_at: boot seconds at which the next one is due."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class BackupTimer:
         self.again_at = clock.now().boot + FIRST_S
 
     def turn(self) -> None:
-        """Make a backup if one is due. A failure is logged once and changes nothing else."""
+        """Makes a backup if one is due. Repeated failures for the same reason are logged once."""
         now = self._clock.now().boot
         if now < self.again_at:
             return
@@ -38,9 +38,9 @@ class BackupTimer:
         except (OSError, sqlite3.Error, SchedulerError) as error:
             self.again_at = now + AGAIN_S
             if str(error) != self._failure:
-                log.warning("no backup of the record could be made: %s", error)
+                log.warning("cannot back up the store: %s", error)
             self._failure = str(error)
             return
         self.again_at = now + EVERY_S
         self._failure = None
-        log.debug("backup of the record: %s", made.path)
+        log.debug("store backed up to %s", made.path)

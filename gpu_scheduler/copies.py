@@ -1,5 +1,7 @@
-"""A start goes on with a record that lies in its own folder or was moved; it refuses a copy, or makes it a
-record of its own. It never signals a process of the original."""
+"""Accepts a store in its own folder or a moved one at start; refuses a copy, or makes it a separate store.
+
+No process of the original is ever signalled.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from gpu_scheduler.store.store import Store
 
 @contextmanager
 def settled(store: Store, options: StartOptions, settings: Settings) -> Iterator[None]:
-    """Inside, the record lies in its own folder; the jobs forgotten or held for that are so for good when the
-    block ends well. For the one scheduler. Raises SchedulerError.
+    """Adopts the present folder of the store for the block, and for good if the block succeeds.
+
+    With `--fresh`, all jobs are forgotten; with `--as-copy`, the active jobs of a copy are held. The caller
+    must hold the locks. Raises SchedulerError.
     """
     copied = identity.verdict(store) == "copied"
     if copied and not (options.fresh or options.as_copy):

@@ -1,4 +1,4 @@
-"""What `start --fresh` may forget: nothing while a process of a job is left, or may still begin."""
+"""Forgets all jobs for `start --fresh`, unless a process of a job is left or may still begin."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a runner which has published its result may take to end.
+#: Seconds that a runner may take to exit after it has published its result.
 END_S = 2.0
 _LOOK_EVERY_S = 0.02
-_UNRECORDED = "`start --restore` puts what runs on the record again; `stop --jobs` ends it then"
+_UNRECORDED = "`start --restore` adds what runs to the store again; then `stop --jobs` ends it"
 
 
 @contextmanager
 def forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
-    """Inside, no job is on the record; for good when the block ends well. For the one scheduler.
+    """Removes all jobs from the store for the block, and for good if the block succeeds.
 
-    copied: what is active belongs to the original of this record. Else raises SchedulerError while a job is
-    active; then nothing is changed.
+    The caller must hold the locks. Raises SchedulerError, having changed nothing, while a job is active.
+    copied: do not check that, since the active jobs belong to the original of this store.
     """
     if not copied:
         refuse_active(store, take=True)
     with forgetting(store) as jobs:
-        # No number that a folder or a backup tells of is used again, also where the record was lost.
+        # No id in a folder or a backup is used again, even if the store was lost.
         imports.raise_numbers(store.db.connection, told_numbers(store.home))
         yield
     log.info("forgot %d job%s", jobs, "s" * (jobs != 1))
 
 
 def refuse_active(store: Store, *, take: bool = False) -> None:
-    """Raises SchedulerError, with the remedy, while a job is active, whatever the record says of it.
+    """Raises SchedulerError, with the remedy, while a job is active, whatever its state in the store.
 
-    take: attempts that nobody has claimed are claimed, so that none of them begins any more.
+    take: void the claims of attempts that nobody has claimed, so that none of them begins any more.
     """
     _refuse(
         lambda: _left(store, take),
-        "`stop --jobs` ends what runs; `start` without --fresh goes on with it",
+        "`stop --jobs` ends what runs; `start` without --fresh keeps it",
     )
 
 
 def refuse_unrecorded(folders: Iterable[AttemptFolder]) -> None:
-    """The same where there is no record of any of these attempts."""
+    """Raises SchedulerError while one of these attempts, which the store does not know, is active."""
     attempts = _unknown(folders)
     _refuse(lambda: _left_of(attempts, take=False), _UNRECORDED)
 
@@ -66,13 +66,16 @@ def _refuse(look: Callable[[], dict[int, bool]], remedy: str) -> None:
         time.sleep(_LOOK_EVERY_S)
     if left:
         which = f"job {min(left)} is" if len(left) == 1 else f"jobs {', '.join(map(str, sorted(left)))} are"
-        raise SchedulerError(f"{which} active; --fresh forgets nothing meanwhile\n{remedy}")
+        raise SchedulerError(f"{which} active; --fresh forgets nothing while jobs are active\n{remedy}")
 
 
 @dataclass(frozen=True)
 class _Open:
-    """An attempt that may be active. runner: the process that the record knows to run it. has_ended: on the
-    record, which says nothing of its processes."""
+    """An attempt that may be active.
+
+    runner: its runner process, if the store has it. has_ended: the store has its end, but processes of it may
+    be left.
+    """
 
     job_id: int
     token: str
@@ -82,7 +85,7 @@ class _Open:
 
 
 def _left(store: Store, take: bool) -> dict[int, bool]:
-    """The active jobs; and of each whether its command is over, and only processes of it are left."""
+    """Returns active job id -> whether its command is over and only other processes of it are left."""
     boot_id = Clock().boot_id
     attempts = [
         _Open(row["job_id"], row["token"], store.home.attempt(row["job_id"], row["number"], row["token"]),
@@ -95,7 +98,7 @@ def _left(store: Store, take: bool) -> dict[int, bool]:
 
 
 def _unknown(folders: Iterable[AttemptFolder]) -> list[_Open]:
-    """Attempts that the record does not know. One that has no token never begins."""
+    """Returns the attempts in these folders; one without a token is left out, since it never begins."""
     boot_id, found = Clock().boot_id, []
     for folder in folders:
         token, origin = token_of(folder), read(folder)
@@ -112,15 +115,15 @@ def _left_of(attempts: Collection[_Open], *, take: bool) -> dict[int, bool]:
 
 
 def _over(attempt: _Open, take: bool) -> bool:
-    """Whether the command of an attempt is over, or will never begin. Processes of it may be left."""
+    """Returns whether the command of an attempt is over or will never begin. Processes of it may be left."""
     if attempt.has_ended:
         return True
     folder, token = attempt.folder, attempt.token
     try:
-        seen = observe(folder, token, attempt.runner)
-        if seen.result is None and seen.claim == "none":
+        status = observe(folder, token, attempt.runner)
+        if status.result is None and status.claim == "none":
             return not take or take_claim(folder, token)
     except OSError as error:
         raise SchedulerError(f"{folder}: {error.strerror}; nothing is forgotten") from None
-    # Whether anything of an attempt with an invalid claim runs, its processes tell.
-    return seen.result is not None or seen.claim in ("dead", "void", "invalid")
+    # An attempt with an invalid claim counts as active only by its processes.
+    return status.result is not None or status.claim in ("dead", "void", "invalid")

@@ -1,4 +1,4 @@
-"""How a draining scheduler ends: which jobs count, what is listed, with which code."""
+"""Determines the exit code of a draining scheduler and logs what is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """The jobs that this run finished; at the end also those of the lines in the file and all that wait."""
+    """Collects the jobs that this run finished.
+
+    At the end, the unfinished jobs and those of the lines in the jobs file count too.
+    """
 
     def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:
         self._store = store
@@ -27,12 +30,12 @@ class Outcomes:
         self._finished: set[int] = set()
 
     def told(self, action: Action) -> None:
-        """One action of a round."""
+        """Takes note of an action of a round."""
         if isinstance(action, (Close, Finish)):
             self._finished.add(action.job_id)
 
     def finish(self) -> int:
-        """Name what is left, and return the exit code."""
+        """Logs what is left and returns the exit code."""
         jobs = self._jobs()
         malformed = [
             MalformedShown(row["path"], row["number"], row["text"], row["problem"], row["accepted"])
@@ -45,7 +48,7 @@ class Outcomes:
         code = exit_code(map(_ending, jobs), bool(malformed))
         done = sum(job.outcome == Outcome.COMPLETED.value for job in jobs)
         if not self._finished and code:
-            log.info("nothing was run: `retry JOB` runs a job once more, `start --fresh` all of them")
+            log.info("no job was run: `retry JOB` runs a job again, `start --fresh` all of them")
         bad = len(malformed)
         log.info(
             "drained: %d of %d jobs completed%s; exit code %d",
@@ -54,7 +57,7 @@ class Outcomes:
         return code
 
     def _jobs(self) -> list[JobShown]:
-        """The jobs that count, by id."""
+        """Returns the jobs that count, by id."""
         rows = self._store.db.rows(
             "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)",
             self._jobs_file,

@@ -1,7 +1,7 @@
-"""`start` refuses a record that was lost, or restores it from its newest good backup and the attempt folders.
+"""Opens the store for `start`: refuses a lost one, or restores it from the newest backup and attempt folders.
 
-Living attempts are not held: they are open attempts of the restored record, whose end is recorded like any
-other. Nothing is signalled, nothing is deleted, and no attempt that a folder tells of is launched again.
+Live attempts are not held: they are open attempts of the restored store, whose end is recorded like any
+other. Nothing is signalled, nothing is deleted, and no attempt that has a folder is launched again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def open_record(home: Home, options: StartOptions, settings: Settings) -> Store:
-    """The record as `start` goes on with it, in good condition. For the one scheduler.
+    """Opens, creates or restores the store for `start`. The caller must hold the locks.
 
-    Raises SchedulerError, with the ways on, if it was lost and `options` do not say what to do about it.
+    Raises SchedulerError, with the remedies, if the store was lost and no option says what to do.
     """
     try:
         found = examine(home, thorough=options.restore or options.fresh)
@@ -47,25 +47,25 @@ def open_record(home: Home, options: StartOptions, settings: Settings) -> Store:
         if found.is_lost:
             raise SchedulerError(refusal(home, found))
     except OSError as error:
-        remedy = "; look at its permissions" if isinstance(error, PermissionError) else ""
+        remedy = "; check its permissions" if isinstance(error, PermissionError) else ""
         raise SchedulerError(f"{error.filename or home.folder}: {error.strerror}{remedy}") from None
     return Store(home, create=True)
 
 
 def refusal(home: Home, found: Condition) -> str:
-    """Why the record cannot be gone on with, and the ways on."""
+    """Returns why the store cannot be used, with the remedies."""
     count = len(found.unknown)
     folders = f"{count} attempt{'s' * (count != 1)} in {home.runs} {'is' if count == 1 else 'are'}"
     problem = {
         "missing": f"{home.database} is missing",
         "empty": f"{home.database} is empty",
         "damaged": found.damage,
-        "whole": f"{home.database} is the record of {found.owner}"
+        "whole": f"{home.database} is the store of {found.owner}"
         if found.owner
         else f"{home.database} is older than "
         + ("they are" if found.unknown else str(found.backups[0].path) if found.backups else ""),
     }[found.state]
-    head = f"{folders} not on the record: {problem}" if count else f"the record was lost: {problem}"
+    head = f"{folders} not in the store: {problem}" if count else f"the store was lost: {problem}"
     living = _living(found.unknown) if count else {}
     lives = "none of them runs"
     if living:
@@ -78,7 +78,7 @@ def refusal(home: Home, found: Condition) -> str:
     if found.backups:
         source = f"the backup of {_when(found.backups[0])} in {home.backups}, and from these folders"
     forget = "forgets all of it" + (", once none of them runs" if living else "")
-    return f"{head}\n{middle}`start --restore` goes on from {source}; `start --fresh` {forget}"
+    return f"{head}\n{middle}`start --restore` continues from {source}; `start --fresh` {forget}"
 
 
 def _when(backup: Backup) -> str:
@@ -86,7 +86,7 @@ def _when(backup: Backup) -> str:
 
 
 def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
-    """The jobs of these attempts that have living processes, with the pid of the runner where it is known."""
+    """Returns job id -> pid of the runner, if known, for these attempts with live processes."""
     tokens = {token: one for one in folders if (token := token_of(one)) is not None}
     living: dict[int, int | None] = {}
     boot_id = Clock().boot_id
@@ -99,15 +99,17 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     for token in processes_of(here) if here else {}:
         living[tokens[token].job_id] = None
     for token, one in tokens.items():
-        seen = observe(one.path, token)
-        if seen.claim in ("live", "unlocked") and seen.result is None:
-            living[one.job_id] = seen.pid
+        status = observe(one.path, token)
+        if status.claim in ("live", "unlocked") and status.result is None:
+            living[one.job_id] = status.pid
     return living
 
 
 def _emptied(home: Home, found: Condition) -> Store:
-    """For `--fresh`, which forgets what there is once the start has succeeded: until then, an empty database
-    beside the folders is a lost record still."""
+    """Opens the store for `--fresh`, which forgets the jobs only once the start has succeeded.
+
+    Until then, an empty database beside attempt folders still counts as a lost store.
+    """
     if found.state == "damaged":
         refuse_unrecorded(found.unknown)
         _set_aside(home)
@@ -116,23 +118,23 @@ def _emptied(home: Home, found: Condition) -> Store:
 
 def _restored(home: Home, found: Condition, options: StartOptions, settings: Settings) -> Store:
     if not found.is_lost:
-        log.info("--restore: the record is whole and knows every attempt; nothing is restored")
+        log.info("--restore: the store is intact and contains every attempt; nothing is restored")
         return Store(home, create=True)
     backup, is_ours = _newest_good(found), _is_ours(found)
     if backup is not None or not is_ours:
         _set_aside(home)
     if backup is not None:
         copy_to(backup, home.database)
-        log.warning("the record is restored from %s, made %s", backup.path, _when(backup))
+        log.warning("the store is restored from %s, made %s", backup.path, _when(backup))
     elif not is_ours:
-        log.warning("there is no good backup; the record is made from the folders in %s", home.runs)
+        log.warning("there is no usable backup; the store is rebuilt from the folders in %s", home.runs)
     store = Store(home, create=True)
     try:
         with store.db.upgraded():
-            pass  # a backup may be that of an earlier version
-        strange = attemptfolders.unknown(found.folders, store.db.connection)
+            pass  # the backup may be from an earlier version
+        missing = attemptfolders.unknown(found.folders, store.db.connection)
         with store.db.transaction() as db:
-            _Import(store, settings, strange).run(options.jobs_file)
+            _Import(store, settings, missing).run(options.jobs_file)
             imports.raise_numbers(db, _numbers(found))
     except BaseException:
         store.close()
@@ -141,7 +143,7 @@ def _restored(home: Home, found: Condition, options: StartOptions, settings: Set
 
 
 def _newest_good(found: Condition) -> Backup | None:
-    """The backup to go on from; None: there is none that knows more than the database."""
+    """Returns the newest good backup; None if none contains more than the database."""
     for backup in found.backups:
         try:
             extent = extent_of(backup.path, immutable=True)
@@ -153,18 +155,18 @@ def _newest_good(found: Condition) -> Backup | None:
 
 
 def _is_ours(found: Condition) -> bool:
-    """Whether the database can be gone on with, as far as it has come."""
+    """Returns whether the database is intact and belongs to this data directory."""
     return found.state == "whole" and found.owner is None
 
 
 def _set_aside(home: Home) -> None:
-    """Keep the database under another name, with the log that belongs to it."""
+    """Renames the database together with its log, so that both are kept."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     aside = home.database.with_name(f"{home.database.name}.lost-{stamp}")
     while os.path.lexists(aside):
         aside = aside.with_name(f"{aside.name}-")
     moved = False
-    # The log first: it must never lie beside another database.
+    # The log first: it must never be beside another database.
     for suffix in ("-wal", "-shm", ""):
         try:
             os.rename(f"{home.database}{suffix}", f"{aside}{suffix}")
@@ -176,7 +178,7 @@ def _set_aside(home: Home) -> None:
 
 
 def _numbers(found: Condition) -> Extent:
-    """The highest numbers that anything here tells of."""
+    """Returns the highest ids in the database, the backups and the folders."""
     jobs = [one.job_id for one in found.folders]
     return Extent(
         max([found.extent.jobs, found.backed_up.jobs, *jobs]),
@@ -185,7 +187,7 @@ def _numbers(found: Condition) -> Extent:
 
 
 class _Import:
-    """Takes attempts that the record does not know in, in the caller's transaction."""
+    """Adds attempts that the store does not know, in the caller's transaction."""
 
     def __init__(self, store: Store, settings: Settings, folders: Collection[AttemptFolder]) -> None:
         self._store = store
@@ -197,9 +199,9 @@ class _Import:
             token = token_of(folder)
             if token is None and has_begun(folder):
                 raise SchedulerError(
-                    f"{folder.path} does not tell which attempt it is of: its spec.json, claim and result are"
-                    " gone or cannot be used\nend what runs of it, remove its line from the jobs file if that"
-                    " has run, move the folder away; then `start --restore` goes on"
+                    f"cannot identify the attempt of {folder.path}: its spec.json, claim and result are"
+                    " missing or unusable\nend its processes, remove its line from the jobs file if that has"
+                    " run, and move the folder away; then use `start --restore` again"
                 )
             if token is not None:
                 origin = attemptfolders.read(folder) or Origin(token, self._now.boot_id, None, None)
@@ -219,14 +221,17 @@ class _Import:
         }
 
     def run(self, jobs_file: str) -> None:
-        """Raises SchedulerError where lines would run again that these attempts may have run."""
+        """Adds the attempts and their jobs.
+
+        Raises SchedulerError if lines that these attempts may have run would run again.
+        """
         db = self._store.db.connection
         new = {job_id: found[-1] for job_id, found in self._jobs.items() if not imports.has_job(db, job_id)}
-        untold = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
-        if untold and jobs_file:
+        unidentified = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
+        if unidentified and jobs_file:
             raise SchedulerError(
-                f"the folders of jobs {ranges(sorted(untold))} in {self._store.home.runs} do not tell which"
-                " lines ran there: such lines would run again\n"
+                f"the folders of jobs {ranges(sorted(unidentified))} in {self._store.home.runs} do not"
+                " contain the lines that ran there: these lines would run again\n"
                 f"remove the lines that have run from {jobs_file}, then"
                 ' start once with --restore --jobs-file ""'
             )
@@ -241,15 +246,17 @@ class _Import:
         count = sum(map(len, self._jobs.values()))
         if count:
             log.warning(
-                "%d attempt%s put on the record from folders: job%s %s", count,
-                " is" if count == 1 else "s are", "s" * (len(self._jobs) != 1), ranges(sorted(self._jobs)),
+                "%d attempt%s added to the store from folders: job%s %s", count,
+                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1), ranges(sorted(self._jobs)),
             )  # fmt: skip
 
     def _has_lost_claim(self, folder: AttemptFolder, token: str) -> bool:
-        """Whether an attempt has begun and nobody claims it. One that has not begun is claimed here, so that
-        it never does."""
-        seen = observe(folder.path, token)
-        if seen.claim != "none" or seen.result is not None:
+        """Returns whether an attempt has begun but has no claim.
+
+        The claim of an attempt that has not begun is voided, so that it never begins.
+        """
+        status = observe(folder.path, token)
+        if status.claim != "none" or status.result is not None:
             return False
         if token in self._alive or recorded_command(folder.path, token) is not None:
             return True
@@ -257,7 +264,7 @@ class _Import:
         return False
 
     def _settle_known(self) -> None:
-        """The open attempts that the record knows of these jobs, which a later one has followed."""
+        """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
         rows = [row for row in self._store.unsettled() if row["job_id"] in self._jobs and not row["outcome"]]
         home = self._store.home
         folders = {row["token"]: home.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
@@ -267,7 +274,7 @@ class _Import:
             self._recorder.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _take_in(self, turn: int) -> None:
-        """The attempt of each job that is at this place among those of it."""
+        """Adds the attempt with this index of each job that has so many."""
         db = self._store.db.connection
         tokens = {}
         for found in self._jobs.values():
@@ -285,7 +292,10 @@ class _Import:
                 self._recorder.record(decide(attempt, self._now, self._settings), self._now)
 
     def _know_the_place(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
-        """Without a backup, the folders tell where the record lay: it may have been moved or copied since."""
+        """Takes the store's previous location from the folders, if no backup has it.
+
+        The data directory may have been moved or copied since.
+        """
         if identity.recorded(self._store) is None:
             places = [(o.created_at, o.record) for _, o in new if o.record is not None]
             if places:

@@ -1,4 +1,4 @@
-"""New records made by copying an empty one, not by ten migrations with a flush to the disk after each."""
+"""Creates test databases by copying an empty one, instead of ten migrations with a sync after each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _made: list[sqlite3.Connection] = []
 
 @contextmanager
 def copied() -> Iterator[None]:
-    """Inside, a database without a schema gets it from an empty database of this process, in one commit.
+    """Patches `Database` for the block, to copy the schema into a new database in one commit.
 
-    An earlier schema is upgraded as ever, and so is what other processes make.
+    An earlier schema is migrated as usual, and so are the databases of other processes.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "_migrate", _migrate)

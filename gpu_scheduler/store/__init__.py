@@ -1,1 +1,1 @@
-"""The record: one SQLite database per state file, and the JSON state file beside it."""
+"""The store: one SQLite database per state file, and the JSON state file beside its data directory."""

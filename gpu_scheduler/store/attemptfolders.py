@@ -1,7 +1,8 @@
-"""Lists the attempt folders in `runs/`, and keeps in each what puts its attempt and job on a record again.
+"""Lists the attempt folders in `runs/` and reads from each the origin of its attempt.
 
-An attempt is on the record before its folder is made. A folder that the record does not know is therefore one
-that a lost record knew, or one of a job that was forgotten.
+The origin is the part of spec.json from which a lost store can be restored. An attempt is in the store before
+its folder is created. A folder that the store does not know therefore belongs to a lost store or to a
+forgotten job.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.safefile import json_bytes
 from gpu_scheduler.store.home import Home
 
-#: Where in spec.json it stands. The runner does not read it.
+#: The key of the origin in spec.json. The runner does not read it.
 KEY = "origin"
-#: Files of an attempt that may be launched, or was.
+#: Files that exist once an attempt may be or has been launched.
 _SIGNS = ("spec.json", "claim", "command.pid", "result")
 _JOB = re.compile(r"[1-9][0-9]{0,17}")
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
-#: Columns of an attempt, and of its job, that are written as they are on the record.
+#: Columns of an attempt and of its job that are written as they are in the store.
 _ATTEMPT_COLUMNS = ("share", "vram", "whole", "learned", "created_at")
 _ATTEMPT_JSON = ("gpus", "baseline", "budgets")
 _JOB_COLUMNS = ("source", "priority", "raised_mib", "oom_used", "fail_used")
@@ -34,7 +35,10 @@ _JOB_COLUMNS = ("source", "priority", "raised_mib", "oom_used", "fail_used")
 
 @dataclass(frozen=True)
 class AttemptFolder:
-    """A folder in `runs/` that is named as one of an attempt. prefix: the first 8 letters of the token."""
+    """A folder in `runs/` with the name of an attempt folder.
+
+    number: the attempt number; prefix: the first 8 characters of the token.
+    """
 
     job_id: int
     number: int
@@ -44,11 +48,11 @@ class AttemptFolder:
 
 @dataclass(frozen=True)
 class Origin:
-    """What spec.json says of an attempt.
+    """The origin of an attempt, as its spec.json has it.
 
-    record: the folder of the record that it was made in. attempt, job: columns of their rows. source_cwd: the
-    working folder of the lines of the job's file; None = it has none. spec: None = of an earlier version,
-    which did not write down what only the record knew.
+    record: the data directory in which the attempt was created. attempt, job: columns of their rows.
+    source_cwd: the working directory of the lines of the job's jobs file; None = the job comes from no file.
+    spec: None = written by an earlier version, which did not keep the origin.
     """
 
     token: str
@@ -64,9 +68,11 @@ class Origin:
 
 
 def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) -> list[AttemptFolder]:
-    """The attempt folders, by job and number, but for those of the jobs to skip. Listing the folders of very
-    many jobs takes seconds where the disk has to be asked. readable: leaves out those that may not be
-    read, for which OSError is raised otherwise, as it is for `runs` itself.
+    """Returns the attempt folders, sorted by job and attempt number.
+
+    skip: ids of jobs whose folders are left out; listing the folders of very many jobs takes seconds where
+    the disk must be read. readable: leave out folders that cannot be read. Otherwise they raise OSError, as
+    `runs` itself does in either case.
     """
     found = []
     try:
@@ -94,7 +100,7 @@ def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) ->
 
 
 def unknown(folders: Collection[AttemptFolder], record: sqlite3.Connection) -> list[AttemptFolder]:
-    """Those of attempts that the record should know and does not: folders of forgotten jobs are left out."""
+    """Returns the folders whose attempts are missing from the store; those of forgotten jobs are left out."""
     rows = record.execute("SELECT job_id, number, substr(token, 1, 8) FROM attempt").fetchall()
     known = {(row[0], row[1], row[2]) for row in rows}
     strange = [one for one in folders if (one.job_id, one.number, one.prefix) not in known]
@@ -107,12 +113,15 @@ def unknown(folders: Collection[AttemptFolder], record: sqlite3.Connection) -> l
 
 
 def has_begun(folder: AttemptFolder) -> bool:
-    """Whether the folder has a file of a runner, or for one. Without, the attempt was never launched."""
+    """Returns whether the folder has a file of or for a runner; without one it was never launched."""
     return any(os.path.lexists(folder.path / name) for name in _SIGNS)
 
 
 def origin(row: sqlite3.Row, home: Home, source_cwd: str | None) -> dict[str, Any]:
-    """What spec.json keeps of an attempt. row: of the attempt, with the columns of its job that differ."""
+    """Returns the origin of an attempt as the JSON object in spec.json.
+
+    row: the attempt's row, with the columns of its job.
+    """
     return {
         "record": str(home.folder),
         "spec": json.loads(row["spec"]),
@@ -126,7 +135,7 @@ def origin(row: sqlite3.Row, home: Home, source_cwd: str | None) -> dict[str, An
 
 
 def read(folder: AttemptFolder) -> Origin | None:
-    """What the folder says of its attempt; None where it has no spec.json that can be used."""
+    """Returns the origin of the attempt; None where the folder has no usable spec.json."""
     try:
         return _parsed(folder, _json(folder.path / "spec.json"))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -134,12 +143,12 @@ def read(folder: AttemptFolder) -> Origin | None:
 
 
 def token_of(folder: AttemptFolder) -> str | None:
-    """The token of an attempt, by its spec.json, its claim or its result; None: it has none of them."""
+    """Returns the token in spec.json, claim or result, the first that is usable; None if none is."""
     found = read(folder)
     if found is not None:
         return found.token
-    said = (_token(folder, _json(folder.path / name)) for name in ("spec.json", "claim", "result"))
-    return next((token for token in said if token is not None), None)
+    tokens = (_token(folder, _json(folder.path / name)) for name in ("spec.json", "claim", "result"))
+    return next((token for token in tokens if token is not None), None)
 
 
 def _token(folder: AttemptFolder, said: Any) -> str | None:
@@ -150,7 +159,7 @@ def _token(folder: AttemptFolder, said: Any) -> str | None:
 
 
 def _json(path: Path) -> Any:
-    """What a JSON file says; None where it cannot be used."""
+    """Returns the content of a JSON file; None where it cannot be used."""
     try:
         return jsontext.parse(jsontext.decode(json_bytes(path, trust=True)))
     except (OSError, ValueError):

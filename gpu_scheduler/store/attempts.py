@@ -1,4 +1,4 @@
-"""The row of an attempt, with its job's columns, as the core knows it: the one place that spells it out."""
+"""Converts the row of an attempt, joined with its job, into the core's `Attempt`; nothing else does."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from gpu_scheduler.store.store import Store
 
 
 def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
-    """UUID -> thousandths booked by attempts that still hold the GPU; 0 for one that is free. over: attempts
-    that have ended, which is not recorded yet."""
+    """Returns UUID -> thousandths allocated by attempts that still hold the GPU; 0 for a free GPU.
+
+    over: ids of attempts that have ended but whose end is not recorded yet.
+    """
     spike = started_with(store).limits.spike
     totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
     shares = dict.fromkeys(totals, 0)
@@ -33,7 +35,7 @@ def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
 
 
 def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = None) -> Attempt:
-    """A row of `Store.unsettled`, and what the attempt's folder says."""
+    """Combines a row of `Store.unsettled` with the status read from the attempt folder."""
     return Attempt(
         attempt_id=row["id"],
         job_id=row["job_id"],

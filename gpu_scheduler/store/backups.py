@@ -1,6 +1,6 @@
-"""Backups of the record in `X.d/backups`: made by SQLite, checked before they count; the last three are kept.
+"""Makes, checks and restores backups of the store in `X.d/backups`, and keeps the last three.
 
-A database is judged here: whether it is whole, and how far it has come.
+Also decides whether a database is intact and reads the highest ids that it has given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.home import Home
 
-#: Backups that are kept.
+#: Number of backups kept.
 KEPT = 3
 _NAME = re.compile(r"scheduler-([1-9][0-9]{0,8})\.db")
 _TEMPORARY = ".scheduler.db.new"
@@ -23,19 +23,19 @@ _TEMPORARY = ".scheduler.db.new"
 
 @dataclass(frozen=True)
 class Extent:
-    """The highest numbers that a record has given to a job and to an attempt; they never go down."""
+    """The highest ids that a store has given to a job and to an attempt; they never decrease."""
 
     jobs: int = 0
     attempts: int = 0
 
     def covers(self, other: Extent) -> bool:
-        """Whether a record that has come this far may know everything that the other one knows."""
+        """Returns whether a store with these ids may contain everything that the other store contains."""
         return self.jobs >= other.jobs and self.attempts >= other.attempts
 
 
 @dataclass(frozen=True)
 class Backup:
-    """One backup. number: later ones have higher numbers, whatever the clock said."""
+    """One backup. number: higher for later backups, independent of the clock."""
 
     path: Path
     number: int
@@ -43,11 +43,11 @@ class Backup:
 
 
 class DamagedError(SchedulerError):
-    """A database that SQLite cannot read, or in which it finds errors."""
+    """SQLite cannot read a database or finds errors in it."""
 
 
 def backups(home: Home) -> list[Backup]:
-    """The backups, newest first. None of them is opened."""
+    """Returns the backups, newest first, without opening them."""
     found = []
     try:
         with os.scandir(home.backups) as entries:
@@ -62,18 +62,18 @@ def backups(home: Home) -> list[Backup]:
 
 
 def make(record: sqlite3.Connection, home: Home) -> Backup:
-    """Make a backup and remove those before the last three.
+    """Makes a backup and removes all but the last three.
 
-    Raises OSError or sqlite3.Error where it cannot be written, DamagedError where the record is damaged, and
-    SchedulerError where a backup knows more than the record; then the backups are as they were.
+    Raises OSError or sqlite3.Error if it cannot be written, DamagedError if the store is damaged, and
+    SchedulerError if a backup is newer than the store. The existing backups are then unchanged.
     """
     home.backups.mkdir(mode=0o700, exist_ok=True)
     temporary = home.backups / _TEMPORARY
-    temporary.unlink(missing_ok=True)  # of a scheduler that was killed
+    temporary.unlink(missing_ok=True)  # left by a scheduler that was killed
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
-            # The file does not count before it is synced as a whole.
+            # Not a backup yet: the whole file is synced before it gets its name.
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
             record.backup(copy)
@@ -81,8 +81,8 @@ def make(record: sqlite3.Connection, home: Home) -> Backup:
         there = backups(home)
         if there and not extent.covers(known := known_extent(there[0])):
             raise SchedulerError(
-                f"{there[0].path} knows more than the record (up to job {known.jobs}), and is kept:"
-                " `start --restore` goes on from it"
+                f"{there[0].path} is newer than the store (it contains jobs up to {known.jobs}) and is kept;"
+                " `start --restore` continues from it"
             )
         made = _place(temporary, home.backups / f"scheduler-{there[0].number + 1 if there else 1}.db")
     except BaseException:
@@ -94,27 +94,30 @@ def make(record: sqlite3.Connection, home: Home) -> Backup:
 
 
 def extent_of(database: Path, *, immutable: bool = False) -> Extent:
-    """How far a database has come that is there. Raises DamagedError, and sqlite3.OperationalError where it
-    cannot be opened now. immutable: nobody writes it, and nothing may be made beside it."""
+    """Returns the highest ids in an existing database after an integrity check.
+
+    immutable: nobody writes to the file, and SQLite must create no file beside it. Raises DamagedError, and
+    sqlite3.OperationalError if the database cannot be opened at the moment.
+    """
     mode = "immutable=1" if immutable else "mode=ro"
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)) as db:
-            said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if said != "ok":
-                raise DamagedError(f"{database} is damaged: {said}")
+            finding = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if finding != "ok":
+                raise DamagedError(f"{database} is damaged: {finding}")
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "job" not in tables:
-                raise DamagedError(f"{database} is not a record: it has no jobs table")
+                raise DamagedError(f"{database} is not a scheduler store: it has no jobs table")
             numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     except sqlite3.OperationalError:
-        raise  # which says nothing of what is in it
+        raise  # not evidence of damage
     except sqlite3.DatabaseError as error:
         raise DamagedError(f"{database} is damaged: {error}") from None
     return Extent(numbers.get("job", 0), numbers.get("attempt", 0))
 
 
 def copy_to(backup: Backup, target: Path) -> None:
-    """Let a copy appear under a free name, at once and synced. Raises OSError and sqlite3.Error."""
+    """Copies a backup to an unused path, atomically and synced. Raises OSError and sqlite3.Error."""
     temporary = target.with_name(_TEMPORARY)
     temporary.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -131,7 +134,7 @@ def copy_to(backup: Backup, target: Path) -> None:
 
 
 def known_extent(backup: Backup) -> Extent:
-    """What a backup knows, by its sequences alone; nothing if it cannot be read."""
+    """Returns the highest ids in a backup without an integrity check; zeros if it cannot be read."""
     try:
         with closing(sqlite3.connect(f"{backup.path.absolute().as_uri()}?immutable=1", uri=True)) as db:
             numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())

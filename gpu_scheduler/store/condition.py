@@ -1,4 +1,4 @@
-"""The database of a record beside its attempt folders and backups: whether it can be the record of these."""
+"""Inspects the database, the attempt folders and the backups, and decides whether the store was lost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from gpu_scheduler.store.attemptfolders import AttemptFolder, in_runs, unknown
 from gpu_scheduler.store.backups import Backup, DamagedError, Extent, backups, extent_of, known_extent
 from gpu_scheduler.store.home import Home
 
-#: "empty": it has no table of jobs.
+#: "empty": the database has no jobs table.
 State = Literal["missing", "empty", "damaged", "whole"]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """damage: what is wrong with a damaged database. owner: the folder whose record a whole one is, by the id
-    that lies here not this one. unknown: folders of attempts that it should know and
-    does not. backups: newest first, not examined. extent, backed_up: how far it and its backups came."""
+    """The condition of a store.
+
+    damage     why the database counts as damaged.
+    owner      the data directory to which an intact database belongs, if its id is not the one found here.
+    folders    the attempt folders that were read.
+    unknown    folders of attempts that the database should contain but does not.
+    backups    newest first, not examined.
+    extent     the highest ids in the database.
+    backed_up  the highest ids in the backups.
+    """
 
     state: State
     damage: str = ""
@@ -36,17 +43,18 @@ class Condition:
 
     @property
     def is_lost(self) -> bool:
-        """Whether this is not the record of what was done here, so that lines would run again."""
+        """Whether the database lacks jobs that were run here, so that their lines would run again."""
         return self.state == "damaged" or bool(self.unknown) or not self.extent.covers(self.backed_up)
 
 
 def examine(home: Home, *, thorough: bool = True) -> Condition:
-    """Look at all of it; nothing is changed. Raises OSError, and sqlite3.OperationalError where the database
-    cannot be opened now.
+    """Inspects database, attempt folders and backups without changing anything.
 
-    thorough: also at what may not be read, which raises then, and at the folders of jobs that are finished on
-    the record. These may hide a newer attempt only if such a job was retried and nothing else was done since
-    the database was put back.
+    thorough: also read the folders of jobs that the store has as finished, and raise OSError for folders that
+    cannot be read. A folder of a finished job hides a newer attempt only if an older database was put back
+    and since then nothing but a retry of that job was done.
+
+    Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
     try:
         there = tuple(backups(home))
@@ -63,18 +71,18 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
         extent = extent_of(home.database)
         with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
             owner = identity.owner_elsewhere(db, home)
-            # A database that is not this record's shares no more than numbers with the jobs here.
+            # The jobs of another store's database have only ids in common with the folders here.
             skip = frozenset[int]() if thorough or owner is not None else _finished(db)
             folders = tuple(in_runs(home, skip, readable=not thorough))
-            strange = tuple(unknown(folders, db))
+            missing = tuple(unknown(folders, db))
     except DamagedError as error:
         folders = tuple(in_runs(home))
         return Condition("damaged", str(error), None, Extent(), folders, folders, there, backed_up)
-    return Condition("whole", "", owner, extent, folders, strange, there, backed_up)
+    return Condition("whole", "", owner, extent, folders, missing, there, backed_up)
 
 
 def told_numbers(home: Home) -> Extent:
-    """The highest numbers that the attempt folders and backups tell of. Raises OSError."""
+    """Returns the highest ids in the attempt folders and the backups. Raises OSError."""
     backed_up = _backed_up(backups(home))
     jobs = max([backed_up.jobs, *(one.job_id for one in in_runs(home))])
     return Extent(jobs, backed_up.attempts)
@@ -89,7 +97,7 @@ def _finished(db: sqlite3.Connection) -> frozenset[int]:
 
 
 def is_empty(database: Path) -> bool:
-    """Whether there is no database, or one without a table of jobs. False: it cannot be read."""
+    """Returns whether the database is missing or has no jobs table; False if it cannot be read."""
     try:
         if os.stat(database).st_size == 0:
             return True
@@ -103,7 +111,7 @@ def is_empty(database: Path) -> bool:
 
 
 def is_lost(home: Home) -> bool:
-    """Whether there is no record where there was one: for readers, who are told of no other condition."""
+    """Returns whether the store is missing although there was one. For readers, which check nothing else."""
     if not is_empty(home.database):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The SQLite file: opening it durably, one transaction at a time, and bringing its schema up to date."""
+"""Opens the SQLite file, runs durable transactions on it and upgrades its schema."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ _MIGRATIONS = Path(__file__).with_name("migrations")
 
 
 def no_record(path: Path) -> NoRecordError:
-    """The error of a reader that finds no database at this path."""
+    """Returns the error for a reader that finds no database at this path."""
     return NoRecordError(
-        f"no scheduler record in {path.parent}; "
+        f"no scheduler store in {path.parent}; "
         "run `start` there first, or name the state file with --state-file"
     )
 
 
 def _log_pages(folder: Path) -> int:
-    """After how many pages the write-ahead log is emptied: SQLite's own 1000 alone fill a small disk."""
+    """Returns the number of pages after which the write-ahead log is checkpointed.
+
+    SQLite's default of 1000 pages alone can fill a small disk.
+    """
     disk = os.statvfs(folder)
     return max(32, min(1000, disk.f_bavail * disk.f_frsize // 8 // 4096))
 
 
 def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
-    """The rows of a query on a database that is not changed, not even to a newer schema; None: there is none,
-    or it cannot be read now."""
-    if not os.path.exists(path) or not private.is_ours(path.parent):  # also where it may not be looked for
+    """Returns the rows of a query without changing the database, not even its schema.
+
+    Returns None if there is no database or it cannot be read at the moment.
+    """
+    if not os.path.exists(path) or not private.is_ours(path.parent):  # False also without permission
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
@@ -40,30 +45,34 @@ def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
             db.execute("PRAGMA query_only = 1")
             return db.execute(sql).fetchall()
     except sqlite3.Error:
-        return None  # whoever opens it next tells what is wrong with it
+        return None  # the next attempt to open it reports the error
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error tells that the database file is damaged. What cannot be opened, read or written now,
-    and what breaks a rule of a table, has a class of its own."""
+    """Returns whether an error means that the database file is damaged.
+
+    A file that cannot be opened, read or written at the moment, and a violated constraint, raise subclasses.
+    """
     return type(error) is sqlite3.DatabaseError
 
 
 def damaged(path: Path, error: BaseException) -> DamagedRecordError:
-    """The error that tells of a damaged database, with the remedy."""
+    """Returns the error for a damaged database, with the remedy."""
     return DamagedRecordError(
-        f"{path} is damaged ({error}); running jobs go on\n"
-        "`start --restore` goes on from its newest backup, once no scheduler runs on it"
+        f"{path} is damaged ({error}); running jobs continue\n"
+        "`start --restore` continues from its newest backup, once no scheduler uses it"
     )
 
 
 class Database:
-    """One connection. Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), but
-    for what may be lost with the machine's power.
+    """One connection to the database.
 
-    create: make it where there is none; it may have an earlier schema, which `upgraded` brings up to date.
-    Else raises SchemaError where it has another schema than this version's. refusal: why nothing may be
-    written, since this is a copy of our own; None: it may.
+    Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except what a power cut
+    may take.
+
+    create: create a missing database, and open one with an earlier schema, which `upgraded` upgrades. Without
+    it, SchemaError is raised unless the schema is that of this version. refusal: the message of the
+    SchedulerError that every write raises, since this is a temporary copy; None = writes are allowed.
     """
 
     def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
@@ -79,29 +88,30 @@ class Database:
                 self.connection.close()
                 raise
         except sqlite3.OperationalError:
-            raise  # it cannot be opened or written now, which says nothing of what is in it
+            raise  # it cannot be opened or written at the moment: not evidence of damage
         except sqlite3.DatabaseError as error:
             raise damaged(path, error) from None
         finally:
             os.umask(old)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
         self.connection.close()
 
     @contextmanager
     def transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
-        """All or nothing; a transaction inside another is part of it.
+        """Commits everything in the block or nothing; an inner transaction is part of the outer one.
 
-        synced: False for what the next look at folders and GPUs tells again. It survives the death of every
-        process, and is on the disk with the next one that is synced; only a power cut may take it.
+        synced: False for changes that the next round would find again in the folders and on the GPUs. They
+        survive the death of every process and reach the disk with the next synced transaction; only a power
+        cut may take them.
         """
         if self.connection.in_transaction:
             yield self.connection
             return
         if self._refusal is not None:
             raise SchedulerError(self._refusal)
-        # Not to be changed inside a transaction, so it is said before each.
+        # It cannot be changed inside a transaction, so it is set before each.
         self.connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
         self.connection.execute("BEGIN IMMEDIATE")
         try:
@@ -114,7 +124,7 @@ class Database:
             raise
 
     def shrink(self) -> None:
-        """Give back the room that the write-ahead log takes, as far as that is possible without waiting."""
+        """Truncates the write-ahead log as far as possible without waiting."""
         timeout = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
         try:
             self.connection.execute("PRAGMA busy_timeout = 0")
@@ -125,38 +135,40 @@ class Database:
             self.connection.execute(f"PRAGMA busy_timeout = {timeout}")
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """All rows of a query."""
+        """Returns all rows of a query."""
         return self.connection.execute(sql, values).fetchall()
 
     def row(self, sql: str, *values: object) -> sqlite3.Row | None:
-        """The first row of a query, or None."""
+        """Returns the first row of a query, or None."""
         found: sqlite3.Row | None = self.connection.execute(sql, values).fetchone()
         return found
 
     def meta(self, key: str) -> str | None:
-        """A value of the table meta."""
+        """Returns a value of the table `meta`, or None."""
         row = self.row("SELECT value FROM meta WHERE key = ?", key)
         return row["value"] if row else None
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set a value of the table meta."""
+        """Sets a value of the table `meta`."""
         with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def read_only(self) -> None:
-        """Refuse every write from now on."""
+        """Makes every later write fail."""
         self.connection.execute("PRAGMA query_only = 1")
 
     @property
     def schema(self) -> int:
-        """The number of its schema; 0: it has none."""
+        """The schema version; 0 = no schema."""
         number: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
         return number
 
     @contextmanager
     def upgraded(self) -> Iterator[None]:
-        """Inside, the schema is that of this version; it stays so if the block ends well. For the one
-        scheduler."""
+        """Upgrades the schema to that of this version for the block, and for good if the block succeeds.
+
+        Only the scheduler that holds the locks may call it.
+        """
         if self.schema == newest_schema():
             yield
             return
@@ -186,7 +198,7 @@ class Database:
         self.connection.execute("COMMIT")
 
     def _apply_steps(self) -> None:
-        """The missing steps of the schema, in the transaction of the caller."""
+        """Applies the missing migrations in the caller's transaction."""
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
         for number, path in sorted(_steps().items()):
             if number > version:
@@ -196,7 +208,7 @@ class Database:
 
 
 def newest_schema() -> int:
-    """The number of the schema of this version."""
+    """Returns the schema version of this program version."""
     return max(_steps())
 
 
@@ -206,7 +218,7 @@ def _steps() -> dict[int, Path]:
 
 
 def _schemas(path: Path, version: int) -> str:
-    return f"the record in {path.parent} has schema {version}; this version reads schema {newest_schema()}"
+    return f"the store in {path.parent} has schema {version}; this version reads schema {newest_schema()}"
 
 
 def _remedy(path: Path) -> str:
@@ -214,15 +226,15 @@ def _remedy(path: Path) -> str:
 
     pid = scheduler_pid(path.with_name("lock"))
     if pid is None:
-        return "`start` with this version brings it up to date"
+        return "`start` with this version upgrades it"
     return (
         f"its scheduler (pid {pid}) is an older version: use that version, or end it with `kill {pid}` and"
-        " `start` this version; running jobs go on meanwhile"
+        " `start` this version; running jobs continue meanwhile"
     )
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script: `executescript` would end the transaction that it is called in."""
+    """Splits a script into statements; `executescript` would end the caller's transaction."""
     text = ""
     for part in script.split(";")[:-1]:
         text += f"{part};"

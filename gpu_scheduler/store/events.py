@@ -1,4 +1,4 @@
-"""What happened, read from the record: the rows of history, in their order."""
+"""Reads events from the table `history`, in order."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _EVENTS = (
     " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
     " FROM history LEFT JOIN job ON job.id = history.job_id"
 )
-#: Those that are no news to whoever reads of jobs as they come in and are launched.
+#: Events that `news` omits: a reader of `queued` and `starting` learns nothing from them.
 _QUIET = "history.state = 'running' OR (history.state = 'queued' AND history.reason IS NULL)"
 
 
 def newest(store: Store) -> int:
-    """The id of the newest event; 0: there is none."""
+    """Returns the id of the newest event; 0 if there is none."""
     row = store.db.row("SELECT max(rowid) AS id FROM history")
     return (row["id"] if row else None) or 0
 
 
 def events(store: Store, after: int, limit: int) -> list[Event]:
-    """The first events after this id, at most `limit`."""
+    """Returns the first events after this id, at most `limit`."""
     rows = store.db.rows(f"{_EVENTS} WHERE history.rowid > ? ORDER BY history.rowid LIMIT ?", after, limit)
     return [_event(store, row) for row in rows]
 
 
 def news(store: Store, after: int, until: int) -> list[Event]:
-    """The events after one id up to another, less those of jobs that come in, or run after their launch."""
+    """Returns the events after `after` up to `until`, without jobs being added or beginning to run."""
     rows = store.db.rows(
         f"{_EVENTS} WHERE history.rowid > ? AND history.rowid <= ? AND NOT ({_QUIET}) ORDER BY history.rowid",
         after,
@@ -41,19 +41,19 @@ def news(store: Store, after: int, until: int) -> list[Event]:
 
 
 def of_job(store: Store, job_id: int) -> list[Event]:
-    """Everything that happened to a job."""
+    """Returns all events of a job."""
     rows = store.db.rows(f"{_EVENTS} WHERE history.job_id = ? ORDER BY history.rowid", job_id)
     return [_event(store, row) for row in rows]
 
 
 def before_last(store: Store, count: int) -> int:
-    """The id after which the last `count` events come."""
+    """Returns the id after which the last `count` events follow."""
     row = store.db.row("SELECT rowid AS id FROM history ORDER BY rowid DESC LIMIT 1 OFFSET ?", count)
     return row["id"] if row else 0
 
 
 def is_event(store: Store, id: int, at: float, kind: str, job_id: int) -> bool:
-    """Whether that is an event of this record. at: to the millisecond."""
+    """Returns whether the store has this event. at: wall seconds, compared to the millisecond."""
     row = store.db.row("SELECT job_id, at, state FROM history WHERE rowid = ?", id)
     if row is None or (row["state"], row["job_id"]) != (kind, job_id):
         return False
@@ -61,7 +61,7 @@ def is_event(store: Store, id: int, at: float, kind: str, job_id: int) -> bool:
 
 
 def finished_before(store: Store, event: Event) -> int | None:
-    """The id of the event by which the job was finished until this one; None: it was not."""
+    """Returns the id of the event that finished the job before this one; None if it was not finished."""
     row = store.db.row(
         "SELECT rowid AS id, state FROM history WHERE job_id = ? AND rowid < ? AND state IN"
         " ('held', 'queued', 'starting', 'running', 'stopping', 'finished') ORDER BY rowid DESC LIMIT 1",
@@ -72,7 +72,7 @@ def finished_before(store: Store, event: Event) -> int | None:
 
 
 def is_repeated(store: Store, event: Event, after: int) -> bool:
-    """Whether the job started, or finished, between the event with the id `after` and this one."""
+    """Returns whether the job started or finished between the event with id `after` and this event."""
     row = store.db.row(
         "SELECT 1 FROM history WHERE job_id = ? AND rowid > ? AND rowid < ?"
         " AND state IN ('starting', 'finished') LIMIT 1",
@@ -97,14 +97,14 @@ def _event(store: Store, row: sqlite3.Row) -> Event:
 
 
 def _given(store: Store, job_id: int, number: int) -> list[int]:
-    """The GPUs of an attempt, by index."""
+    """Returns the indices of the GPUs allocated to an attempt."""
     row = store.db.row("SELECT gpus FROM attempt WHERE job_id = ? AND number = ?", job_id, number)
     index = store.indices()
     return [index.get(uuid, -1) for uuid in json.loads(row["gpus"])] if row else []
 
 
 def _outcome(store: Store, job_id: int, id: int) -> dict[str, str]:
-    """The outcome of a job that ended with this event, without an attempt; nothing once it ran again."""
+    """Returns the outcome of a job that this event ended without an attempt; empty once the job ran again."""
     row = store.db.row(
         "SELECT outcome FROM job WHERE id = ? AND state = 'finished' AND NOT EXISTS"
         " (SELECT 1 FROM history WHERE job_id = job.id AND rowid > ? AND history.state = 'finished')",

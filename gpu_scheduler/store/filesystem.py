@@ -1,6 +1,6 @@
-"""Which kind of file system a path lies on, and whether a record is safe there.
+"""Determines the file system type of a path and whether a store is safe on it.
 
-Locks and shared memory of a network file system are not those of one host, and a database needs both.
+A database needs locks and shared memory, which a network file system does not share reliably between hosts.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 _MOUNTINFO = "/proc/self/mountinfo"
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
-#: Kinds whose files other hosts may hold open too.
+#: Types whose files other hosts may have open too.
 _SHARED = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "dvs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
     "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
 })  # fmt: skip
-#: The root of rootless containers: FUSE, but of one kernel. (fuseblk is a local disk in any case.)
+#: The root of rootless containers: FUSE, but local to one kernel. (fuseblk is always a local disk.)
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of mountinfo. device: "major:minor"."""
+    """A line of mountinfo. device: "major:minor"; kind: the file system type."""
 
     device: str
     point: str
@@ -32,7 +32,7 @@ class Mount:
 
 
 def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
-    """The mounts, in the order in which they were made. Lines of another form are left out."""
+    """Returns the mounts in the order in which they were made; other lines are ignored."""
     mounts = []
     for line in lines:
         before, _, behind = line.partition(b" - ")
@@ -44,10 +44,10 @@ def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
 
 
 def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
-    """The kind of file system of an existing path without links. device: that of the path, "major:minor".
+    """Returns the file system type of an existing path without links. device: of the path, "major:minor".
 
-    By the device, which sees through bind mounts; where no mount has it (a subvolume of btrfs), by the
-    longest mount point above the path, of equal ones the last, which hides the others.
+    The device decides, since it sees through bind mounts. If no mount has it (a btrfs subvolume), the longest
+    mount point above the path decides; of equal ones the last, which hides the others.
     """
     above = [mount for mount in mounts if mount.point == "/" or f"{path}/".startswith(f"{mount.point}/")]
     same = [mount for mount in mounts if mount.device == device]
@@ -57,7 +57,7 @@ def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The kind of file system that a path lies on, or would lie on; None where that cannot be told."""
+    """Returns the file system type that a path has or would have; None if it cannot be determined."""
     at = os.path.realpath(path)
     while True:
         try:
@@ -73,14 +73,14 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     number = f"{os.major(device)}:{os.minor(device)}"
-    # Hosts of containers have thousands of lines; as a rule one of them will do.
+    # Container hosts have thousands of lines; usually one is enough.
     likely = parse_mountinfo([line for line in lines if f" {number} ".encode() in line])
     known = any(mount.device == number for mount in likely)
     return kind_at(at, number, likely if known else parse_mountinfo(lines))
 
 
 def is_shared(kind: str | None) -> bool:
-    """Whether a record must not lie on this kind of file system: one of a network, or of FUSE."""
+    """Returns whether the file system type is a network one or FUSE, on which no store must lie."""
     if kind is None or kind in _LOCAL_FUSE:
         return False
     return kind in _SHARED or kind == "fuse" or kind.startswith("fuse.")

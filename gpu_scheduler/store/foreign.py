@@ -1,5 +1,8 @@
-"""The record of another host, read without touching it: from a copy, since even a reader of SQLite takes
-locks, maps shared memory and may fold the log into the file, which two hosts cannot do together."""
+"""Reads the store of another host from a copy.
+
+Even a reader of SQLite takes locks, maps shared memory and may checkpoint the log into the file; two hosts
+must not do that to the same file.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ _WAIT_S = 0.05
 
 
 def copy_of(database: Path, refusal: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder of our own with a whole copy of the database and its log.
+    """Returns a temporary folder with a consistent copy of the database and its log.
 
-    Raises SchedulerError, with the refusal, where there is none here or it does not stand still.
+    Raises SchedulerError, beginning with `refusal`, if there is no database or it keeps changing.
     """
     folder = tempfile.TemporaryDirectory(prefix="gpu_scheduler_record_")
     try:
@@ -27,7 +30,7 @@ def copy_of(database: Path, refusal: str) -> tempfile.TemporaryDirectory[str]:
             if _copied(database, Path(folder.name)):
                 return folder
             time.sleep(_WAIT_S)
-        raise SchedulerError(f"{refusal}\n{database} changes too fast to be read from here; try again")
+        raise SchedulerError(f"{refusal}\n{database} changes too often to be read from this host; try again")
     except FileNotFoundError:
         folder.cleanup()
         raise SchedulerError(refusal) from None

@@ -1,5 +1,8 @@
-"""Forgetting every job that a record knows. What stays: GPUs and their pauses, what attempts were measured to
-use, the folders in which jobs files are read, and that a number of a job is never used again."""
+"""Forgets all jobs of a store.
+
+GPUs and their pauses, the measured usage of attempts and the working directories of jobs files are kept, and
+no job id is used again.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Views of the record in its folder, which tell of jobs that it does not know any more.
+#: Files in the data directory that are derived from the store and name forgotten jobs.
 _VIEWS = ("journal.jsonl", "journal.jsonl.1")
-#: In this order, for what refers to what.
+#: In the order that foreign keys require.
 _TABLES = ("line", "waiting", "history", "attempt", "job", "tally")
 
 
 @contextmanager
 def forgetting(store: Store) -> Iterator[int]:
-    """Inside, the record knows no job; yields how many it has forgotten.
+    """Removes all jobs from the store for the block; yields the number of forgotten jobs.
 
-    When the block ends well that is for good, and the folders of the attempts go; else everything stays.
+    If the block succeeds, the removal is committed and the attempt folders are deleted; else nothing changes.
     """
     with store.db.transaction() as db:
         jobs = _forget(db)
@@ -40,21 +43,21 @@ def _forget(db: sqlite3.Connection) -> int:
     newest: int = db.execute("SELECT coalesce(max(rowid), 0) FROM history").fetchone()[0]
     for table in _TABLES:
         db.execute(f"DELETE FROM {table}")
-    # A GPU that was paused while no scheduler was up stays so.
+    # A GPU that was paused while no scheduler was running stays paused.
     db.execute("DELETE FROM wish WHERE done_at IS NOT NULL OR verb NOT IN ('pause', 'resume')")
     if newest:
-        # Its number goes on, so that whoever follows the events misses none.
-        told = f"{jobs} job{'s' * (jobs != 1)} forgotten"
+        # The ids of events continue, so that `events --follow` misses none.
+        reason = f"{jobs} job{'s' * (jobs != 1)} forgotten"
         db.execute(
             "INSERT INTO history (rowid, job_id, at, state, reason, data)"
             " VALUES (?, 0, ?, 'forgotten', ?, ?)",
-            (newest + 1, time.time(), told, json.dumps({"jobs": jobs})),
+            (newest + 1, time.time(), reason, json.dumps({"jobs": jobs})),
         )
     return jobs
 
 
 def _remove_folders(home: Home) -> None:
-    """Also those that an earlier removal left, since no job has a folder now."""
+    """Removes all attempt folders, also those that an earlier removal left, since no job has one now."""
     for name in os.listdir(home.runs):
         shutil.rmtree(home.runs / name, ignore_errors=True)
     left = [home.runs / name for name in os.listdir(home.runs)]
@@ -64,6 +67,4 @@ def _remove_folders(home: Home) -> None:
         except OSError:
             left.append(path)
     if left:
-        log.warning(
-            "%s, of a forgotten job, cannot be removed; the next `start --fresh` tries again", left[0]
-        )
+        log.warning("cannot remove %s of a forgotten job; the next `start --fresh` tries again", left[0])

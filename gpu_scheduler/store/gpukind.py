@@ -1,6 +1,6 @@
-"""The kind of GPUs, simulated or real, that a record was made on; why a start on the other kind is refused.
+"""Reads whether a store was made with simulated or real GPUs, and refuses a start with the other kind.
 
-The managed GPUs on the record tell the kind, so records of every version do. Nothing finer is told apart.
+The managed GPUs in the store give the kind, so this works for a store of every version.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from gpu_scheduler.store.database import peek
 
 @dataclass(frozen=True)
 class Recorded:
-    """The jobs and the kind of GPUs of a record. simulated: None = it knows no GPUs."""
+    """Number of jobs and kind of GPUs of a store. simulated: None = the store has no GPUs."""
 
     simulated: bool | None
     jobs: int
 
     def is_other_than(self, simulated: bool) -> bool:
-        """Whether jobs of it belong to the other kind of GPUs."""
+        """Returns whether the store has jobs that ran on the other kind of GPUs."""
         return self.jobs > 0 and self.simulated is not None and self.simulated is not simulated
 
     def refusal(self, folder: Path) -> tuple[str, str]:
-        """Why a start on the other kind is refused, and the three ways on."""
+        """Returns why a start on the other kind is refused, and the three remedies."""
         made, asked = ("simulated", "real") if self.simulated else ("real", "simulated")
         jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         return (
-            f"the record in {folder} has {jobs} of a run on {made} GPUs, and this start is on {asked} ones:"
+            f"the store in {folder} has {jobs} of a run on {made} GPUs, and this start uses {asked} ones:"
             " a line that has run there does not run again",
-            "--state-file OTHER.json begins a record beside it, --fresh forgets these jobs,"
-            " --keep-history goes on with them",
+            "--state-file OTHER.json creates a separate store, --fresh forgets these jobs,"
+            " --keep-history keeps them",
         )
 
 
 def recorded(database: Path) -> Recorded | None:
-    """The kind and the number of jobs in a database, which is not changed; None: there is none, or it cannot
-    be read now."""
+    """Returns the kind of GPUs and the number of jobs in a database without changing it.
+
+    Returns None if there is no database or it cannot be read at the moment.
+    """
     gpus = peek(database, "SELECT uuid FROM gpu WHERE managed")
     jobs = peek(database, "SELECT count(*) AS n FROM job")
     if gpus is None or not jobs:

@@ -1,4 +1,4 @@
-"""A record goes on with the other kind of GPUs, simulated or real: those of the first kind leave it."""
+"""Switches a store between simulated and real GPUs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.store.store import Store
 
-#: The newest measurement when the record went from real GPUs to simulated ones.
+#: Key in `meta`: the newest measurement when the store switched from real to simulated GPUs.
 _MEASURED = "measured_on_real_gpus"
 
 
 def change_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
-    """Take the managed GPUs with these UUIDs, all of the other kind, off the record. For the one scheduler.
+    """Marks the managed GPUs with these UUIDs, all of the other kind, as unmanaged.
 
-    Of simulated GPUs nothing is kept that would hold for others: pauses, needs raised after an OOM, and what
-    was measured on them. Real ones keep their pauses, for when they come back.
+    For simulated GPUs, everything is removed that would affect real ones: pauses, needs raised after an OOM,
+    and measurements. Real GPUs keep their pauses for their return. Only the scheduler that holds the locks
+    may call it.
     """
     leaving = list(uuids)
     with store.db.transaction() as db:
@@ -31,7 +32,7 @@ def change_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
             return
         db.executemany("UPDATE gpu SET paused = 0, held = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving])
         db.executemany(
-            "UPDATE wish SET done_at = ?, answer = 'this GPU is not managed any more'"
+            "UPDATE wish SET done_at = ?, answer = 'this GPU is no longer managed'"
             " WHERE done_at IS NULL AND verb IN ('pause', 'resume') AND target = ?",
             [(now.wall, uuid) for uuid in leaving],
         )

@@ -1,6 +1,7 @@
-"""Which host a record belongs to: there alone can locks and processes be judged, so it alone may write.
+"""Reads and writes the file that names the host that owns a store.
 
-A file says so. It appears whole, and where two hosts make it at the same moment, one of them does.
+Only that host can check the store's locks and processes, so only it may write. The file appears complete, and
+if two hosts create it at the same moment, exactly one of them succeeds.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,29 @@ _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 @dataclass(frozen=True)
 class Host:
-    """A host. name: what it is called; machine: a digest of its machine-id, None where it has none; record:
-    the folder of the record there, where the file that names the host does not lie in it."""
+    """A host.
+
+    name: its host name; machine: a digest of its machine-id, None if it has none; record: the data directory
+    there, if the file that names the host is not in that directory.
+    """
 
     name: str
     machine: str | None = None
     record: str | None = None
 
     def is_same(self, other: Host) -> bool:
-        """Whether both are one machine: by machine-id, which outlives a new name, else by name."""
+        """Compares two hosts by machine-id, which survives a new host name, else by name."""
         if self.machine is not None and other.machine is not None:
             return self.machine == other.machine
         return self.name == other.name
 
     def to_object(self) -> dict[str, str | None]:
-        """The host as an object of JSON."""
-        return asdict(self)
+        """Returns the host as a JSON object."""
+        return {"name": self.name, "machine": self.machine, "record": self.record}
 
     @classmethod
     def from_object(cls, value: Any) -> Host | None:
-        """What `to_object` made; None for anything else."""
+        """Returns the host from an object that `to_object` made; None for any other value."""
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
         more = [value.get("machine"), value.get("record")]
@@ -47,7 +51,7 @@ class Host:
 
 
 def this_host(record: str | None = None) -> Host:
-    """The host that this process runs on."""
+    """Returns the host on which this process runs."""
     return Host(os.uname().nodename, _machine(), record)
 
 
@@ -58,13 +62,13 @@ def _machine() -> str | None:
         except (OSError, ValueError):
             continue
         if text and text != "uninitialized":
-            # The id itself is not for others to know (machine-id(5)).
+            # The id itself must not be published (machine-id(5)).
             return hashlib.sha256(f"gpu_scheduler {text}".encode()).hexdigest()[:32]
     return None
 
 
 def named_host(path: Path) -> Host:
-    """The host that a file names. Raises OSError, and ValueError where it names none."""
+    """Returns the host that a file names. Raises OSError, and ValueError if it names none."""
     host = Host.from_object(jsontext.parse(jsontext.decode(json_bytes(path, trust=True))))
     if host is None:
         raise ValueError("no host")
@@ -72,7 +76,7 @@ def named_host(path: Path) -> Host:
 
 
 def read_host(path: Path) -> Host | None:
-    """The host that a file names; None where there is no such file, or it is none of ours."""
+    """Returns the host that a file names; None if the file is missing or invalid."""
     try:
         return named_host(path)
     except (OSError, ValueError):
@@ -80,7 +84,7 @@ def read_host(path: Path) -> Host | None:
 
 
 def write_host(path: Path, host: Host) -> None:
-    """Let the file name this host, at once and whole, whatever it named before. Raises OSError."""
+    """Makes the file name this host, atomically, whatever it named before. Raises OSError."""
     fresh = _written(path, host)
     try:
         fresh.replace(path)
@@ -90,7 +94,7 @@ def write_host(path: Path, host: Host) -> None:
 
 
 def claim_host(path: Path, host: Host) -> None:
-    """Let the file name this host if it is not there; reading it tells which one it names. Raises OSError."""
+    """Creates the file for this host unless it exists; read it to learn who succeeded. Raises OSError."""
     fresh = _written(path, host)
     try:
         os.link(fresh, path)

@@ -1,5 +1,7 @@
-"""The folder that a record knows as its own, by a random id that is also in a file of the folder, by its real
-path and its inode. A record is compared with it before anything is ended by what the record says.
+"""Recognises a store that was moved or copied, before the scheduler signals any process that it names.
+
+The store keeps a random id, which is also in a file of its data directory, and that directory's real path and
+inode.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ log = logging.getLogger(__name__)
 
 _KEY = "folder"
 _FILE = "id"
-#: More than an id takes.
+#: More than the length of an id.
 _ID_BYTES = 256
 
 
 def recorded(store: Store) -> Recorded | None:
-    """The folder that the record knows as its own; None for a new record, or one of an earlier version."""
-    said = store.db.meta(_KEY)
-    return None if said is None else Recorded(**json.loads(said))
+    """Returns the folder in which the store last lay; None if it is new or of an earlier version."""
+    value = store.db.meta(_KEY)
+    return None if value is None else Recorded(**json.loads(value))
 
 
 def verdict(store: Store) -> Verdict:
-    """Whether the record lies where it was recorded."""
+    """Returns whether the store is in its recorded folder, was moved, or is a copy."""
     known = recorded(store)
     if known is None:
         return "same"
@@ -40,38 +42,39 @@ def verdict(store: Store) -> Verdict:
 
 
 def original(store: Store) -> str | None:
-    """The folder of the record of which this one is a copy, and which is still there; None: it is no copy."""
+    """Returns the folder of the store of which this one is a copy, if that still exists; None: no copy."""
     known = recorded(store)
     return known.path if known is not None and verdict(store) == "copied" else None
 
 
 def refuse_copy(store: Store) -> None:
-    """Raises SchedulerError, with the ways on, if the record is a copy of one that is still there."""
+    """Raises SchedulerError, with the remedies, if the store is a copy and its original still exists."""
     of = original(store)
     if of is not None:
         raise SchedulerError(_refusal(store, of))
 
 
 def refuse_links(store: Store) -> None:
-    """Raises SchedulerError if the database of a copy is that of its original, by a hard link."""
+    """Raises SchedulerError if a hard link makes the databases of a copy and its original one file."""
     known = recorded(store)
     original = os.path.join(known.path, store.home.database.name) if known is not None else ""
     if _is_same_file(store.home.database, original):
         raise SchedulerError(
-            f"{store.home.database} and {original} are one file with two names (a hard link): what is written"
-            " here would be written there\n"
-            "remove this copy and make one without links, by `cp -r`"
+            f"{store.home.database} and {original} are the same file (a hard link): a write to one"
+            " would change the other\n"
+            "remove this copy and make one without links, with `cp -r`"
         )
 
 
 def settle_in(store: Store, *, new: bool = False) -> None:
-    """Let the record know its folder as its own, in the caller's transaction if there is one.
+    """Records the present folder of the store, in the caller's transaction if there is one.
 
-    new: it gets an id of its own, being a copy. For the one scheduler. Raises SchedulerError.
+    new: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
+    Raises SchedulerError.
     """
     before = recorded(store)
     if before is not None and not new and verdict(store) == "moved":
-        log.warning("this record was moved here from %s, which is gone", before.path)
+        log.warning("this store was moved here from %s, which no longer exists", before.path)
     _take_along(store, copied=new)
     try:
         here = _place(store.home.folder)
@@ -86,14 +89,16 @@ def settle_in(store: Store, *, new: bool = False) -> None:
 
 
 def assume(store: Store, path: str) -> None:
-    """Let the record know a folder by its path and the id that lies here, for one that was made from attempt
-    folders, which tell no more. In the caller's transaction."""
+    """Records a folder by its path and the id file found here, in the caller's transaction.
+
+    For a store that was restored from attempt folders, which contain no more than that.
+    """
     known = Recorded(_read(store.home.folder / _FILE) or os.urandom(16).hex(), path, 0)
     store.db.set_meta(_KEY, json.dumps(asdict(known)))
 
 
 def owner_elsewhere(db: sqlite3.Connection, home: Home) -> str | None:
-    """The folder that a database knows as its own, if the id that lies here is another one's; else None."""
+    """Returns the folder that a database has recorded if its id is not the one in this folder, else None."""
     here = _read(home.folder / _FILE)
     row = db.execute("SELECT value FROM meta WHERE key = ?", (_KEY,)).fetchone()
     known = None if row is None else Recorded(**json.loads(row[0]))
@@ -101,7 +106,7 @@ def owner_elsewhere(db: sqlite3.Connection, home: Home) -> str | None:
 
 
 def _take_along(store: Store, *, copied: bool) -> None:
-    """Where the folder of the state file is another one than before, what lay in that is there too now."""
+    """Relocates the paths of the project folder, if the state file is now in another folder."""
     home, known = store.home, recorded(store)
     if known is None or home.folder.parent != home.state_file.parent:
         return
@@ -109,7 +114,7 @@ def _take_along(store: Store, *, copied: bool) -> None:
     if old != new:
         from gpu_scheduler.store.relocate import Relocation, relocate
 
-        log.info("what lay in %s is looked for in %s: jobs files, working folders, scripts, logs", old, new)
+        log.info("paths in %s now refer to %s: jobs files, working directories, scripts, logs", old, new)
         relocate(store, Relocation(old, new, copied=copied))
 
 
@@ -122,10 +127,10 @@ def _is_same_file(one: Path, other: str) -> bool:
 
 def _refusal(store: Store, original: str) -> str:
     return (
-        f"{store.home.folder} is a copy of {original}, which is still there: jobs of that one are not to be"
-        " ended or run again from here\n"
-        "`start --as-copy` goes on here: what had started and not ended is held, no process is signalled;"
-        " `start --fresh` forgets all jobs of this copy"
+        f"{store.home.folder} is a copy of {original}, which still exists: its jobs must not be ended"
+        " or run again from here\n"
+        "`start --as-copy` continues here: jobs that had started and not ended are held, and no process is"
+        " signalled; `start --fresh` forgets all jobs of this copy"
     )
 
 
@@ -137,7 +142,7 @@ def _place(folder: Path) -> Place:
 def _old_place(path: str) -> Place | Unknown | None:
     try:
         if not os.path.lexists(os.path.join(path, "scheduler.db")):
-            os.stat(path)  # one that may not be entered hides what is in it
+            os.stat(path)  # a folder that cannot be entered hides its content
             return None if os.access(path, os.X_OK) else Unknown()
         return _place(Path(path))
     except (FileNotFoundError, NotADirectoryError):

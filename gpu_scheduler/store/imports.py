@@ -1,4 +1,4 @@
-"""Rows for attempts that a record does not know, from what their folders say, in the caller's transaction."""
+"""Inserts attempts that the store does not know, from their folders, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_scheduler.core.needs import Ask
 from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin
 from gpu_scheduler.store.backups import Extent
 
-#: The row of an attempt whose folder does not tell what it was given.
+#: Columns of an attempt whose folder does not have its allocation.
 _NOTHING_KNOWN = {
     "share": 0, "vram": None, "whole": 0, "learned": 0, "gpus": "[]", "baseline": "{}", "budgets": "{}",
 }  # fmt: skip
@@ -28,14 +28,17 @@ _NO_SOURCE: dict[str, Any] = {
 
 
 def has_job(db: sqlite3.Connection, job_id: int) -> bool:
-    """Whether the record knows the job."""
+    """Returns whether the store has the job."""
     return db.execute("SELECT 1 FROM job WHERE id = ?", (job_id,)).fetchone() is not None
 
 
 def insert_job(
     db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, at: float, *, learn: bool
 ) -> None:
-    """The job of an attempt, queued, at the place of its number. Without a spec it runs the command.sh."""
+    """Inserts the job of an attempt as queued; its id is its queue position.
+
+    Without a spec it runs the attempt's command.sh. at: wall seconds of its creation.
+    """
     command = f"bash {folder.path / 'command.sh'}"
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
     job = origin.job or _NO_SOURCE
@@ -60,8 +63,10 @@ def insert_attempt(
     *,
     running: bool = False,
 ) -> None:
-    """The attempt, open; its job is starting, whatever it was, or running. at, began_at: wall seconds of its
-    making and of its runner's begin."""
+    """Inserts the attempt as open and sets its job to starting or running, whatever the state was.
+
+    at, began_at: wall seconds at which the attempt was created and its runner began.
+    """
     values = dict(origin.attempt or _NOTHING_KNOWN) | {
         "job_id": folder.job_id, "number": folder.number, "token": origin.token, "boot_id": origin.boot_id,
         "log": origin.log, "session": origin.session, "created_at": at, "started_at": began_at,
@@ -69,7 +74,7 @@ def insert_attempt(
     }  # fmt: skip
     names, marks = ", ".join(values), ", ".join("?" * len(values))
     db.execute(f"INSERT INTO attempt ({names}) VALUES ({marks})", tuple(values.values()))
-    # Whatever came between, which no folder tells: the table of allowed changes is about what is seen happen.
+    # No folder has the states in between, so the table of allowed changes does not apply here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
         " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
@@ -83,8 +88,10 @@ def insert_attempt(
 
 
 def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> None:
-    """Give each of these jobs that came from a jobs file a line in the last reading of that file, behind the
-    others: the line that stands in the file is then the line of that job, and no new one."""
+    """Appends a line to the last reading of the jobs file for each of these jobs that came from one.
+
+    The line in the file is then recognised as the line of that job and does not count as new.
+    """
     for job_id, origin in jobs:
         source = origin.job["source"] if origin.job else ""
         path = source.removeprefix("file:")
@@ -109,7 +116,7 @@ def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> No
 
 
 def raise_numbers(db: sqlite3.Connection, least: Extent) -> None:
-    """Let new jobs and attempts get numbers above these."""
+    """Ensures that new jobs and attempts get ids above these."""
     for table, number in (("job", least.jobs), ("attempt", least.attempts)):
         found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
         if found is None and number:

@@ -1,9 +1,9 @@
-"""One scheduler per record: locks that the kernel frees with their holder, and who holds them.
+"""Ensures one scheduler per store, with locks that the kernel releases when their holder dies.
 
-The lock that counts is one on the folder of the record, which cannot be removed without the folder. The file
-`lock` in it is locked beside that, for readers, who ask who holds it and take nothing. Where the file is not
-there, /proc/locks tells who holds the folder. Other programs may lock the folder, too, as a backup does: a
-scheduler is one that has the file `lock` of it open, even if that was removed.
+The lock that counts is on the data directory, since it cannot be removed without the directory. The file
+`lock` in it is locked as well, so that readers can query the holder without taking a lock. If the file is
+missing, /proc/locks names the holder of the directory. Other programs, such as a backup, may lock the
+directory too; a scheduler is a process that also has the file `lock` open, even a removed one.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gpu_scheduler.store import private
 _FLOCK = struct.Struct(
     "hhqqi4x"
 )  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
-#: Seconds to wait for a lock on a folder whose holder has died: a process that it had begun to start has that
-#: lock as well until it executes its program.
+#: Seconds to wait for the lock of a folder whose holder has died. A child that the holder had just forked
+#: keeps the lock until it executes its program.
 _LEFT_BEHIND_S = 2.0
 _LOOK_AGAIN_S = 0.01
-#: What a file system says that knows no such lock on a folder, as those of a network do.
+#: Errors of file systems, mostly network ones, that do not support locks on folders.
 _NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class InstanceLock:
-    """The locks of the one scheduler, held until `release` or death; programs that it starts inherit none.
+    """The locks of the scheduler, held until `release` or its death; programs that it starts inherit none.
 
-    path: of the file in the folder of the record; it must not be opened and closed elsewhere in this process:
-    that would drop its lock. Raises OSError, also where the folder is not ours or a link.
+    path: the lock file in the data directory. Opening and closing it elsewhere in this process would drop its
+    lock. Raises OSError, also if the folder is a link or belongs to another user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +45,11 @@ class InstanceLock:
             raise
 
     def acquire(self) -> bool:
-        """Whether the locks are ours now."""
+        """Tries to take the locks; returns whether this process has them now."""
         return self._lock_folder() and self.is_of(self._path.parent) and _locked(self._file)
 
     def _lock_folder(self) -> bool:
-        """Whether the lock on the folder is ours, or there is no such lock on its file system."""
+        """Tries to lock the folder; returns True also if its file system does not support such a lock."""
         end = time.monotonic() + _LEFT_BEHIND_S
         while True:
             try:
@@ -64,14 +64,17 @@ class InstanceLock:
                 return True
 
     def is_of(self, folder: Path) -> bool:
-        """Whether the locked folder is what is at this path now."""
+        """Returns whether the folder at this path is the locked one."""
         try:
             return os.path.samestat(os.lstat(folder), os.fstat(self._folder))
         except OSError:
             return False
 
     def keep(self) -> bool:
-        """Put a locked file back where it was removed or replaced. False: another process holds that."""
+        """Recreates and locks the lock file if it was removed or replaced.
+
+        Returns False if another process holds the lock on the replacement.
+        """
         try:
             there = os.stat(self._path.name, dir_fd=self._folder, follow_symlinks=False)
             if os.path.samestat(there, os.fstat(self._file)):
@@ -81,7 +84,7 @@ class InstanceLock:
         try:
             fresh = self._opened()
         except OSError:
-            return True  # it cannot be made now: the folder itself is locked
+            return True  # it cannot be created at the moment; the folder itself is locked
         if not _locked(fresh):
             os.close(fresh)
             return False
@@ -90,13 +93,15 @@ class InstanceLock:
         return True
 
     def holder(self) -> int | None:
-        """The pid of the scheduler that holds them instead of us; 0: it is in another pid namespace. None:
-        no scheduler does."""
+        """Returns the pid of the scheduler that holds the locks instead of this process.
+
+        0 = it is in another pid namespace; None = no scheduler holds them.
+        """
         pid = _asked(self._file)
         return pid if pid is not None else _folder_holder(self._path.parent)
 
     def release(self) -> None:
-        """Give them back."""
+        """Releases the locks."""
         os.close(self._file)
         os.close(self._folder)
 
@@ -106,10 +111,11 @@ class InstanceLock:
 
 
 def scheduler_pid(path: Path) -> int | None:
-    """The pid of the scheduler that holds the lock at this path, or its folder; 0: it is in another pid
-    namespace, as that of a container; None when none is up. Takes nothing.
+    """Returns the pid of the scheduler that holds the lock at this path or on its folder.
 
-    Not for the scheduler's own process, whose lock the closing here would drop.
+    No lock is taken.
+    0 = it is in another pid namespace, such as a container; None = no scheduler is running. The scheduler
+    itself must not call it: closing the file here would drop its lock.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,16 +137,16 @@ def _locked(fd: int) -> bool:
 
 
 def _asked(fd: int) -> int | None:
-    # A write lock is asked about, which needs no write access to ask: F_GETLK takes nothing.
+    # F_GETLK only queries, so asking about a write lock needs no write access.
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     kind, _, _, _, pid = _FLOCK.unpack(answer)
     return pid if kind != fcntl.F_UNLCK else None
 
 
 def locking_programs(folder: Path) -> list[int]:
-    """The pids of the processes that are seen to hold a lock on a folder, shared ones included.
+    """Returns the pids of the visible processes that hold a lock on a folder, shared locks included.
 
-    From /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
+    Read from /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
     """
     try:
         status = os.stat(folder)
@@ -149,26 +155,26 @@ def locking_programs(folder: Path) -> list[int]:
     except OSError:
         return []
     lockers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK"]
-    # The kernel names who took the lock, also after its death.
+    # The kernel names the process that took the lock even after its death.
     lockers = [(pid, locked) for pid, locked in lockers if _lives(pid)]
     device = status.st_dev
     name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
     found = [pid for pid, locked in lockers if locked == name]
-    # Some file systems (overlay, btrfs) have numbers of their own there: their open files tell.
+    # Some file systems (overlay, btrfs) show other device numbers there; then open files are compared.
     return found or [pid for pid, _ in lockers if _has_locked(pid, status)]
 
 
 def _folder_holder(folder: Path) -> int | None:
-    """The pid of the scheduler that holds a folder."""
+    """Returns the pid of the scheduler that holds a folder, or None."""
     return next((pid for pid in locking_programs(folder) if _has_lock_file(pid)), None)
 
 
 def _has_lock_file(pid: int) -> bool:
-    """Whether a process that holds a folder has the file `lock` open, too."""
+    """Returns whether a process that holds a folder also has the file `lock` open."""
     try:
         links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
     except PermissionError:
-        return True  # it is another user's, and cannot be told
+        return True  # another user's process: assume it
     except OSError:
         return False
     return any(link.removesuffix(" (deleted)").endswith("/lock") for link in links)
@@ -182,7 +188,7 @@ def _has_locked(pid: int, status: os.stat_result) -> bool:
                     if b"FLOCK" in file.read():
                         return True
     except OSError:
-        pass  # it has ended, or is another user's
+        pass  # it has ended or belongs to another user
     return False
 
 

@@ -1,4 +1,4 @@
-"""What finished attempts were seen to use, by family: the program and the model that it was run with."""
+"""Keeps the measured usage of finished attempts by workload class, i.e. program and model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from gpu_scheduler.core.ledger import buffered
 from gpu_scheduler.core.needs import family_of
 from gpu_scheduler.store.store import Store
 
-#: The quantile of the peaks that a learned need rests on.
+#: The quantile of the peaks on which a learned need is based.
 QUANTILE = 0.95
-#: Measurements that are kept of each family.
+#: Number of measurements kept for each workload class.
 _MEASURED = 200
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What runs of a family that completed used. family: its key, as family_of makes it; peaks: MiB;
-    declared: MiB, that of the newest run, None = none; gpus: the fewest that one had; seconds: where
-    known."""
+    """Usage of the completed runs of a workload class.
+
+    family: its key, as family_of makes it; peaks: MiB; declared: MiB declared by the newest run, None = none;
+    gpus: the fewest that a run had; seconds: run times, where known.
+    """
 
     family: str
     program: str
@@ -35,17 +37,17 @@ class Seen:
 
     @property
     def p95(self) -> int:
-        """The peak that 95 % of the runs do not exceed (nearest rank), MiB."""
+        """The peak in MiB that 95 % of the runs do not exceed (nearest rank)."""
         return quantile(self.peaks)
 
 
 def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
-    """The smallest of the values that at least the fraction q of them do not exceed (nearest rank)."""
+    """Returns the smallest value that at least the fraction q of the values do not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def seen(store: Store) -> list[Seen]:
-    """Every family that completed at least once, by program and model."""
+    """Returns the usage of each workload class that completed at least once, by program and model."""
     rows = store.db.rows(
         "SELECT family, gpus, peak_mib, declared_mib, seconds FROM measured WHERE outcome = 'completed'"
         " ORDER BY family, id"
@@ -64,7 +66,7 @@ def seen(store: Store) -> list[Seen]:
 
 
 def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
-    """Keep what an ended attempt was seen to use, for jobs of its kind.
+    """Records the measured usage of an ended attempt for its workload class.
 
     row: the attempt, with its job's `spec` and `raised_mib`; at: wall seconds.
     """
@@ -72,10 +74,10 @@ def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
     if not peak:
         return
     spec = JobSpec.from_json(row["spec"])
-    # What was learned, or raised after an OOM, is no declaration that could be judged.
+    # Memory that was learned, or raised after an OOM, was not declared by the user.
     judged = not row["learned"] and row["raised_mib"] is None
     declared = spec.vram if not judged else row["vram"] if json.loads(row["budgets"]) else None
-    # A clock that was set back in between has no say.
+    # The clock may have been set back in between.
     seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
     family = family_of(spec)
     db.execute(
@@ -91,8 +93,10 @@ def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
 
 
 class Learned:
-    """What jobs of each family need: the p95 of their peaks with the spike buffer, MiB. Read again only when
-    something was measured since."""
+    """Needs learned for each workload class: the p95 of its peaks plus the spike buffer, in MiB.
+
+    They are read again only after a new measurement.
+    """
 
     def __init__(self, store: Store, spike: float) -> None:
         self._store = store
@@ -101,7 +105,7 @@ class Learned:
         self._needs: dict[str, int] = {}
 
     def needs(self) -> dict[str, int]:
-        """family -> MiB."""
+        """Returns workload class -> MiB."""
         row = self._store.db.row("SELECT max(id) AS newest FROM measured")
         newest = row["newest"] if row else None
         if newest != self._newest:

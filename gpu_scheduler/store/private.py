@@ -1,7 +1,7 @@
-"""The folder of a record and what lies in it: ours, private to us, and without links.
+"""Keeps the data directory and its content private to the user and free of links.
 
-The folder is the anchor: once it is ours and closed to others, nobody else can put anything into it. Folders
-and files of ours that are open to others are closed; what is not ours is refused.
+Once the directory belongs to the user and is closed to others, nobody else can put anything into it. Own
+folders and files that are open to others are closed; anything that belongs to another user is refused.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Opened:
-    """A folder or file of a record that others could write. mode: the permissions that it had."""
+    """A folder or file that others could write until now. mode: its previous permissions."""
 
     path: Path
     mode: int
 
     def __str__(self) -> str:
         return (
-            f"{self.path} could be written by others (mode {self.mode:o}) and is closed to them now; whether"
-            " they changed it cannot be told"
+            f"{self.path} was writable by other users (mode {self.mode:o}) and is now private; it is unknown"
+            " whether they changed it"
         )
 
 
 def owners(folder: Path) -> frozenset[int]:
-    """The users whose folder this may be: ourselves; for root those of `safefile.owners`."""
+    """Returns the users who may own the folder: this user; for root those of `safefile.owners`."""
     me = os.geteuid()
     try:
         return safefile.owners(folder) if me == 0 else frozenset((me,))
@@ -44,7 +44,7 @@ def owners(folder: Path) -> frozenset[int]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether this is a folder of ours, reached through no link of that name."""
+    """Returns whether this is a folder of this user and no link."""
     try:
         return judge_folder(os.lstat(folder), owners(folder)) is None
     except OSError:
@@ -52,7 +52,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def open_folder(folder: Path) -> int:
-    """A descriptor of a folder of ours, reached through no link of that name. Raises OSError."""
+    """Opens a folder of this user that is no link; returns its descriptor. Raises OSError."""
     problem = judge_folder(os.lstat(folder), owners(folder))
     if problem is None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -64,26 +64,30 @@ def open_folder(folder: Path) -> int:
 
 
 def close_to_others(fd: int, folder: Path) -> list[Opened]:
-    """Take the permissions of others from the folder and from what lies in it; returns what they could write.
+    """Removes the permissions of other users from the folder and its content.
 
-    Where others could write the folder itself, all that is in it is looked through. Raises SchedulerError for
-    what is not ours, and where the file system keeps no permissions; OSError.
+    Returns the paths that they could write. If that includes the folder itself, its whole tree is checked.
+    Raises SchedulerError if something belongs to another user or the file system keeps no permissions, and
+    OSError.
     """
     status = os.fstat(fd)
     found = [Opened(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
     if status.st_mode & _OTHERS:
-        with suppress(PermissionError):  # what vfat says
+        with suppress(PermissionError):  # raised by vfat
             os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS)
         if os.fstat(fd).st_mode & _OTHERS:
             raise SchedulerError(
-                f"{folder} is open to other users and cannot be closed to them: its file system keeps no"
-                " permissions; name a folder on another one with --data-dir"
+                f"{folder} is open to other users and cannot be made private: its file system keeps no"
+                " permissions; name a folder on another file system with --data-dir"
             )
     return [*found, *_inside(fd, folder, owners(folder) | {0}, deep=bool(found))]
 
 
 def check_inside(folder: Path) -> None:
-    """Raises SchedulerError if something in the folder is not ours or is a link; OSError. Changes nothing."""
+    """Checks the content of the folder without changing it.
+
+    Raises SchedulerError for links and files of other users, and OSError.
+    """
     fd = open_folder(folder)
     try:
         for _ in _inside(fd, folder, owners(folder) | {0}, deep=False, change=False):
@@ -100,7 +104,7 @@ def _inside(
         try:
             inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         except FileNotFoundError:
-            continue  # a file on its way to its name
+            continue  # a temporary file that has been renamed
         try:
             status = os.fstat(inner)
             _check(path, status, allowed)
@@ -127,6 +131,6 @@ def _check(path: Path, status: os.stat_result, allowed: frozenset[int]) -> None:
         problem = FileProblem(Kind.FOREIGN, str(status.st_uid))
     if problem is not None:
         raise SchedulerError(
-            f"{path} {problem.says}, and nothing in the folder of a record may be; remove it, or name another"
+            f"{path} {problem.says}, which is not allowed in a data directory; remove it, or name another"
             " folder with --data-dir"
         )

@@ -1,4 +1,4 @@
-"""The last reading of each jobs file, line by line, and what a file says about itself."""
+"""Stores the last reading of each jobs file line by line, with its working directory and its problem."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
-#: Between the positions of two lines that follow each other; and a position behind all others.
+#: The distance between the positions of adjacent lines, and a position after all lines.
 _ROOM = 1 << 20
 _LAST = 1 << 62
 _COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id"
 
 
 def working_folder(store: Store, path: str, cwd: str) -> str:
-    """The working folder of the file's lines: the recorded one, else `cwd`, recorded now."""
+    """Returns the recorded working directory of the file's lines; records `cwd` if there is none."""
     with store.db.transaction() as db:
         db.execute("INSERT OR IGNORE INTO jobs_file (path, cwd) VALUES (?, ?)", (path, cwd))
         found: str = db.execute("SELECT cwd FROM jobs_file WHERE path = ?", (path,)).fetchone()["cwd"]
@@ -26,7 +26,7 @@ def working_folder(store: Store, path: str, cwd: str) -> str:
 
 
 def load(store: Store, path: str) -> Reading:
-    """The last reading of a file."""
+    """Returns the last reading of a file."""
     rows = store.db.connection.execute(
         f"SELECT {_COLUMNS} FROM line WHERE path = ? ORDER BY position", (path,)
     )
@@ -40,10 +40,10 @@ def load(store: Store, path: str) -> Reading:
 
 
 def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) -> None:
-    """Replace the reading `old`. first: so many lines are the same in both.
+    """Replaces the reading `old` by `new`. first: number of leading lines known to be equal.
 
-    Only lines that differ are written. There is room between positions, so that those behind an inserted
-    line stay where they are.
+    Only lines that differ are written. The gaps between positions let lines after an inserted one keep
+    theirs.
     """
     most = min(len(old), len(new))
     head = first
@@ -57,7 +57,7 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
         before = _position(db, path, head - 1, len(old)) if head else -_ROOM
         behind = _position(db, path, len(old) - tail, len(old)) if tail else None
         if behind is not None and behind - before <= len(new) - tail - head:
-            behind, tail = None, 0  # no room is left
+            behind, tail = None, 0  # the gap is too small
         if tail and down:
             sql = "UPDATE line SET number = number + ? WHERE path = ? AND position >= ?"
             db.execute(sql, (down, path, behind))
@@ -77,7 +77,7 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
 
 
 def _position(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
-    """Of the line with this index among so many; looked for from the nearer end."""
+    """Returns the position of the line with this index among `count`, counted from the nearer end."""
     order, skipped = ("DESC", count - 1 - index) if index > count // 2 else ("ASC", index)
     sql = f"SELECT position FROM line WHERE path = ? ORDER BY position {order} LIMIT 1 OFFSET ?"
     found: int = db.execute(sql, (path, skipped)).fetchone()[0]
@@ -85,19 +85,19 @@ def _position(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
 
 
 def set_problem(store: Store, path: str, problem: str | None) -> None:
-    """Why the file cannot be read now; None = it can."""
+    """Records why the file cannot be read; None = it can."""
     with store.db.transaction() as db:
         db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
 
 
 def line_waits(store: Store, path: str) -> dict[int, LineWait]:
-    """The jobs of a file that wait for their lines, as was last recorded."""
+    """Returns job id -> why it waits for its line, for the jobs of a file, as last recorded."""
     sql = "SELECT id, line_wait FROM job WHERE gone AND line_wait IS NOT NULL AND source = ?"
     return {row["id"]: LineWait.from_json(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
 
 
 class JobFacts(Mapping[int, JobFact]):
-    """How the jobs of a reading stand; each is looked up when it is asked for."""
+    """Maps the job ids of a reading to job facts, each read from the store on access."""
 
     def __init__(self, store: Store, reading: Reading) -> None:
         self._store, self._reading = store, reading
@@ -116,12 +116,12 @@ class JobFacts(Mapping[int, JobFact]):
 
 
 def newest_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
-    """For each identity that has ever been a job, the newest one."""
+    """Returns identity -> the newest job that runs it."""
     return {identity: job_fact(row) for identity, row in store.newest_of(identities).items()}
 
 
 def job_fact(row: sqlite3.Row) -> JobFact:
-    """How a job stands, from its row."""
+    """Returns the job fact of a row."""
     outcome = Outcome(row["outcome"]) if row["outcome"] else None
     return JobFact(row["id"], JobState(row["state"]), outcome, row["held_by"])
 

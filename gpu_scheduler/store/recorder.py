@@ -1,4 +1,4 @@
-"""The loop's pen: every action of a round becomes a change of the record, all of them in one transaction."""
+"""Writes the actions of a round to the store, all of them in one transaction."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from gpu_scheduler.core.states import CHANGES, JobState, check_change
 from gpu_scheduler.store.measured import keep
 from gpu_scheduler.store.store import Store
 
-#: Loads of a GPU that are kept: as many as anybody takes the mean of.
+#: Number of load samples kept per GPU; no mean is taken over more.
 _LOADS = 5
-#: Of jobs that could not fit for one reason, those that are named.
+#: Of the jobs that are infeasible for one reason, the number that get an event.
 _TOLD = 5
 _NOTHING: Mapping[str, Any] = {}
 
 
 class Recorder:
-    """Changes of jobs, attempts, GPUs and wishes. Only the loop of the one scheduler has one."""
+    """Changes jobs, attempts, GPUs and requests. Only the scheduler's loop has one."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
 
     def record(self, actions: Iterable[act.Action], now: Now) -> dict[int, int]:
-        """Write a whole round down. Returns the attempt opened for each job that a Start names."""
+        """Records a whole round. Returns job id -> attempt id for each attempt that a Start opened."""
         opened: dict[int, int] = {}
         actions = list(actions)
         synced = not all(isinstance(action, _TOLD_AGAIN) for action in actions)
@@ -50,14 +50,14 @@ class Recorder:
         return opened
 
     def note_launch_error(self, attempt_id: int, text: str) -> None:
-        """A launch that failed at once: the attempt is not waited for."""
+        """Records that a launch failed at once, so that the attempt's deadline is over."""
         with self._store.db.transaction() as db:
             db.execute(
                 "UPDATE attempt SET launch_error = ?, deadline_boot = 0 WHERE id = ?", (text, attempt_id)
             )
 
     def note_shortage(self, attempt_id: int) -> None:
-        """A launch that never was, for a shortage: it does not count, and the next one is due."""
+        """Records that a shortage prevented a launch: it does not count, and the next launch is due."""
         with self._store.db.transaction(synced=False) as db:
             db.execute(
                 "UPDATE attempt SET launches = max(launches - 1, 0), deadline_boot = 0 WHERE id = ?",
@@ -65,12 +65,12 @@ class Recorder:
             )
 
     def note_log(self, attempt_id: int, log: str | None, session: str | None) -> None:
-        """Where the attempt's output goes; known once its folder is made."""
+        """Records the attempt's log and session, which are known once its folder exists."""
         with self._store.db.transaction(synced=False) as db:
             db.execute("UPDATE attempt SET log = ?, session = ? WHERE id = ?", (log, session, attempt_id))
 
     def note_gpus(self, samples: Iterable[GpuSample], managed: Collection[str] | None, now: Now) -> None:
-        """The newest values of every GPU; `managed` = the UUIDs that this run manages, None = as before."""
+        """Records the newest sample. managed: UUIDs of the GPUs that this run manages, None = as before."""
         with self._store.db.transaction(synced=False) as db:
             for gpu in samples:
                 db.execute(
@@ -89,7 +89,7 @@ class Recorder:
                 db.executemany("UPDATE gpu SET managed = 1 WHERE uuid = ?", [(uuid,) for uuid in managed])
 
     def note_blind(self, why: str) -> None:
-        """The GPUs cannot be read: nothing is known of the managed ones, but that a lost one was lost."""
+        """Records that the GPUs cannot be read: their values become unknown, but a lost GPU stays lost."""
         with self._store.db.transaction(synced=False) as db:
             db.execute(
                 "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
@@ -98,7 +98,7 @@ class Recorder:
             )
 
     def forget_waits(self) -> None:
-        """Forget why jobs wait that wait no more."""
+        """Deletes the wait reasons of resource specs without queued jobs."""
         with self._store.db.transaction() as db:
             db.execute(
                 "DELETE FROM waiting WHERE NOT EXISTS"
@@ -106,7 +106,7 @@ class Recorder:
             )
 
     def set_line_waits(self, waits: Mapping[int, LineWait]) -> None:
-        """The jobs that must not be started because of their lines, and why; no other job waits so."""
+        """Replaces the set of jobs that must not start because of their lines, with the reasons."""
         with self._store.db.transaction() as db:
             db.execute("UPDATE job SET gone = 0, line_wait = NULL WHERE gone")
             db.executemany(
@@ -159,7 +159,7 @@ class Recorder:
         return cursor.lastrowid
 
     def _budgets(self, action: act.Start) -> dict[str, int | None]:
-        """UUID -> MiB that what the attempt declares comes to; empty: it declares nothing."""
+        """Returns UUID -> MiB that the attempt declares there; empty: it declares nothing."""
         booking = Booking(action.share, action.vram, action.whole)
         if action.assumed or not (action.share or action.vram):
             return {}
@@ -294,7 +294,7 @@ class Recorder:
         )  # fmt: skip
 
     def _ended(self, row: sqlite3.Row, action: act.Close) -> dict[str, Any]:
-        """What the event of an attempt's end tells. gpus: indices, in the order of the other lists."""
+        """Returns the event data of an attempt's end. gpus: indices, in the order of the other lists."""
         uuids, peaks, loads, budgets = (
             json.loads(row[name]) for name in ("gpus", "peaks", "loads", "budgets")
         )
@@ -334,7 +334,7 @@ class Recorder:
     def _requeue(self, db: sqlite3.Connection, action: act.Requeue, now: Now) -> None:
         row = db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
         ask = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=self._store.learning)
-        # A job that waited for its next retry, and was held meanwhile, has no more of them than before.
+        # A job that was held while it waited for a retry gets no additional retries.
         kept = row["held_by"] in ("user", "line")
         self._move(
             db, action.job_id, JobState.QUEUED, now, None, outcome=None, exit_code=None, signal=None,
@@ -352,7 +352,7 @@ class Recorder:
 
     def _set_attribute(self, db: sqlite3.Connection, action: act.SetAttribute, now: Now) -> None:
         row = db.execute("SELECT spec, raised_mib FROM job WHERE id = ?", (action.job_id,)).fetchone()
-        # What the user says of memory counts more than what an attempt needed before.
+        # Memory that the user sets overrides the memory that an earlier attempt needed.
         raised = None if action.name == "vram" else row["raised_mib"]
         spec = JobSpec.from_json(json.dumps({**json.loads(row["spec"]), action.name: action.value}))
         db.execute(
@@ -404,7 +404,7 @@ class Recorder:
         )
 
     def _nothing(self, db: sqlite3.Connection, action: act.Action, now: Now) -> None:
-        """The scheduler's end: nothing to record beforehand."""
+        """Records nothing: the end of the scheduler needs no entry."""
 
 
 def _note(
@@ -415,7 +415,7 @@ def _note(
     reason: str | None = None,
     data: Mapping[str, Any] = _NOTHING,
 ) -> None:
-    """An event: a row of history."""
+    """Adds an event: a row of `history`."""
     db.execute(
         "INSERT INTO history VALUES (?, ?, ?, ?, ?)", (job_id, now.wall, kind, reason, json.dumps(dict(data)))
     )
@@ -429,14 +429,14 @@ def _note_attempt(
 
 
 def _listed(gpu: GpuSample) -> str | None:
-    """The processes of a sample, as the column `processes` has them."""
+    """Returns the processes of a sample in the form of the column `processes`."""
     if gpu.processes is None:
         return None
     return json.dumps([[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes])
 
 
 def _loads(db: sqlite3.Connection, gpu: GpuSample) -> str:
-    """The last loads, with that of this sample."""
+    """Returns the last load samples including this one, in the form of the column `loads`."""
     row = db.execute("SELECT loads FROM gpu WHERE uuid = ?", (gpu.uuid,)).fetchone()
     return json.dumps([*json.loads(row["loads"]), gpu.load_percent][-_LOADS:])
 
@@ -445,7 +445,7 @@ def _stamp(db: sqlite3.Connection, column: str, attempt_id: int, now: Now) -> No
     db.execute(f"UPDATE attempt SET {column} = ? WHERE id = ?", (now.boot, attempt_id))
 
 
-#: What a power cut may take from the record: the folders say it again, or no process outlives it.
+#: Actions that a power cut may undo: the folders have them too, or they concern processes that it ends.
 _TOLD_AGAIN = (
     act.NoteUse, act.NoteForeignLoad, act.NoteHeld, act.NoteRunner, act.Move, act.Release, act.Cooled,
     act.Wait, act.PassedOver, act.EndScheduler,

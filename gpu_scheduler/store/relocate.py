@@ -1,5 +1,8 @@
-"""Lets a record name the files of its project folder where they are now, after that was moved or copied: else
-every line of a jobs file would count as new, and queued jobs would look for a folder that is gone."""
+"""Updates the paths in a store after its project folder was moved or copied.
+
+Without that, every line of a jobs file would count as new, and queued jobs would run in a folder that is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gpu_scheduler.store.store import Store
 
 
 class Relocation:
-    """From one folder to another. copied: the files are in both."""
+    """Maps paths from an old folder to a new one. copied: the files exist in both."""
 
     def __init__(self, old: str, new: str, *, copied: bool) -> None:
         self._old, self._new = old.rstrip("/"), new.rstrip("/")
@@ -21,15 +24,16 @@ class Relocation:
         self._known: dict[str, str] = {}
 
     def path(self, path: str) -> str:
-        """Where a file or folder is now: only what came along has another place."""
+        """Returns the present path of a file or folder; only those that were moved along get a new one."""
         if path not in self._known:
             self._known[path] = self._looked_up(path)
         return self._known[path]
 
     def spec(self, spec: JobSpec, line: JobSpec | None = None) -> JobSpec:
-        """A job that runs the same in the new place. line: what its line means in the new working folder.
+        """Returns the job spec with the paths of the new folder.
 
-        A copy keeps an absolute path that the line names: its jobs run what their lines say.
+        line: the spec that its line gives in the new working directory. In a copy, an absolute path that the
+        line names is kept, so that the job runs what its line says.
         """
         script = None if spec.script is None else self._unless(spec.script, line.script if line else None)
         venv = None if spec.venv is None else self._unless(spec.venv, line.venv if line else None)
@@ -47,19 +51,19 @@ class Relocation:
         return moved if here and (self._copied or not there or _same(moved, path)) else path
 
     def bring_along(self) -> None:
-        """The folder itself is in its new place, whatever has been left at, or mounted from, the old one."""
+        """Treats the folder itself as moved, whatever was left at or is mounted on the old path."""
         self._known[self._old] = self._new
 
     def has_moved(self, file: str) -> bool:
-        """Whether a file that was in the folder itself is in the new place."""
+        """Returns whether a file directly in the old folder is now in the new one."""
         return os.path.dirname(file) == self._old and self.path(file) != file
 
 
 def relocate(store: Store, to: Relocation) -> None:
-    """Change the paths of jobs, jobs files and logs, in the caller's transaction if there is one."""
+    """Changes the paths of jobs, jobs files and logs, in the caller's transaction if there is one."""
     with store.db.transaction() as db:
         if any(to.has_moved(row["path"]) for row in store.db.rows("SELECT path FROM jobs_file")):
-            to.bring_along()  # lines run beside their file
+            to.bring_along()  # lines run in the folder of their file
         lines = _read_again(store, to)
         for row in store.db.rows("SELECT id, spec, identity, source, state FROM job"):
             before = JobSpec.from_json(row["spec"])
@@ -68,8 +72,8 @@ def relocate(store: Store, to: Relocation) -> None:
             source = row["source"]
             if source.startswith("file:"):
                 source = f"file:{to.path(source[len('file:') :])}"
-            # A waiting job goes with its line. Any other is found under the path that it has now, so that
-            # it does not run again once that is written into the line.
+            # A waiting job gets the identity of its line. Any other job gets that of its new path, so that it
+            # does not run again once the line is changed to that path.
             identity = (line if line is not None and row["state"] in WAITING else spec).identity
             if (spec, identity, source) != (before, row["identity"], row["source"]):
                 sql = "UPDATE job SET spec = ?, identity = ?, source = ? WHERE id = ?"
@@ -78,7 +82,7 @@ def relocate(store: Store, to: Relocation) -> None:
             path, cwd = to.path(row["path"]), to.path(row["cwd"])
             db.execute("INSERT OR REPLACE INTO jobs_file VALUES (?, ?, ?)", (path, cwd, row["problem"]))
             if path != row["path"]:
-                # An older reading of the same file, from a time when it was at this path before.
+                # Drop an older reading of the same file, from an earlier time at this path.
                 db.execute("DELETE FROM line WHERE path = ?", (path,))
                 db.execute("UPDATE line SET path = ? WHERE path = ?", (path, row["path"]))
                 db.execute("DELETE FROM jobs_file WHERE path = ?", (row["path"],))
@@ -89,8 +93,11 @@ def relocate(store: Store, to: Relocation) -> None:
 
 
 def _read_again(store: Store, to: Relocation) -> dict[int, JobSpec]:
-    """Read the recorded lines in the new working folder of their file, so that one whose text is unchanged
-    does not count as changed: an absolute path in it still names the old place. Returns job -> its line."""
+    """Parses the recorded lines again in the new working directory of their file; returns job id -> spec.
+
+    So a line with unchanged text does not count as changed; an absolute path in it still names the old
+    folder.
+    """
     found = {}
     home = os.path.expanduser("~")
     for file in store.db.rows("SELECT path, cwd FROM jobs_file"):

@@ -1,4 +1,4 @@
-"""What readers need to know of the options of the scheduler that runs, or ran last, on this record."""
+"""Stores the options of the newest scheduler that readers need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _KEY = "started_with"
 
 @dataclass(frozen=True)
 class Started:
-    """llm_config, conda_sh, jobs_file: absolute paths; None = none was found, "" = none is watched. *_mib and
-    spike: as in Limits; tolerance, exclusive: as in Settings."""
+    """Options of the scheduler that runs, or ran last, on this store.
+
+    llm_config, conda_sh, jobs_file: absolute paths; None = none was found, "" = none is watched. *_mib and
+    spike: as in Limits; tolerance, exclusive: as in Settings.
+    """
 
     mem_threshold: float = Limits.memory
     load_threshold: float = Limits.load
@@ -37,17 +40,17 @@ class Started:
 
     @property
     def limits(self) -> Limits:
-        """The limits, as placement takes them."""
+        """The limits for placement."""
         return Limits(self.mem_threshold, self.load_threshold, self.margin_mib, self.idle_mib, self.spike)
 
 
 def note(store: Store, started: Started) -> None:
-    """Write down what this scheduler was started with."""
+    """Records the options of this scheduler."""
     store.db.set_meta(_KEY, json.dumps(asdict(started)))
 
 
 def started_with(store: Store) -> Started:
-    """What the newest scheduler was started with; the defaults where none has said."""
-    said = json.loads(store.db.meta(_KEY) or "{}")
+    """Returns the options of the newest scheduler; defaults where none are recorded."""
+    values = json.loads(store.db.meta(_KEY) or "{}")
     known = {field.name for field in fields(Started)}
-    return Started(**{name: value for name, value in said.items() if name in known})
+    return Started(**{name: value for name, value in values.items() if name in known})

@@ -1,7 +1,7 @@
-"""The JSON state file: what it says, how an edit of it is told, how it is replaced.
+"""Parses and renders the JSON state file, detects edits of it and replaces it atomically.
 
-`_scheduler.paused_gpus` is the base, as last written by us: an outside edit is exactly where `paused_gpus`
-differs from it.
+`_scheduler.paused_gpus` is the base, as the scheduler last wrote it: an edit is every difference between it
+and `paused_gpus`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OURS = ("gpu_status", "paused_gpus", "jobs", "_scheduler")
 
 
 def digest(content: bytes) -> str:
-    """What tells one version of the file from another."""
+    """Returns a digest that distinguishes versions of the file."""
     return hashlib.sha256(content).hexdigest()
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The object in the file, its paused GPUs as integers. Raises ValueError saying what is wrong with it."""
+    """Returns the object in the file with its paused GPUs as integers. Raises ValueError with the problem."""
     raw = jsontext.parse(jsontext.decode(content))
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")
@@ -44,7 +44,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def _number(value: object) -> int | None:
-    """A GPU number, also as scripts write it: 2, 2.0 or "2"."""
+    """Returns a GPU number, also from the forms that scripts write: 2, 2.0 or "2"."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
@@ -53,14 +53,14 @@ def _number(value: object) -> int | None:
 
 
 def is_older(state: Mapping[str, Any]) -> bool:
-    """Whether the older scheduler wrote this: what it gave away and what is paused, and nothing of ours."""
+    """Returns whether the older scheduler wrote this: it has `gpu_status` but no `_scheduler`."""
     return "gpu_status" in state and "_scheduler" not in state
 
 
 def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
-    """GPU index -> whether it shall be paused, for each GPU on which the file was edited.
+    """Returns GPU index -> whether it shall be paused, for each GPU whose pause was edited.
 
-    recorded: the paused GPUs on the record, the base of a file that has none of its own.
+    recorded: the GPUs paused in the store, the base for a file without one.
     """
     if "paused_gpus" not in state:
         return {}
@@ -73,7 +73,7 @@ def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool
 def render(
     old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
 ) -> bytes:
-    """The file's new content; keys that are not ours are kept as they were."""
+    """Returns the new content of the file; keys of others are kept unchanged."""
     pauses = sorted(paused)
     new = {key: value for key, value in old.items() if key not in _OURS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
@@ -82,25 +82,29 @@ def render(
 
 
 def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
-    """The file with these GPUs paused or resumed, for a record that does not exist yet: it has no base but an
-    empty one, so that every paused GPU is an edit to the first start. All else is kept as it was."""
+    """Returns the file with these GPUs paused or resumed while no store exists yet.
+
+    Its base is empty, so that the first start takes every paused GPU as an edit. Everything else is kept.
+    """
     now = set(old.get("paused_gpus", []))
     new = {**old, "paused_gpus": sorted(now | set(gpus) if paused else now - set(gpus))}
     if "_scheduler" in old:
-        new["_scheduler"] = {"paused_gpus": []}  # that of a record which is gone
+        new["_scheduler"] = {"paused_gpus": []}  # a base left by a deleted store
     return _lined(new)
 
 
 def _lined(state: Mapping[str, Any]) -> bytes:
-    # A line a key: short lists stay readable, and easy to edit.
+    # One line per key keeps short lists readable and easy to edit.
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in state.items())
-    # A lone surrogate has no form in UTF-8, but one in JSON, which is what this writes: \ud800.
+    # A lone surrogate cannot be encoded in UTF-8; the JSON escape \ud800 is written instead.
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
 
 
 def read(path: Path, *, trust: bool = False) -> bytes | None:
-    """Reads the file; None: there is none. trust: whoever owns it or may write it. Raises OSError, also for
-    what is refused to be read."""
+    """Reads the file; returns None if it does not exist.
+
+    trust: accept any owner and permissions. Raises OSError, also for a file that is refused.
+    """
     try:
         return json_bytes(path, trust=trust)
     except FileNotFoundError:
@@ -108,13 +112,15 @@ def read(path: Path, *, trust: bool = False) -> bytes | None:
 
 
 def target(path: Path) -> Path:
-    """The file that a link stands for, beside which everything happens: the link stays as it is."""
+    """Resolves a link to its target, beside which temporary files are made; the link is never replaced."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def set_aside(lying: Path, path: Path) -> Path:
-    """Move a version that cannot be used, wherever it lies, to where it is kept; returns that place. Beside
-    those that lie there already; the last place is used again. Raises OSError."""
+    """Moves an unusable version of the file to a free name `.bad`, `.bad.1` … `.bad.4`; returns that path.
+
+    If all are taken, the last one is overwritten. Raises OSError.
+    """
     path = target(path)
     places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
     place = next((place for place in places if not os.path.lexists(place)), places[-1])
@@ -123,17 +129,16 @@ def set_aside(lying: Path, path: Path) -> Path:
 
 
 def displaced(path: Path) -> Path:
-    """Where a replaced version lies until it has been examined for an edit."""
+    """Returns the path that keeps a replaced version until it has been examined for an edit."""
     path = target(path)
     return path.with_name(f".{path.name}.replaced")
 
 
 def exchange(path: Path, content: bytes) -> bytes | None:
-    """Put `content` in the file's place, atomically. Returns what lay there, or None if nothing did. Of a
-    link, the file that it names is replaced.
+    """Replaces the file atomically; returns the previous content, or None if there was no file.
 
-    The replaced version also lies at `displaced(path)` until `forget` is called. Raises OSError; the file is
-    then as it was.
+    If the path is a link, its target is replaced. The previous version is also at `displaced(path)` until
+    `forget` is called. Raises OSError; the file is then unchanged.
     """
     path = target(path)
     spare = displaced(path)
@@ -141,7 +146,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     fd = os.open(spare, flags, 0o600)
     try:
         with open(fd, "wb") as file:
-            # One that another user has planted there would become the state file.
+            # A file that another user has put there would become the state file.
             problem = judge(os.fstat(fd), None, owners(spare))
             if problem is not None and problem.kind is not Kind.WORLD_WRITABLE:
                 raise problem.error(spare)
@@ -149,7 +154,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        forget(path)  # half of our own words are nobody's edit
+        forget(path)  # a half-written version of ours is no edit
         raise
     if _put_where_nothing_is(spare, path):
         return None
@@ -158,7 +163,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
 
 
 def _put_where_nothing_is(spare: Path, path: Path) -> bool:
-    """Rename; False, and nothing done, where a file is there."""
+    """Gives the new file its name if none exists; returns False, having done nothing, if one does."""
     try:
         os.link(spare, path)
     except FileExistsError:
@@ -173,12 +178,12 @@ def _put_where_nothing_is(spare: Path, path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Remove the replaced version: it has been examined."""
+    """Removes the replaced version once it has been examined."""
     displaced(path).unlink(missing_ok=True)
 
 
 def _renamed(spare: Path, path: Path) -> bytes:
-    """Compare, then rename, where the file system cannot exchange two names (NFS, CIFS, FUSE)."""
+    """Compares and renames, on file systems that cannot exchange two names (NFS, CIFS, FUSE)."""
     fresh = path.with_name(f".{path.name}.fresh")
     os.rename(spare, fresh)
     while True:
@@ -191,12 +196,12 @@ def _renamed(spare: Path, path: Path) -> bytes:
 
 
 def is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether two looks saw the same version of a file."""
+    """Returns whether both stat results are of the same version of a file."""
     return (one.st_ino, one.st_mtime_ns, one.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    import ctypes  # 6 ms, and readers of the state file never come here
+    import ctypes  # takes 6 ms; readers of the state file never need it
 
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)

@@ -1,6 +1,6 @@
-"""What front ends may do with the record: insert jobs and wishes, and read.
+"""The store as front ends may use it: insert jobs and requests, and read.
 
-Changing a job or an attempt is the loop's alone (`recorder.py`).
+Only the loop changes jobs and attempts (`recorder.py`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.jobspec import JobSpec
     from gpu_scheduler.core.now import Now
 
-#: The columns of a job in a list of jobs: those that are shown, or decide how.
+#: The columns of a job in a list of jobs: those that are shown or decide how they are shown.
 _LISTED = (
     "id, source, name, text, spec, ask, priority, place, state, outcome, exit_code, signal, reason,"
     " not_before_boot, boot_id, line_wait, created_at, finished_at"
 )
 
 
-#: Where it is said whether needs are learned.
+#: Key in `meta`: whether needs are learned.
 _LEARN = "learn"
 
 
 class Store:
-    """The record of one state file.
+    """The store of one state file.
 
-    foreign    the host that it belongs to, where that is not this one: then it is read from a copy, and what
-               would be written raises SchedulerError.
+    foreign    the host that owns it, if that is another one. The store is then read from a copy, and every
+               write raises SchedulerError; None = this host.
     """
 
     def __init__(self, home: Home, *, create: bool = False) -> None:
@@ -59,7 +59,7 @@ class Store:
 
             refusal = home.refusal(self.foreign)
             if home.moved:
-                raise SchedulerError(refusal)  # it lies on a disk of that host
+                raise SchedulerError(refusal)  # it is on a disk of that host
             self._copy = copy_of(home.database, refusal)
             try:
                 self.db = Database(Path(self._copy.name) / home.database.name, refusal=refusal)
@@ -69,13 +69,13 @@ class Store:
 
     @property
     def learning(self) -> bool:
-        """Whether needs that no line says are learned, as the newest scheduler was told."""
+        """Whether undeclared needs are learned, as the newest scheduler was configured."""
         if self._learning is None:
             self._learning = self.db.meta(_LEARN) == "1"
         return self._learning
 
     def set_learning(self, learn: bool) -> None:
-        """Say whether needs are learned; the waiting jobs ask accordingly from now on."""
+        """Sets whether needs are learned and updates the spec keys of the waiting jobs."""
         if self.learning == learn:
             return
         from gpu_scheduler.core.jobspec import JobSpec
@@ -89,13 +89,16 @@ class Store:
         self._learning = learn
 
     def close(self) -> None:
-        """Close the database."""
+        """Closes the database."""
         self.db.close()
         if self.foreign is not None:
             self._copy.cleanup()
 
     def insert_job(self, spec: JobSpec, source: str, now: float | None = None) -> int:
-        """A new job, queued or held, in the caller's transaction if there is one. Returns its id."""
+        """Inserts a job in the caller's transaction if there is one; returns its id.
+
+        It is queued, or held or cancelled if its line says so. now: wall seconds.
+        """
         from gpu_scheduler.core.needs import Ask  # readers need neither
         from gpu_scheduler.core.order import NORMAL
 
@@ -121,7 +124,7 @@ class Store:
         return job_id
 
     def wish(self, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
-        """Ask the loop for something. Returns the wish's id; `answer` tells what came of it."""
+        """Adds a request to the loop. Returns its id, for which `answer` gives the answer."""
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO wish (verb, target, args, by, made_at) VALUES (?, ?, ?, ?, ?)",
@@ -131,39 +134,41 @@ class Store:
         return cursor.lastrowid
 
     def answer(self, wish_id: int) -> str | None:
-        """What came of a wish; None = not carried out yet."""
+        """Returns the answer to a request; None = not answered yet."""
         row = self.db.row("SELECT answer FROM wish WHERE id = ?", wish_id)
         return row["answer"] if row else None
 
     def open_wishes(self) -> list[sqlite3.Row]:
-        """Wishes that are not carried out yet, oldest first."""
+        """Returns the requests that are not answered yet, oldest first."""
         return self.db.rows("SELECT * FROM wish WHERE done_at IS NULL ORDER BY id")
 
     def job(self, job_id: int) -> sqlite3.Row | None:
-        """One job."""
+        """Returns a job, or None."""
         return self.db.row("SELECT * FROM job WHERE id = ?", job_id)
 
     def attempts(self, job_id: int) -> list[sqlite3.Row]:
-        """The attempts of a job, oldest first."""
+        """Returns the attempts of a job, oldest first."""
         return self.db.rows("SELECT * FROM attempt WHERE job_id = ? ORDER BY number", job_id)
 
     def unsettled(self) -> list[sqlite3.Row]:
-        """Attempts that are open, hold GPUs, or whose memory is not back, with their job's columns."""
+        """Returns the attempts that are open, hold GPUs or await memory release, joined with their jobs."""
         return self.db.rows(
             "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
             " job.launch_failures, job.source AS job_source, job.ask AS job_ask, job.oom_used, job.fail_used,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0"
-            " ORDER BY +attempt.id"  # + : by the index of these, not through all attempts there ever were
+            " ORDER BY +attempt.id"  # "+" makes SQLite use the index on settled, not scan all attempts
         )
 
     def gpus(self) -> list[sqlite3.Row]:
-        """The managed GPUs, by index."""
+        """Returns the managed GPUs, by index."""
         return self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")
 
     def asks(self) -> dict[str, str | None]:
-        """The distinct asks of the queued jobs that do not wait for their lines, and why the jobs of each
-        wait, where that is known (a skip scan: its cost does not grow with the queue)."""
+        """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.
+
+        The query is a skip scan: its cost does not grow with the queue.
+        """
         rows = self.db.rows(
             "WITH RECURSIVE asks (ask) AS (SELECT min(ask) FROM job WHERE state = 'queued' UNION ALL"
             " SELECT (SELECT min(ask) FROM job WHERE state = 'queued' AND job.ask > asks.ask) FROM asks"
@@ -173,7 +178,7 @@ class Store:
         return {row["ask"]: row["reason"] for row in rows}
 
     def startable(self, ask: str, boot: float, boot_id: str, limit: int) -> list[sqlite3.Row]:
-        """The first queued jobs of an ask that nothing but GPUs keeps from starting, in order."""
+        """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
         return self.db.rows(
             "SELECT id, priority, place, passed_at FROM job WHERE state = 'queued' AND ask = ? AND gone = 0"
             " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
@@ -184,7 +189,7 @@ class Store:
         )  # fmt: skip
 
     def next_retry(self, now: Now) -> float | None:
-        """The boot time, after now, at which the next failed launch may be tried again."""
+        """Returns the next boot time after now at which a failed launch may be retried, or None."""
         row = self.db.row(
             "SELECT min(not_before_boot) AS at FROM job WHERE state = 'queued' AND boot_id = ?"
             " AND not_before_boot > ?",
@@ -194,16 +199,16 @@ class Store:
         return row["at"] if row else None
 
     def waiting(self) -> Mapping[str, str]:
-        """Why the jobs of each ask wait."""
+        """Returns spec key -> why its jobs wait."""
         return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
 
     def needs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the known need of each ask with waiting jobs: the fields of `core.needs.Need`."""
+        """Returns spec key -> known need of its waiting jobs, as the fields of `core.needs.Need`."""
         rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
         return {row["ask"]: json.loads(row["need"]) for row in rows}
 
     def newest_of(self, identities: Iterable[str]) -> dict[str, sqlite3.Row]:
-        """The newest job of each identity, whatever it came from."""
+        """Returns identity -> its newest job, whatever its source."""
         rows = self.db.rows(
             "SELECT job.* FROM json_each(?) AS wanted JOIN job"
             " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
@@ -212,13 +217,13 @@ class Store:
         return {row["identity"]: row for row in rows}
 
     def history(self, job_id: int) -> list[dict[str, Any]]:
-        """The states that a job went through, oldest first."""
+        """Returns the recorded states and events of a job, oldest first."""
         rows = self.db.rows("SELECT at, state, reason FROM history WHERE job_id = ? ORDER BY rowid", job_id)
         return [dict(row) for row in rows]
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """All queries inside see the record as it was at the first of them."""
+        """Runs all queries of the block on one snapshot of the store, taken at the first of them."""
         self.db.connection.execute("BEGIN")
         try:
             yield
@@ -226,21 +231,21 @@ class Store:
             self.db.connection.execute("COMMIT")
 
     def withdraw(self, wish_id: int) -> bool:
-        """Take back a wish that is not carried out yet. False: it was."""
+        """Withdraws a request that is not answered yet; returns False if it was."""
         with self.db.transaction() as db:
             cursor = db.execute(
-                "UPDATE wish SET done_at = ?, answer = 'taken back' WHERE id = ? AND done_at IS NULL",
+                "UPDATE wish SET done_at = ?, answer = 'withdrawn' WHERE id = ? AND done_at IS NULL",
                 (time.time(), wish_id),
             )
         return cursor.rowcount == 1
 
     def counts(self) -> dict[str, int]:
-        """How many jobs are in each state."""
+        """Returns state -> number of jobs."""
         rows = self.db.rows("SELECT state, jobs FROM tally WHERE jobs > 0")
         return {row["state"]: row["jobs"] for row in rows}
 
     def unsuccessful(self) -> dict[str, int]:
-        """How many finished jobs have each outcome but `completed`."""
+        """Returns outcome -> number of finished jobs, without `completed`."""
         rows = self.db.rows(
             "SELECT outcome, count(*) AS n FROM job WHERE state = 'finished' AND outcome <> 'completed'"
             " GROUP BY outcome"
@@ -248,8 +253,10 @@ class Store:
         return {row["outcome"]: row["n"] for row in rows}
 
     def open_jobs(self, states: Collection[JobState], limit: int | None = None) -> list[sqlite3.Row]:
-        """The jobs in these states (`finished` is none of them), in the order in which they are tried; of
-        each what is listed of it."""
+        """Returns the jobs in these states, which must not include `finished`, in queue order.
+
+        Each row has the columns of a list of jobs.
+        """
         marks = ", ".join("?" * len(states))
         return self.db.rows(
             f"SELECT {_LISTED} FROM job WHERE state <> 'finished' AND state IN ({marks})"
@@ -259,7 +266,7 @@ class Store:
         )
 
     def named(self, name: str) -> list[sqlite3.Row]:
-        """The jobs of this name: the open ones by their ids, then the finished ones, newest end first."""
+        """Returns the jobs of this name: unfinished ones by id, then finished ones, newest end first."""
         return self.db.rows(
             f"SELECT {_LISTED} FROM job WHERE name = ?"
             " ORDER BY state = 'finished', CASE state WHEN 'finished' THEN -finished_at ELSE id END, id DESC",
@@ -267,14 +274,14 @@ class Store:
         )
 
     def ids_within(self, numbers: range) -> list[int]:
-        """The ids of the jobs there are among these numbers."""
+        """Returns the ids of the existing jobs in this range."""
         rows = self.db.rows(
             "SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1]
         )
         return [row["id"] for row in rows]
 
     def failed_jobs(self) -> list[sqlite3.Row]:
-        """The finished jobs that failed, newest end first."""
+        """Returns the finished jobs that failed, newest end first."""
         outcomes = json.dumps(sorted(FAILED))
         return self.db.rows(
             f"SELECT {_LISTED} FROM job WHERE state = 'finished'"
@@ -283,14 +290,14 @@ class Store:
         )
 
     def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:
-        """The finished jobs, newest end first."""
+        """Returns the finished jobs, newest end first."""
         return self.db.rows(
             f"SELECT {_LISTED} FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
             -1 if limit is None else limit,
         )
 
     def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, sqlite3.Row]:
-        """The newest attempt of each of these jobs that has one."""
+        """Returns job id -> newest attempt, for those of these jobs that have one."""
         rows = self.db.rows(
             "SELECT attempt.*, max(number) FROM attempt WHERE job_id IN (SELECT value FROM json_each(?))"
             " GROUP BY job_id",
@@ -299,26 +306,26 @@ class Store:
         return {row["job_id"]: row for row in rows}
 
     def infeasible(self) -> frozenset[str]:
-        """The asks that could not fit on the managed GPUs."""
+        """Returns the spec keys that could not fit on the managed GPUs if they were empty."""
         return frozenset(row["ask"] for row in self.db.rows("SELECT ask FROM waiting WHERE infeasible"))
 
     def indices(self) -> dict[str, int]:
-        """UUID -> index of every GPU ever seen, also of those that are not managed."""
+        """Returns UUID -> index of every known GPU, also of unmanaged ones."""
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
     def malformed(self) -> list[sqlite3.Row]:
-        """The malformed lines of the last readings, by file and line."""
+        """Returns the malformed lines of the last readings, by file and line."""
         return self.db.rows(
             "SELECT path, number, text, raw, problem, accepted FROM line WHERE problem IS NOT NULL"
             " ORDER BY path, position"
         )
 
     def line_of(self, job_id: int) -> sqlite3.Row | None:
-        """Where the line of a job stands now; None for a job without one."""
+        """Returns path and number of a job's line; None if it has none."""
         return self.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
 
     def before(self, job: sqlite3.Row, limit: int) -> tuple[int, list[int]]:
-        """How many queued jobs come before this one in the order, and the first of them."""
+        """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them."""
         where = "FROM job WHERE state = 'queued' AND (priority, place, id) < (?, ?, ?)"
         key = (job["priority"], job["place"], job["id"])
         count = self.db.row(f"SELECT count(*) AS n {where}", *key)
@@ -326,12 +333,12 @@ class Store:
         return (count["n"] if count else 0), [row["id"] for row in rows]
 
     def jobs_files(self) -> list[sqlite3.Row]:
-        """The jobs files, with the working folder of their lines and why one cannot be read now."""
+        """Returns the jobs files, with the working directory of their lines and why a file cannot be read."""
         return self.db.rows("SELECT * FROM jobs_file ORDER BY path")
 
 
 def _refuse_lost(home: Home) -> None:
-    """Raises SchedulerError where a record was lost, NoRecordError where none was made; readers make none."""
+    """Raises SchedulerError if the store was lost, or NoRecordError if there never was one."""
     try:
         if os.stat(home.database).st_size:
             return
@@ -341,7 +348,7 @@ def _refuse_lost(home: Home) -> None:
 
     if is_lost(home):
         raise SchedulerError(
-            f"the record in {home.folder} was lost: {home.database.name} is missing or empty;"
-            " `start` tells what is left of it, `start --restore` goes on from it"
+            f"the store in {home.folder} was lost: {home.database.name} is missing or empty;"
+            " `start` reports what is left of it, `start --restore` continues from that"
         )
     raise no_record(home.database)

@@ -1,4 +1,4 @@
-"""Tells a scheduler whether the record is still its own: the same folder, the same file, and this host's."""
+"""Checks that a scheduler still owns its store: same data directory, same database file, same host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from gpu_scheduler.store.instance import InstanceLock
 
 
 class Tenure:
-    """Begins with an open record of this host, whose locks this process holds. Once lost, it is never held
-    again."""
+    """Ownership of an open store whose locks this process holds; once lost, it stays lost."""
 
     def __init__(self, home: Home, lock: InstanceLock) -> None:
         self._home = home
@@ -20,7 +19,7 @@ class Tenure:
         self._lost: str | None = None
 
     def lost(self, *, host: bool = False) -> str | None:
-        """Why nothing may be written any more; None: it may. host: look whether another one took over."""
+        """Returns why nothing may be written any more, else None. host: also check for a takeover."""
         if self._lost is None:
             self._lost = self._replaced()
         if self._lost is None and host:
@@ -29,11 +28,11 @@ class Tenure:
             except SchedulerError as error:
                 self._lost = str(error)
             except OSError:
-                pass  # nothing follows from a look that failed; the state file, beside it, tells why
+                pass  # a failed check proves nothing; the state file beside it fails too and is reported
         return self._lost
 
     def end(self, why: str) -> None:
-        """Lose it for this reason."""
+        """Marks it as lost for this reason."""
         self._lost = self._lost or why
 
     def check(self, *, host: bool = False) -> None:

@@ -116,7 +116,7 @@ def test_the_tolerance_is_that_of_the_scheduler(desk: Desk) -> None:
 def test_without_a_record(desk: Desk) -> None:
     code, _, err = desk.run("events")
     assert code == 1
-    assert "no scheduler record" in err
+    assert "no scheduler store" in err
 
 
 def test_show_tells_them_of_one_job(desk: Desk) -> None:

@@ -70,7 +70,7 @@ def test_logs_are_read_where_they_can_be(there: Desk) -> None:
 def test_what_writes_or_asks_processes_is_refused(there: Desk, words: list[str]) -> None:
     code, out, err = there.run(*words)
     assert (code, out) == (1, "")
-    assert f"the record of {there.home.state_file} belongs to host gpu-other" in err
+    assert f"the store of {there.home.state_file} belongs to host gpu-other" in err
     assert f"this is host {this_host().name}" in err
     assert "start --take-over" in err
     assert len(err.splitlines()) == 2

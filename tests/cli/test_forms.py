@@ -235,7 +235,8 @@ def test_fresh_is_refused_while_another_scheduler_is_up_and_while_a_job_runs(wor
     world.end(signal.SIGKILL)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh")
     assert done.returncode == 1
-    assert "job 1 is active; --fresh forgets nothing meanwhile\n`stop --jobs` ends what runs" in done.stderr
+    refusal = "job 1 is active; --fresh forgets nothing while jobs are active\n`stop --jobs` ends what runs"
+    assert refusal in done.stderr
     assert list(world.jobs()) == [1]
     world.ok("stop", "--jobs")
     world.jobs_file.write_text("echo two\n")

@@ -170,13 +170,13 @@ def test_what_cannot_be_removed_is_told_and_ends_nothing(
     (desk.home.runs / "a file").touch()
     with caplog.at_level("WARNING"), forgetting(desk.store):
         pass
-    assert "a file, of a forgotten job, cannot be removed" in caplog.text
+    assert "a file of a forgotten job; the next" in caplog.text
     assert count(desk.store, "job") == 0
     (desk.home.runs / "a file").unlink()
     (desk.home.folder / "journal.jsonl").mkdir()
     with caplog.at_level("WARNING"), forgetting(desk.store):
         pass
-    assert "journal.jsonl, of a forgotten job, cannot be removed" in caplog.text
+    assert "journal.jsonl of a forgotten job; the next" in caplog.text
 
 
 def test_refused_while_a_job_runs_and_not_once_it_has_ended(desk: Desk) -> None:

@@ -116,7 +116,7 @@ def test_help_and_version_are_0_and_mistakes_2(desk: Desk) -> None:
 def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, out) == (1, "")
-    assert f"no scheduler record in {desk.path}/other.d" in err
+    assert f"no scheduler store in {desk.path}/other.d" in err
     assert not list(desk.path.iterdir())
 
 
@@ -227,7 +227,7 @@ def test_a_command_imports_only_what_it_needs(desk: Desk, words: str, never: tup
 def test_the_module_is_the_program(tmp_path: Path) -> None:
     done = program("cancel", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"gpu-scheduler: no scheduler record in {tmp_path}")
+    assert done.stderr.startswith(f"gpu-scheduler: no scheduler store in {tmp_path}")
 
 
 def test_start_refuses_bad_options_before_it_makes_anything(desk: Desk) -> None:

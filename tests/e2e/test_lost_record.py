@@ -1,4 +1,4 @@
-"""A database that is removed while its scheduler is dead: refused, restored, and every line ran once."""
+"""A database removed while no scheduler runs: start refuses, then restores it, and every line runs once."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from tests.waiting import wait_for
 JOB = "[share=1] echo start{0} >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end{0} >> trace"
 
 
-def test_lines_of_a_lost_record_run_once(tmp_path: Path) -> None:
+def test_lines_of_a_lost_store_run_once(tmp_path: Path) -> None:
     world = World(tmp_path)
-    home = Home.of(str(tmp_path / world.state))
+    data_dir = Home.of(str(tmp_path / world.state))
     try:
         world.append(*(JOB.format(number) for number in (1, 2, 3)))
         world.start()
         world.wait_text("trace", 3)
-        wait_for(lambda: len(list(home.runs.glob("*/*/claim"))) == 3, "three claims")
+        wait_for(lambda: len(list(data_dir.runs.glob("*/*/claim"))) == 3, "three claims")
         world.end(signal.SIGKILL)
-        for path in home.folder.glob("scheduler.db*"):
+        for path in data_dir.folder.glob("scheduler.db*"):
             path.unlink()
         world.append("[share=1] echo start4 >> trace; echo end4 >> trace")
 
-        said = world.cli("start", "--simulate", "4", "--log-dir", "logs")
-        assert said.returncode == 1
-        assert f"3 attempts in {home.runs} are not on the record: {home.database} is missing" in said.stderr
-        assert "jobs 1-3 still run (pids " in said.stderr
-        assert "`start --restore` goes on from" in said.stderr
-        said = world.cli("start", "--fresh", "--yes", "--simulate", "4", "--log-dir", "logs")
-        assert (said.returncode, "jobs 1, 2, 3 are active; --fresh forgets nothing" in said.stderr) == (
+        done = world.cli("start", "--simulate", "4", "--log-dir", "logs")
+        assert done.returncode == 1
+        assert f"3 attempts in {data_dir.runs} are not in the store: " in done.stderr
+        assert f": {data_dir.database} is missing" in done.stderr
+        assert "jobs 1-3 still run (pids " in done.stderr
+        assert "`start --restore` continues from" in done.stderr
+        done = world.cli("start", "--fresh", "--yes", "--simulate", "4", "--log-dir", "logs")
+        assert (done.returncode, "jobs 1, 2, 3 are active; --fresh forgets nothing" in done.stderr) == (
             1,
             True,
         )
         for words in (["status"], ["status", "--json"], ["logs", "1"], ["cancel", "1"]):
-            said = world.cli(*words)
-            assert (said.returncode, said.stdout) == (1, ""), words
-            assert f"the record in {home.folder} was lost" in said.stderr
+            done = world.cli(*words)
+            assert (done.returncode, done.stdout) == (1, ""), words
+            assert f"the store in {data_dir.folder} was lost" in done.stderr
 
         world.start("--restore")
         assert world.finished(4)[4]["outcome"] == "completed"

@@ -1,4 +1,4 @@
-"""Files and folders that another user has planted, or may change, under real schedulers of root."""
+"""Files and folders that another user planted or may change, with real schedulers of root."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ START = ("start", "--simulate", "1", "--drain", "--log-dir", "logs", "--jobs-fil
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_no_command_goes_on_with_a_record_that_another_user_has_planted(
+def test_every_command_refuses_a_store_planted_by_another_user(
     world: World, tmp_path: Path, stranger: int, linked: bool
 ) -> None:
     world.folder.chmod(0o1777)
-    home = Home.of(str(world.folder / world.state))
-    planted = Store(home, create=True)
+    data_dir = Home.of(str(world.folder / world.state))
+    planted = Store(data_dir, create=True)
     planted.insert_job(JobSpec("command", "x", str(tmp_path), command=f"id -u > {tmp_path}/ran_as"), "test")
     planted.close()
-    for path in (home.folder, *home.folder.rglob("*")):
+    for path in (data_dir.folder, *data_dir.folder.rglob("*")):
         os.chown(path, stranger, stranger)
         path.chmod(0o777)
     if linked:
-        home.folder.rename(world.folder / "his")
-        home.folder.symlink_to("his")
-        os.chown(home.folder, stranger, stranger, follow_symlinks=False)
-    why = "is a link" if linked else f"is the record of user {stranger}, not yours"
+        data_dir.folder.rename(world.folder / "his")
+        data_dir.folder.symlink_to("his")
+        os.chown(data_dir.folder, stranger, stranger, follow_symlinks=False)
+    why = "is a link" if linked else f"is the store of user {stranger}, not yours"
     for words in (
         (*START, ""),
         (*START, "", "--fresh", "--yes", "--trust-files"),
         ("cancel", "1"),
         ("status",),
     ):
-        said = world.cli(*words)
-        assert said.returncode == 1, words
-        assert f"{home.folder} {why}" in said.stderr, words
-    said = world.cli("doctor", "--gpu-probe", "simulated")
-    assert f"{home.folder} {why}" in said.stdout
+        done = world.cli(*words)
+        assert done.returncode == 1, words
+        assert f"{data_dir.folder} {why}" in done.stderr, words
+    done = world.cli("doctor", "--gpu-probe", "simulated")
+    assert f"{data_dir.folder} {why}" in done.stdout
     assert not (tmp_path / "ran_as").exists()
     assert not (world.folder / "gpu_scheduler.log").exists()
-    home.folder.unlink() if linked else shutil.rmtree(home.folder)
+    data_dir.folder.unlink() if linked else shutil.rmtree(data_dir.folder)
 
 
-def test_the_jobs_file_of_another_user_runs_with_trust_files_only(world: World, stranger: int) -> None:
+def test_the_jobs_file_of_another_user_runs_only_with_trust_files(world: World, stranger: int) -> None:
     world.append("id -u > ran_as")
     world.folder.chmod(0o1777)
     os.chown(world.jobs_file, stranger, stranger)
-    said = world.cli(*START, "jobs.txt")
-    assert (said.returncode, (world.folder / "ran_as").exists()) == (2, False)
-    assert "--jobs-file jobs.txt: belongs to another user" in said.stderr
-    assert "--trust-files" in said.stderr
+    done = world.cli(*START, "jobs.txt")
+    assert (done.returncode, (world.folder / "ran_as").exists()) == (2, False)
+    assert "--jobs-file jobs.txt: belongs to another user" in done.stderr
+    assert "--trust-files" in done.stderr
     assert world.cli(*START, "jobs.txt", "--trust-files").returncode == 0
     assert (world.folder / "ran_as").read_text() == "0\n"
 
 
-def test_status_tells_why_files_that_everybody_may_write_by_now_are_not_read(world: World) -> None:
+def test_status_reports_files_that_became_world_writable(world: World) -> None:
     config = world.folder / "llm_config.json"
     config.write_text('{"models": {}}')
     world.append("[hold] touch held")
@@ -73,8 +73,8 @@ def test_status_tells_why_files_that_everybody_may_write_by_now_are_not_read(wor
         path.chmod(0o666)
     world.jobs_file.write_text("touch planted\n")
     why = "is writable by everyone"
-    wait_for(lambda: f"{world.jobs_file}: {why}" in world.said(), "what is said of the jobs file")
-    wait_for(lambda: f"{config}: {why}" in world.said(), "what is said of llm_config.json")
+    wait_for(lambda: f"{world.jobs_file}: {why}" in world.said(), "a message about the jobs file")
+    wait_for(lambda: f"{config}: {why}" in world.said(), "a message about llm_config.json")
     text, report = world.ok("status"), world.status()
     assert f"jobs.txt: {why}; `chmod o-w` it, or `start --tr" in text
     assert [(t["subject"], t["problem"]) for t in report["health_issues"]] == [("llm_config", why)]

@@ -1,4 +1,4 @@
-"""The folder of a record under real schedulers: copied, moved, reached by another path, its lock removed."""
+"""A data directory that is copied, moved, reached by another path or loses its lock, with real schedulers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 RECORD = "gpu_scheduler_state.d"
-#: Writes into a file that no copy of the folder has when it begins, gets SIGTERM, and ends.
+#: Writes to a file outside the folder at its beginning, at SIGTERM and at its end.
 JOB = (
     "[share=1] trap 'echo TERM >> {0}/trace; exit 1' TERM; echo $$ >> {0}/trace;"
     " while [ ! -e {0}/go ]; do sleep 0.02; done; echo end >> {0}/trace"
@@ -27,7 +27,7 @@ JOB = (
 
 @pytest.fixture
 def original(tmp_path: Path) -> Iterator[World]:
-    """A world with job 1, which runs."""
+    """A world with job 1 running."""
     (tmp_path / "a").mkdir()
     world = World(tmp_path / "a")
     world.append(JOB.format(tmp_path))
@@ -35,7 +35,7 @@ def original(tmp_path: Path) -> Iterator[World]:
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     wait_for(lambda: trace(tmp_path), "its first word")
     with closing(Store(Home.of(str(tmp_path / "a" / world.state)))) as store:
-        # Readers say so as soon as the runner does.
+        # Readers report it as soon as the runner does.
         wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
     yield world
     (tmp_path / "go").touch()
@@ -44,7 +44,7 @@ def original(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> Iterator[Callable[[], World]]:
-    """The world in the folder b, once that is made."""
+    """Returns the world in the folder b once that exists."""
     worlds: list[World] = []
 
     def there() -> World:
@@ -61,18 +61,18 @@ def trace(folder: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_a_copy_signals_nothing_of_the_original(
+def test_a_copy_signals_no_process_of_the_original(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = beside()
-    said = copy.cli("start", "--simulate", "4")
-    assert said.returncode == 1
-    assert f"{tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}, which is still there" in said.stderr
+    done = copy.cli("start", "--simulate", "4")
+    assert done.returncode == 1
+    assert f"{tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}, which still exists" in done.stderr
     for words in (["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]):
-        said = copy.cli(*words)
-        assert said.returncode == 1, said.stdout
-        assert "is a copy of" in said.stderr
+        done = copy.cli(*words)
+        assert done.returncode == 1, done.stdout
+        assert "is a copy of" in done.stderr
     assert (
         f"Problem: record {tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}"
         in copy.cli("status").stdout
@@ -84,11 +84,11 @@ def test_a_copy_signals_nothing_of_the_original(
     assert copy.finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
     [job] = [job for job in copy.jobs().values() if job["id"] != 2]
-    assert (job["state"], job["outcome"]) == ("held", None), "a refused command leaves nothing"
+    assert (job["state"], job["outcome"]) == ("held", None), "a refused command changes nothing"
     assert f"belongs to {tmp_path}/a/{RECORD}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end() == 0
-    copy.start()  # a record of its own by now
+    copy.start()  # a separate store by now
     assert copy.end() == 0
 
     shutil.copytree(tmp_path / "a", tmp_path / "c")
@@ -106,14 +106,14 @@ def test_a_copy_signals_nothing_of_the_original(
     assert trace(tmp_path) == [pid, "end"]
 
 
-def test_a_removed_lock_lets_no_second_scheduler_in(original: World, tmp_path: Path) -> None:
+def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_path: Path) -> None:
     assert original.process is not None
     pid = original.process.pid
     (original.folder / RECORD / "lock").unlink()
-    said = original.cli("start", "--simulate", "4")
-    assert said.returncode == 1
+    done = original.cli("start", "--simulate", "4")
+    assert done.returncode == 1
     assert (
-        f"a scheduler is already running on {tmp_path}/a/gpu_scheduler_state.json (pid {pid})" in said.stderr
+        f"a scheduler is already running on {tmp_path}/a/gpu_scheduler_state.json (pid {pid})" in done.stderr
     )
     (original.folder / RECORD / "lock").unlink(missing_ok=True)
     original.append(f"[share=1] echo second >> {tmp_path}/ran")
@@ -121,13 +121,13 @@ def test_a_removed_lock_lets_no_second_scheduler_in(original: World, tmp_path: P
     assert (tmp_path / "ran").read_text() == "second\n"
     assert original.status()["scheduler"]["pid"] == pid
     original.end(signal.SIGKILL)
-    original.start()  # the locks have died with it
+    original.start()  # its locks ended with it
     assert original.jobs()[1]["state"] == "running"
     assert len(trace(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("name", [RECORD, f"{RECORD}/scheduler.db"])
-def test_a_scheduler_whose_folder_or_database_is_replaced_starts_nothing_more(
+def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
     original: World, tmp_path: Path, name: str
 ) -> None:
     path = original.folder / name
@@ -152,8 +152,8 @@ def test_a_scheduler_whose_folder_or_database_is_replaced_starts_nothing_more(
     assert job["state"] == "running"
     assert "is alive but does not hold the claim in" in job["warnings"][0]
     original.end()
-    said = original.cli("cancel", "1", "--grace", "0")
-    assert (said.returncode, said.stdout.split(":")[1]) == (1, " not ended")
+    done = original.cli("cancel", "1", "--grace", "0")
+    assert (done.returncode, done.stdout.split(":")[1]) == (1, " not ended")
     assert len(trace(tmp_path)) == 1, "no signal came"
 
 
@@ -182,17 +182,17 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     shutil.rmtree(tmp_path / "a")
     moved = beside()
     moved.start()
-    assert f"moved here from {tmp_path}/a/{RECORD}, which is gone" in moved.said()
+    assert f"moved here from {tmp_path}/a/{RECORD}, which no longer exists" in moved.said()
     wait_for(lambda: "is alive but does not hold the claim" in moved.said(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
-    # Its result went with its folder: nothing tells how it ended.
+    # Its result was removed with its folder, so its end is unknown.
     moved.until(lambda jobs: jobs[1]["state"] == "held", "job 1 interrupted")
     assert trace(tmp_path)[1:] == ["end"]
-    assert list(moved.jobs()) == [1], "its line is the same in the new place"
+    assert list(moved.jobs()) == [1], "its line is the same at the new path"
 
 
-def test_the_same_folder_by_another_path_is_no_copy(
+def test_the_same_folder_at_another_path_is_no_copy(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     (tmp_path / "b").mkdir()
@@ -207,9 +207,9 @@ def test_the_same_folder_by_another_path_is_no_copy(
         (tmp_path / "b").rmdir()
         (tmp_path / "b").symlink_to("a")
     try:
-        said = beside().cli("start", "--simulate", "4")
-        assert said.returncode == 1
-        assert "a scheduler is already running on" in said.stderr
+        done = beside().cli("start", "--simulate", "4")
+        assert done.returncode == 1
+        assert "a scheduler is already running on" in done.stderr
         assert original.end() == 0
         there = World(tmp_path / "b")
         there.start("--jobs-file", "")

@@ -1,4 +1,4 @@
-"""A start on a lost record: refused, forgotten or restored; with real records, folders and runners."""
+"""A start on a lost store is refused, forgets it or restores it; with real databases, folders and runners."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
 
-#: Runs until the file `go` is there.
+#: Runs until the file `go` exists.
 LONG = "echo $$ >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end >> trace"
 
 
 class Quick(DirectExecutor):
-    """Real runners for commands that wait for something; others are over at once, as their folders say."""
+    """Starts real runners for commands that wait; writes the files of an ended attempt for all others."""
 
     def launch(self, folder: Path) -> None:
         spec = json.loads((folder / "spec.json").read_text())
@@ -49,14 +49,14 @@ class Quick(DirectExecutor):
             return
         words = ["bash", "-c", job["command"]] if "command" in job else [sys.executable, "-IS", job["script"]]
         code = subprocess.run([*words, *job.get("arguments", ())], cwd=spec["cwd"], check=False).returncode
-        said = {
+        claim = {
             "token": spec["token"],
             "boot_id": spec["boot_id"],
             "pid": 0,
             "start_ticks": 0,
             "session": None,
         }
-        (folder / "claim").write_text(json.dumps({**said, "log": spec["log"]}))
+        (folder / "claim").write_text(json.dumps({**claim, "log": spec["log"]}))
         end: dict[str, object] = {
             "cause": None,
             "exit_code": code,
@@ -66,11 +66,11 @@ class Quick(DirectExecutor):
             "survivors": [],
         }
         at = time.time()
-        (folder / "result").write_text(json.dumps({**end, **said, "started_at": at - 1, "ended_at": at}))
+        (folder / "result").write_text(json.dumps({**end, **claim, "started_at": at - 1, "ended_at": at}))
 
 
 class Desk:
-    """One folder with a scheduler in pieces, whose record is lost and opened again."""
+    """A folder with the parts of a scheduler, whose store is lost and opened again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class Desk:
         backups.make(self.rig.store.db.connection, self.home)
 
     def close(self) -> None:
-        """The scheduler is killed: its executor forgets its children, its record is closed."""
+        """Kills the scheduler: its executor forgets its children and its store is closed."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
             for row in self.rig.store.db.rows("SELECT job_id, number, token FROM attempt"):
                 self.folders[row["token"]] = self.home.attempt(row["job_id"], row["number"], row["token"])
@@ -111,7 +111,7 @@ class Desk:
         return open_record(self.home, StartOptions(**options), SETTINGS)
 
     def restore(self, **options: Any) -> None:
-        """The record as `start --restore` makes it, under a scheduler in pieces again."""
+        """Restores the store as `start --restore` does, with new scheduler parts."""
         self.start(restore=True, **options).close()
         self.rig = Rig(self.folder, executor=Quick())
 
@@ -136,7 +136,7 @@ def tables(store: Store) -> dict[str, list[tuple[Any, ...]]]:
     return {name: [tuple(row) for row in store.db.rows(f"SELECT * FROM {name}")] for name in names}
 
 
-def test_a_lost_record_is_refused_and_the_living_are_named(desk: Desk) -> None:
+def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
     desk.ended("exit 3")
     lives = desk.running()
     wait_for(desk.trace, "the job's word")
@@ -158,9 +158,9 @@ def test_a_lost_record_is_refused_and_the_living_are_named(desk: Desk) -> None:
             desk.start()
         head, lives_on, ways = str(refused.value).split("\n")
         damaged = f"{database} {words}"
-        assert head == f"2 attempts in {desk.home.runs} are not on the record: {damaged}"
+        assert head == f"2 attempts in {desk.home.runs} are not in the store: {damaged}"
         assert lives_on == f"job {lives} still runs (pid {pid}); nothing is signalled"
-        assert "`start --restore` goes on from these folders alone" in ways
+        assert "`start --restore` continues from these folders alone" in ways
         assert "`start --fresh` forgets all of it, once none of them runs" in ways
         assert (database.read_bytes() if database.exists() else None) == content
         for refuse in (lambda: refuse_unrecorded(examine(desk.home).unknown), lambda: to_forget(desk.home)):
@@ -170,20 +170,20 @@ def test_a_lost_record_is_refused_and_the_living_are_named(desk: Desk) -> None:
     os.kill(int(desk.trace()[0]), 0)
 
 
-def test_readers_say_that_the_record_was_lost(desk: Desk) -> None:
+def test_readers_report_a_lost_store(desk: Desk) -> None:
     desk.ended("true")
     desk.lose()
     for content in (None, b""):
         if content is not None:
             desk.home.database.write_bytes(content)
         with pytest.raises(
-            SchedulerError, match=r"was lost: scheduler\.db is missing or empty; `start` tells"
+            SchedulerError, match=r"was lost: scheduler\.db is missing or empty; `start` reports"
         ):
             Store(desk.home)
-    assert not desk.home.database.read_bytes(), "a reader makes no record"
+    assert not desk.home.database.read_bytes(), "a reader creates no store"
 
 
-def test_a_record_is_made_of_the_folders_alone(desk: Desk) -> None:
+def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
     completed, failed = desk.ended("true"), desk.ended("exit 3", name="bert", share=500, priority=7)
     killed, lives = desk.running(), desk.running()
     runner = desk.rig.runner(killed)
@@ -229,7 +229,7 @@ def test_a_record_is_made_of_the_folders_alone(desk: Desk) -> None:
     assert desk.rig.add("true") == lives + 1
 
 
-def test_an_attempt_that_had_not_begun_is_held_and_never_begins(
+def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk.rig.executor, "launch", lambda folder: None)
@@ -248,7 +248,7 @@ def test_an_attempt_that_had_not_begun_is_held_and_never_begins(
     assert [row["number"] for row in desk.rig.store.attempts(job)] == [1, 2]
 
 
-def test_a_backup_is_completed_by_the_folders(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.ended("true")
     waits = desk.rig.add("echo waited >> trace")
     desk.backup()
@@ -256,7 +256,7 @@ def test_a_backup_is_completed_by_the_folders(desk: Desk, caplog: pytest.LogCapt
     new = desk.running()
     desk.lose()
     with pytest.raises(
-        SchedulerError, match=f"`start --restore` goes on from the backup of 20.* in {desk.home.backups}"
+        SchedulerError, match=f"`start --restore` continues from the backup of 20.* in {desk.home.backups}"
     ):
         desk.start()
     desk.restore()
@@ -265,11 +265,11 @@ def test_a_backup_is_completed_by_the_folders(desk: Desk, caplog: pytest.LogCapt
     assert desk.rig.job(new)["state"] == "running"
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.home.backups}/scheduler-1.db" in caplog.text
-    assert f"2 attempts are put on the record from folders: jobs {waits}, {new}" in caplog.text
+    assert f"2 attempts were added to the store from folders: jobs {waits}, {new}" in caplog.text
     assert identity.verdict(desk.rig.store) == "same"
 
 
-def test_an_older_database_that_was_put_back_is_refused_and_replaced_by_the_newest_backup(desk: Desk) -> None:
+def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: Desk) -> None:
     first = desk.ended("true")
     desk.backup()
     desk.ended("true")
@@ -278,11 +278,11 @@ def test_an_older_database_that_was_put_back_is_refused_and_replaced_by_the_newe
     desk.lose()
     shutil.copyfile(desk.home.backups / "scheduler-1.db", desk.home.database)
     with pytest.raises(
-        SchedulerError, match=r"1 attempt in .*/runs is not on the record: .*scheduler\.db is older than"
+        SchedulerError, match=r"1 attempt in .*/runs is not in the store: .*scheduler\.db is older than"
     ):
         desk.start()
     desk.restore()
-    assert desk.rig.job(cancelled)["state"] == "held", "the second backup knows it"
+    assert desk.rig.job(cancelled)["state"] == "held", "the second backup contains it"
     [aside] = [path for path in desk.home.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
     assert backups.extent_of(aside).jobs == first
     desk.close()
@@ -290,7 +290,7 @@ def test_an_older_database_that_was_put_back_is_refused_and_replaced_by_the_newe
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_a_damaged_backup_is_skipped_and_a_damaged_database_kept(
+def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = desk.ended("true")
@@ -308,19 +308,19 @@ def test_a_damaged_backup_is_skipped_and_a_damaged_database_kept(
     assert aside.read_bytes() == damage
 
 
-def test_a_missing_record_of_jobs_that_never_ran_is_refused_for_its_backup(desk: Desk) -> None:
+def test_refuses_a_missing_store_that_has_only_a_backup(desk: Desk) -> None:
     desk.rig.add("true", hold=True)
     desk.backup()
     desk.lose()
     with pytest.raises(
-        SchedulerError, match=r"the record was lost: .*scheduler\.db is missing\n`start --restore`"
+        SchedulerError, match=r"the store was lost: .*scheduler\.db is missing\n`start --restore`"
     ):
         desk.start()
     desk.restore()
     assert desk.rig.store.counts() == {"held": 1}
 
 
-def test_a_restore_of_a_good_record_changes_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_restoring_an_intact_store_changes_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.ended("true")
     desk.backup()
     desk.rig.add("true", hold=True)
@@ -329,10 +329,10 @@ def test_a_restore_of_a_good_record_changes_nothing(desk: Desk, caplog: pytest.L
     with caplog.at_level("INFO"):
         desk.restore()
     assert tables(desk.rig.store) == before
-    assert "the record is whole and knows every attempt; nothing is restored" in caplog.text
+    assert "the store is intact and contains every attempt; nothing is restored" in caplog.text
 
 
-def test_a_second_attempt_alone_decides_about_its_job(desk: Desk) -> None:
+def test_only_the_last_attempt_decides_about_its_job(desk: Desk) -> None:
     desk.backup()
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
@@ -344,7 +344,7 @@ def test_a_second_attempt_alone_decides_about_its_job(desk: Desk) -> None:
     assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
 
 
-def test_an_open_attempt_of_the_backup_ends_where_a_later_one_followed(desk: Desk) -> None:
+def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Desk) -> None:
     job = desk.running("while [ ! -e go ]; do sleep 0.02; done; [ -e again ] || exit 3")
     desk.backup()
     (desk.folder / "go").touch()
@@ -359,7 +359,7 @@ def test_an_open_attempt_of_the_backup_ends_where_a_later_one_followed(desk: Des
     assert desk.rig.store.unsettled() == []
 
 
-def test_a_failed_job_is_not_retried_by_the_restore(desk: Desk) -> None:
+def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
     job = desk.rig.add("exit 3", fail_retries=0)
     desk.rig.ends(job)
     [folder] = attemptfolders.in_runs(desk.home)
@@ -372,7 +372,7 @@ def test_a_failed_job_is_not_retried_by_the_restore(desk: Desk) -> None:
 
 
 def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsWatch]:
-    """A watcher of jobs.txt; looked at with a time."""
+    """Returns a function that lets a watcher read jobs.txt at a given time."""
 
     def look(now: float) -> JobsWatch:
         watch = JobsWatch(desk.rig.store, str(desk.folder / "jobs.txt"), None)
@@ -384,7 +384,7 @@ def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsWatch]:
 
 
 @pytest.mark.parametrize("backed_up", [0, 2, 3])
-def test_lines_of_known_attempts_do_not_run_again(
+def test_lines_of_restored_attempts_do_not_run_again(
     desk: Desk, backed_up: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(desk.folder)
@@ -399,7 +399,7 @@ def test_lines_of_known_attempts_do_not_run_again(
     look(100)
     desk.rig.until(lambda: desk.rig.store.counts() == {"finished": 4, "held": 1}, "all but the held one")
     desk.lose()
-    monkeypatch.chdir("/")  # the lines belong to the folder in which they were read first
+    monkeypatch.chdir("/")  # the lines keep the folder in which they were first read
     desk.restore(jobs_file=str(desk.folder / "jobs.txt"))
     for again in range(2):
         lines_of(desk)(200 + 100 * again)
@@ -418,7 +418,7 @@ def test_lines_of_known_attempts_do_not_run_again(
     desk.rig.until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
 
 
-def test_folders_of_an_earlier_version_do_not_tell_their_lines(desk: Desk) -> None:
+def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Desk) -> None:
     job = desk.ended("true")
     [folder] = attemptfolders.in_runs(desk.home)
     spec = json.loads((folder.path / "spec.json").read_text())
@@ -426,7 +426,7 @@ def test_folders_of_an_earlier_version_do_not_tell_their_lines(desk: Desk) -> No
     (folder.path / "spec.json").write_text(json.dumps(spec))
     desk.lose()
     with pytest.raises(
-        SchedulerError, match=f"folders of jobs {job} in .* do not tell which lines ran there"
+        SchedulerError, match=f"folders of jobs {job} in .* do not contain the lines that ran there"
     ):
         desk.start(restore=True, jobs_file="jobs.txt")
     desk.restore()
@@ -434,7 +434,7 @@ def test_folders_of_an_earlier_version_do_not_tell_their_lines(desk: Desk) -> No
     assert desk.rig.job(job)["text"] == f"bash {folder.path}/command.sh"
 
 
-def test_no_number_is_used_again_by_a_fresh_start(desk: Desk) -> None:
+def test_a_fresh_start_reuses_no_id(desk: Desk) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -446,20 +446,20 @@ def test_no_number_is_used_again_by_a_fresh_start(desk: Desk) -> None:
     assert desk.rig.add("true") == job + 1
 
 
-def test_a_fresh_start_that_fails_leaves_a_lost_record_lost(desk: Desk) -> None:
+def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: Desk) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
     with pytest.raises(SchedulerError, match="a later check"), forgotten(store):
         raise SchedulerError("a later check")
     store.close()
-    with pytest.raises(SchedulerError, match=r"1 attempt in .* is not on the record"):
+    with pytest.raises(SchedulerError, match=r"1 attempt in .* is not in the store"):
         desk.start()
     desk.restore()
     assert desk.rig.job(job)["outcome"] == "completed"
 
 
-def test_a_running_job_whose_claim_was_removed_runs_on_after_a_restore(desk: Desk) -> None:
+def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> None:
     job, killed = desk.running(), desk.running()
     wait_for(lambda: len(desk.trace()) == 2, "both words")
     runner, folder = desk.rig.runner(killed), desk.folder_of(killed)
@@ -482,7 +482,7 @@ def test_a_running_job_whose_claim_was_removed_runs_on_after_a_restore(desk: Des
     assert desk.trace().count("end") == 1
 
 
-def test_an_attempt_folder_without_files_is_no_reason_to_refuse_again(desk: Desk) -> None:
+def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> None:
     held = desk.rig.add("true", hold=True)
     desk.backup()
     (desk.home.runs / str(held) / "1-0123abcd").mkdir(parents=True)
@@ -494,7 +494,7 @@ def test_an_attempt_folder_without_files_is_no_reason_to_refuse_again(desk: Desk
     assert desk.rig.job(held)["state"] == "held"
 
 
-def test_a_folder_that_does_not_tell_its_attempt_is_named_by_a_restore(desk: Desk) -> None:
+def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
     desk.ended("true")
     [folder] = attemptfolders.in_runs(desk.home)
     desk.lose()
@@ -502,7 +502,7 @@ def test_a_folder_that_does_not_tell_its_attempt_is_named_by_a_restore(desk: Des
     for name in kept:
         (folder.path / name).unlink()
     (folder.path / "command.pid").touch()
-    with pytest.raises(SchedulerError, match=f"{folder.path} does not tell which attempt it is of"):
+    with pytest.raises(SchedulerError, match=f"cannot identify the attempt of {folder.path}"):
         desk.start(restore=True)
     folder.path.rename(desk.folder / "moved away")
     desk.restore()
@@ -510,7 +510,7 @@ def test_a_folder_that_does_not_tell_its_attempt_is_named_by_a_restore(desk: Des
 
 
 @pytest.mark.parametrize("backed_up", [False, True])
-def test_the_database_of_another_folder_is_replaced(desk: Desk, backed_up: bool) -> None:
+def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) -> None:
     identity.settle_in(desk.rig.store)
     ended = desk.ended("true")
     if backed_up:
@@ -526,7 +526,7 @@ def test_the_database_of_another_folder_is_replaced(desk: Desk, backed_up: bool)
     shutil.copyfile(other.store.home.database, desk.home.database)
     with pytest.raises(SchedulerError) as refused:
         desk.start()
-    assert f"{desk.home.database} is the record of {other.store.home.folder}" in str(refused.value)
+    assert f"{desk.home.database} is the store of {other.store.home.folder}" in str(refused.value)
     assert f"job {lives} still runs" in str(refused.value)
     desk.restore()
     assert desk.rig.job(ended)["outcome"] == "completed"
@@ -536,7 +536,7 @@ def test_the_database_of_another_folder_is_replaced(desk: Desk, backed_up: bool)
     assert desk.rig.job(lives)["state"] == "running"
 
 
-def test_folders_that_a_fresh_start_left_are_no_reason_to_refuse(desk: Desk) -> None:
+def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Desk) -> None:
     desk.ended("true")
     shutil.copytree(desk.home.runs, desk.folder / "kept")
     with forgetting(desk.rig.store):
@@ -567,7 +567,7 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
     assert desk.rig.job(job)["state"] == "running"
 
 
-def test_what_may_not_be_read_keeps_no_whole_record_from_starting(
+def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = desk.rig.add("true", hold=True)
@@ -589,7 +589,7 @@ def test_what_may_not_be_read_keeps_no_whole_record_from_starting(
     monkeypatch.setattr(os, "scandir", refuse(scandir))
     desk.start().close()
     for options in ({"restore": True}, {"fresh": True}):
-        with pytest.raises(SchedulerError, match="Permission denied; look at its permissions"):
+        with pytest.raises(SchedulerError, match="Permission denied; check its permissions"):
             desk.start(**options)
     monkeypatch.undo()
     desk.rig = Rig(desk.folder, executor=Quick())

@@ -1,4 +1,4 @@
-"""What `start` says of files that others may change, and what a running scheduler makes of them."""
+"""Files that other users may change: refused by `start`, and ignored by a running scheduler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder of a start with all its files."""
+    """The working directory of a start, with all its files."""
     monkeypatch.chdir(tmp_path)
     for name in FILES:
         (tmp_path / name).write_text("{}" if name.endswith(".json") else "")
@@ -52,37 +52,37 @@ def refused() -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_start_refuses_a_file_that_everybody_may_write_but_for_trust_files(folder: Path, name: str) -> None:
+def test_start_refuses_a_world_writable_file_without_trust_files(folder: Path, name: str) -> None:
     assert checked() == []
     (folder / name).chmod(0o646)
-    said = refused()
-    assert f"{name}: is writable by everyone; `chmod o-w` it, or `start --trust-files`" in said
+    message = refused()
+    assert f"{name}: is writable by everyone; `chmod o-w` it, or `start --trust-files`" in message
     assert checked(trust=True) == [
         f"{folder / name} is writable by other users, who can change what runs here"
     ]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_start_refuses_a_file_of_another_user_but_for_trust_files(
+def test_start_refuses_a_file_of_another_user_without_trust_files(
     folder: Path, name: str, stranger: int
 ) -> None:
     os.chown(folder / name, stranger, stranger)
     remedy = "use a file that you own"
     if name == "gpu_scheduler.log":
         remedy = "name a --state-file in a folder that you own, which has its own log"
-    said = f"{name}: belongs to another user (uid {stranger}); {remedy}, or `start --trust-files`"
-    assert said in refused()
+    message = f"{name}: belongs to another user (uid {stranger}); {remedy}, or `start --trust-files`"
+    assert message in refused()
     assert checked(trust=True) == []
 
 
-def test_start_says_once_which_files_their_group_may_write(folder: Path) -> None:
+def test_start_reports_group_writable_files_once(folder: Path) -> None:
     for name in ("jobs.txt", "s.json"):
         (folder / name).chmod(0o664)
     both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
     assert checked() == [f"{both} is writable by its group, who can change what runs here"]
 
 
-def test_start_refuses_a_main_log_that_is_a_link_also_with_trust_files(folder: Path) -> None:
+def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> None:
     log, precious = folder / "gpu_scheduler.log", folder / "precious"
     precious.write_text("precious")
     log.unlink()
@@ -95,7 +95,7 @@ def test_start_refuses_a_main_log_that_is_a_link_also_with_trust_files(folder: P
     assert precious.read_text() == "precious"
 
 
-def test_start_takes_links_of_the_user_to_files_of_the_user(folder: Path) -> None:
+def test_start_accepts_links_of_the_user_to_own_files(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     for name in FILES[:3]:
         (folder / name).rename(folder / "elsewhere" / name)
@@ -105,7 +105,7 @@ def test_start_takes_links_of_the_user_to_files_of_the_user(folder: Path) -> Non
     assert "is writable by everyone" in refused()
 
 
-def test_start_warns_of_a_folder_in_which_everybody_may_exchange_what_lies_there(folder: Path) -> None:
+def test_start_warns_about_a_world_writable_folder(folder: Path) -> None:
     folder.chmod(0o777)
     assert checked() == [f"{folder} is writable by everyone, who can replace the files in it: `chmod o-w` it"]
     folder.chmod(0o1777)
@@ -119,9 +119,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     with_gpus.store.close()
 
 
-def test_a_jobs_file_that_everybody_may_write_by_now_is_unreadable_and_takes_nothing_away(
-    folder: Path, rig: Rig
-) -> None:
+def test_does_not_read_a_jobs_file_that_became_world_writable(folder: Path, rig: Rig) -> None:
     path = folder / "jobs.txt"
     path.write_text("true\nfalse\n")
     watch = JobsWatch(rig.store, str(path), None)
@@ -141,7 +139,7 @@ def test_a_jobs_file_that_everybody_may_write_by_now_is_unreadable_and_takes_not
     assert "echo planted" in [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))]
 
 
-def test_a_config_that_everybody_may_write_by_now_is_not_read_again(
+def test_does_not_reread_a_config_that_became_world_writable(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / "llm_config.json"
@@ -159,7 +157,7 @@ def test_a_config_that_everybody_may_write_by_now_is_not_read_again(
     ]
 
 
-def test_a_state_file_that_everybody_may_write_by_now_is_neither_read_nor_written(
+def test_neither_reads_nor_writes_a_state_file_that_became_world_writable(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = rig.store.home
@@ -181,7 +179,7 @@ def test_a_state_file_that_everybody_may_write_by_now_is_neither_read_nor_writte
     assert troubles(home, None, trust=True) == ()
 
 
-def test_the_main_log_is_not_written_once_another_user_owns_it(folder: Path, stranger: int) -> None:
+def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, stranger: int) -> None:
     path = folder / "gpu_scheduler.log"
     os.chown(path, stranger, stranger)
     with pytest.raises(PermissionError, match="belongs to another user"):
@@ -189,7 +187,7 @@ def test_the_main_log_is_not_written_once_another_user_owns_it(folder: Path, str
     os.close(mainlog.opened(path, trust=True))
 
 
-def test_nothing_runs_from_a_folder_that_took_the_place_of_the_record_during_a_launch(
+def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
     folder: Path, tmp_path: Path
 ) -> None:
     home = Home.of(str(tmp_path / "state.json"))
@@ -218,7 +216,7 @@ def test_nothing_runs_from_a_folder_that_took_the_place_of_the_record_during_a_l
 
 
 @pytest.mark.parametrize("leads_to", ["precious.json", "new.json"])
-def test_a_state_file_that_is_a_planted_link_is_not_written_through(
+def test_does_not_write_through_a_planted_link_at_the_state_file(
     rig: Rig, tmp_path: Path, stranger: int, leads_to: str
 ) -> None:
     link, precious = rig.store.home.state_file, tmp_path / "precious.json"
@@ -237,7 +235,7 @@ def test_a_state_file_that_is_a_planted_link_is_not_written_through(
     assert not (tmp_path / "precious.json.bad").exists()
 
 
-def test_a_file_that_is_planted_where_the_state_file_is_made_does_not_become_it(
+def test_a_file_planted_at_the_temporary_path_does_not_become_the_state_file(
     tmp_path: Path, stranger: int
 ) -> None:
     path = tmp_path / "s.json"

@@ -1,4 +1,4 @@
-"""Backups of the record: made whole, checked, the last three kept, never replaced by worse ones."""
+"""Backups of the store are complete, checked and never replaced by worse ones; the last three are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(store: Store) -> list[str]:
     return sorted(os.listdir(store.home.backups))
 
 
-def test_keeps_the_last_three_private_and_whole(store: Store) -> None:
+def test_keeps_the_last_three_backups_private_and_intact(store: Store) -> None:
     for _ in range(5):
         add(store)
         made = make(store)
@@ -50,17 +50,18 @@ def test_keeps_the_last_three_private_and_whole(store: Store) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.home.backups.iterdir()} == {0o600}
 
 
-def test_an_emptier_record_does_not_replace_a_backup(store: Store) -> None:
+def test_a_store_with_fewer_jobs_does_not_replace_a_backup(store: Store) -> None:
     add(store, 3)
     make(store)
     store.db.connection.execute("DELETE FROM job")
     store.db.connection.execute("DELETE FROM sqlite_sequence")
-    with pytest.raises(SchedulerError, match=r"scheduler-1.db knows more than the record \(up to job 3\)"):
+    refusal = r"scheduler-1.db is newer than the store \(it contains jobs up to 3\)"
+    with pytest.raises(SchedulerError, match=refusal):
         make(store)
     assert names(store) == ["scheduler-1.db"]
 
 
-def test_a_damaged_record_does_not_replace_a_backup(store: Store) -> None:
+def test_a_damaged_store_does_not_replace_a_backup(store: Store) -> None:
     add(store, 200)
     make(store)
     store.db.connection.execute("PRAGMA writable_schema = 1")
@@ -70,7 +71,7 @@ def test_a_damaged_record_does_not_replace_a_backup(store: Store) -> None:
     assert names(store) == ["scheduler-1.db"]
 
 
-def test_what_a_killed_scheduler_left_half_made_is_no_backup(store: Store) -> None:
+def test_ignores_an_unfinished_backup_of_a_killed_scheduler(store: Store) -> None:
     add(store)
     make(store)
     (store.home.backups / ".scheduler.db.new").write_bytes(b"half")
@@ -80,7 +81,7 @@ def test_what_a_killed_scheduler_left_half_made_is_no_backup(store: Store) -> No
 
 
 class HandClock(Clock):
-    """A clock that the test moves."""
+    """A clock that the test sets."""
 
     boot = 100.0
 
@@ -88,7 +89,7 @@ class HandClock(Clock):
         return Now(1.8e9, self.boot, self.boot_id)
 
 
-def test_the_first_backup_comes_soon_after_the_start_and_then_one_a_day(store: Store) -> None:
+def test_backs_up_soon_after_the_start_and_then_daily(store: Store) -> None:
     clock = HandClock()
     timer = BackupTimer(store, clock)
     timer.turn()
@@ -105,7 +106,7 @@ def test_the_first_backup_comes_soon_after_the_start_and_then_one_a_day(store: S
     assert names(store) == ["scheduler-1.db", "scheduler-2.db"]
 
 
-def test_a_backup_that_fails_is_logged_once_and_tried_again(
+def test_logs_a_failed_backup_once_and_retries_it(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
@@ -113,7 +114,7 @@ def test_a_backup_that_fails_is_logged_once_and_tried_again(
     clock = HandClock()
     timer = BackupTimer(store, clock)
 
-    def full(record: sqlite3.Connection, home: Home) -> Backup:
+    def full(record: sqlite3.Connection, data_dir: Home) -> Backup:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
@@ -121,7 +122,7 @@ def test_a_backup_that_fails_is_logged_once_and_tried_again(
         for _ in range(2):
             clock.boot = timer.again_at
             timer.turn()
-    assert caplog.messages == ["no backup of the record could be made: database or disk is full"]
+    assert caplog.messages == ["cannot back up the store: database or disk is full"]
     clock.boot += 3600
     timer.turn()
     assert names(store) == ["scheduler-1.db"]

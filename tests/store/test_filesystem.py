@@ -1,4 +1,4 @@
-"""On which kind of file system a path lies: lines of /proc/self/mountinfo as machines have them."""
+"""File system types of paths, from lines of /proc/self/mountinfo of real machines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ MOUNTS = parse_mountinfo(MOUNTINFO.splitlines())
         ("/gpfs/fs1/u", "0:68", "gpfs", True),
     ],
 )
-def test_kinds(path: str, device: str, kind: str, shared: bool) -> None:
+def test_finds_the_file_system_type_and_whether_it_is_shared(
+    path: str, device: str, kind: str, shared: bool
+) -> None:
     found = kind_at(path, device, MOUNTS)
     assert (found, is_shared(found)) == (kind, shared)
 
@@ -68,11 +70,11 @@ def test_kinds(path: str, device: str, kind: str, shared: bool) -> None:
     [("nfs", True), ("smb3", True), ("9p", True), ("virtiofs", True), ("ceph", True), ("fuse", True),
      ("fuse.glusterfs", True), ("fuse.fuse-overlayfs", False), ("xfs", False), ("zfs", False), (None, False)],
 )  # fmt: skip
-def test_shared(kind: str | None, shared: bool) -> None:
+def test_recognises_shared_file_system_types(kind: str | None, shared: bool) -> None:
     assert is_shared(kind) is shared
 
 
-def test_lines_of_another_form_are_left_out() -> None:
+def test_skips_malformed_mountinfo_lines() -> None:
     assert len(MOUNTS) == len(MOUNTINFO.splitlines()) - 2
     assert MOUNTS[6] == Mount("0:62", "/mnt/my disk\\x", "cifs")
     assert kind_at("/x", "1:1", ()) is None
@@ -80,12 +82,12 @@ def test_lines_of_another_form_are_left_out() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_can_be_read(content: bytes) -> None:
+def test_parses_any_bytes_without_an_error(content: bytes) -> None:
     for mount in parse_mountinfo([content, b"1 2 3:4 / " + content.replace(b" ", b"") + b" rw - x y z"]):
         assert mount.kind
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_finds_the_file_system_types_of_this_machine(tmp_path: Path) -> None:
     mounted = parse_mountinfo(Path("/proc/self/mountinfo").read_bytes().splitlines())
     assert kind_of("/proc/self") == "proc"
     assert kind_of(tmp_path / "not" / "there") == kind_of(tmp_path)

@@ -1,4 +1,4 @@
-"""The kind of GPUs that a record was made on, and what stays when it goes on with the other kind."""
+"""The kind of GPUs of a store, and what it keeps when it switches to the other kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIMULATED, REAL = ("SIM-0", "SIM-1"), ("GPU-a", "GPU-b")
 
 
 class Desk:
-    """A record on GPUs of one kind."""
+    """A store with GPUs of one kind."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(Home.of(str(folder / "state.json")), create=True)
@@ -60,7 +60,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 @pytest.mark.parametrize(
     ("uuids", "simulated"), [(SIMULATED, True), (REAL, False), (("MIG-x",), False), ((), None)]
 )
-def test_the_managed_gpus_tell_the_kind(desk: Desk, uuids: tuple[str, ...], simulated: bool | None) -> None:
+def test_reads_the_kind_from_the_managed_gpus(
+    desk: Desk, uuids: tuple[str, ...], simulated: bool | None
+) -> None:
     desk.job()
     desk.manage("GPU-earlier")
     desk.manage(*uuids)
@@ -78,18 +80,18 @@ def test_the_managed_gpus_tell_the_kind(desk: Desk, uuids: tuple[str, ...], simu
         (Recorded(None, 2), True, False),
     ],
 )
-def test_only_jobs_of_the_other_kind_are_in_the_way(found: Recorded, simulated: bool, other: bool) -> None:
+def test_only_jobs_of_the_other_kind_conflict(found: Recorded, simulated: bool, other: bool) -> None:
     assert found.is_other_than(simulated) is other
 
 
-def test_a_record_that_is_absent_or_broken_has_no_kind(tmp_path: Path) -> None:
+def test_a_missing_or_broken_database_has_no_kind(tmp_path: Path) -> None:
     assert recorded(tmp_path / "none.db") is None
-    (tmp_path / "broken.db").write_bytes(b"no database, but long enough to be looked into" * 40)
+    (tmp_path / "broken.db").write_bytes(b"no database, but long enough to be read" * 40)
     assert recorded(tmp_path / "broken.db") is None
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_record_of_an_earlier_version_is_read_and_not_brought_up_to_date(tmp_path: Path) -> None:
+def test_reads_a_store_of_an_earlier_version_without_upgrading_it(tmp_path: Path) -> None:
     import sqlite3
     from contextlib import closing
 
@@ -105,7 +107,7 @@ def test_a_record_of_an_earlier_version_is_read_and_not_brought_up_to_date(tmp_p
     assert (tmp_path / "old.db").read_bytes() == before
 
 
-def test_simulated_gpus_leave_nothing_behind_that_would_hold_for_real_ones(desk: Desk) -> None:
+def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulated_ones(desk: Desk) -> None:
     desk.manage(*SIMULATED)
     job = desk.job()
     raised = Ask.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
@@ -126,7 +128,7 @@ def test_simulated_gpus_leave_nothing_behind_that_would_hold_for_real_ones(desk:
     assert (row["raised_mib"], Ask.from_key(row["ask"]).vram) == (None, 1000)
 
 
-def test_real_gpus_come_back_as_they_were_and_the_simulation_in_between_is_gone(desk: Desk) -> None:
+def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: Desk) -> None:
     desk.manage(*REAL)
     desk.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-a'")
     desk.measure(4000)

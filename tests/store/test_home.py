@@ -1,4 +1,4 @@
-"""Where a record lies, whose it is, and what another host may do with it."""
+"""The path and the owner of a data directory, and its use from another host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kinds = Callable[..., None]
 
 @pytest.fixture
 def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kinds:
-    """Says which folders lie on which kind of file system, and where this user's state lies."""
+    """Sets the file system types of folders and the state home of the user."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def put(**kinds: str) -> None:
@@ -42,27 +42,29 @@ def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kinds:
     return put
 
 
-def test_beside_the_state_file_on_a_local_disk(tmp_path: Path, kinds: Kinds) -> None:
+def test_the_data_directory_is_beside_the_state_file_on_a_local_disk(tmp_path: Path, kinds: Kinds) -> None:
     kinds()
-    home = Home.of(str(tmp_path / "a" / "x.json"))
-    assert (home.folder, home.moved, home.problem) == (tmp_path / "a" / "x.d", False, None)
+    data_dir = Home.of(str(tmp_path / "a" / "x.json"))
+    assert (data_dir.folder, data_dir.moved, data_dir.problem) == (tmp_path / "a" / "x.d", False, None)
     assert Home.of(str(tmp_path / "plain")).folder == tmp_path / "plain.d"
 
 
-def test_on_a_network_file_system_it_lies_in_the_users_state(tmp_path: Path, kinds: Kinds) -> None:
+def test_the_data_directory_is_in_the_users_state_home_on_a_network_file_system(
+    tmp_path: Path, kinds: Kinds
+) -> None:
     kinds(net="nfs4")
     (tmp_path / "net").mkdir()
     (tmp_path / "link").symlink_to("net")
-    home = Home.of(str(tmp_path / "net" / "x.json"))
-    assert (home.moved, home.problem) == (True, None)
-    assert home.folder.parent == tmp_path / "state" / "gpu_scheduler"
-    assert Home.of(str(tmp_path / "net" / "." / "x.json")).folder == home.folder
-    assert Home.of(str(tmp_path / "net" / "y.json")).folder != home.folder
+    data_dir = Home.of(str(tmp_path / "net" / "x.json"))
+    assert (data_dir.moved, data_dir.problem) == (True, None)
+    assert data_dir.folder.parent == tmp_path / "state" / "gpu_scheduler"
+    assert Home.of(str(tmp_path / "net" / "." / "x.json")).folder == data_dir.folder
+    assert Home.of(str(tmp_path / "net" / "y.json")).folder != data_dir.folder
     kinds(net="nfs4", link="nfs4")
-    assert Home.of(str(tmp_path / "link" / "x.json")).folder == home.folder
+    assert Home.of(str(tmp_path / "link" / "x.json")).folder == data_dir.folder
 
 
-def test_the_state_of_a_user_without_xdg(
+def test_the_state_home_without_xdg_is_local_state(
     tmp_path: Path, kinds: Kinds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds(net="cifs")
@@ -73,33 +75,33 @@ def test_the_state_of_a_user_without_xdg(
         assert folder.parent == tmp_path / "u" / ".local" / "state" / "gpu_scheduler"
 
 
-def test_where_that_is_no_local_disk_either_a_start_is_refused(tmp_path: Path, kinds: Kinds) -> None:
+def test_refuses_a_start_without_any_local_disk(tmp_path: Path, kinds: Kinds) -> None:
     kinds(net="nfs4", state="fuse.sshfs")
-    home = Home.of(str(tmp_path / "net" / "x.json"))
+    data_dir = Home.of(str(tmp_path / "net" / "x.json"))
     for create in (True, False):
         with pytest.raises(SchedulerError, match=r"\(nfs4\).*\(fuse\.sshfs\).*--data-dir /local/folder"):
-            Store(home, create=create)
+            Store(data_dir, create=create)
     assert not (tmp_path / "state").exists()
     chosen = Home.of(str(tmp_path / "net" / "x.json"), str(tmp_path / "net" / "mine"))
     assert (chosen.folder, chosen.moved, chosen.problem) == (tmp_path / "net" / "mine", False, None)
     Store(chosen, create=True).close()
 
 
-def test_a_record_that_lies_on_the_network_already_is_not_forgotten(tmp_path: Path, kinds: Kinds) -> None:
+def test_refuses_a_start_if_a_store_is_already_on_the_network(tmp_path: Path, kinds: Kinds) -> None:
     kinds()
     (tmp_path / "net").mkdir()
     state = str(tmp_path / "net" / "x.json")
     Store(Home.of(state), create=True).close()
     kinds(net="nfs")
-    home = Home.of(state)
-    with pytest.raises(SchedulerError, match=rf"x\.d, on nfs.*move that folder to {home.folder}"):
-        home.create()
-    home.folder.parent.mkdir(parents=True)
-    os.rename(tmp_path / "net" / "x.d", home.folder)
+    data_dir = Home.of(state)
+    with pytest.raises(SchedulerError, match=rf"x\.d, on nfs.*move that folder to {data_dir.folder}"):
+        data_dir.create()
+    data_dir.folder.parent.mkdir(parents=True)
+    os.rename(tmp_path / "net" / "x.d", data_dir.folder)
     Store(Home.of(state)).close()
-    # One that appears beside the file again, a copy of old, changes nothing.
-    shutil.copytree(home.folder, tmp_path / "net" / "x.d")
-    assert (Home.of(state).folder, Home.of(state).problem) == (home.folder, None)
+    # An old copy that reappears beside the state file changes nothing.
+    shutil.copytree(data_dir.folder, tmp_path / "net" / "x.d")
+    assert (Home.of(state).folder, Home.of(state).problem) == (data_dir.folder, None)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_record_that_lies_on_the_network_already_is_not_forgotten(tmp_path: Pa
         (Host("a"), Host("b"), False),
     ],
 )
-def test_one_machine(one: Host, other: Host, same: bool) -> None:
+def test_compares_hosts_by_machine_id_then_by_name(one: Host, other: Host, same: bool) -> None:
     assert one.is_same(other) is other.is_same(one) is same
 
 
@@ -128,46 +130,46 @@ def test_one_machine(one: Host, other: Host, same: bool) -> None:
         '{"name": "a", "record": 3}',
     ],
 )
-def test_a_file_that_names_no_host(tmp_path: Path, text: str) -> None:
+def test_an_invalid_host_file_names_no_host(tmp_path: Path, text: str) -> None:
     (tmp_path / "host").write_text(text)
     assert read_host(tmp_path / "host") is None
 
 
-def test_a_start_makes_the_record_this_hosts(tmp_path: Path) -> None:
-    home = Home.of(str(tmp_path / "s.json"))
-    home.create()
-    assert home.foreign() is None
-    home.own()
-    assert read_host(home.host) == this_host()
-    write_host(home.host, Host("an earlier name", this_host().machine or "x"))
+def test_a_start_makes_this_host_the_owner(tmp_path: Path) -> None:
+    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir.create()
+    assert data_dir.foreign() is None
+    data_dir.own()
+    assert read_host(data_dir.host) == this_host()
+    write_host(data_dir.host, Host("an earlier name", this_host().machine or "x"))
     if this_host().machine is not None:
-        assert home.foreign() is None
-    home.own()
-    assert read_host(home.host) == this_host()
+        assert data_dir.foreign() is None
+    data_dir.own()
+    assert read_host(data_dir.host) == this_host()
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Home:
-    """A record with a job, of another host, whose log is not folded into the file yet."""
-    home = Home.of(str(tmp_path / "s.json"))
-    store = Store(home, create=True)
+    """A store of another host with one job and a write-ahead log that is not checkpointed."""
+    data_dir = Home.of(str(tmp_path / "s.json"))
+    store = Store(data_dir, create=True)
     store.insert_job(JobSpec("command", "echo hello", "/", command="echo hello"), "cli")
-    assert home.database.with_name("scheduler.db-wal").stat().st_size > 0
-    for name in ("scheduler.db", "scheduler.db-wal"):  # as the other host's open files look from here
-        data = (home.folder / name).read_bytes()
-        (home.folder / f"kept-{name}").write_bytes(data)
+    assert data_dir.database.with_name("scheduler.db-wal").stat().st_size > 0
+    for name in ("scheduler.db", "scheduler.db-wal"):  # their state while the other host has them open
+        data = (data_dir.folder / name).read_bytes()
+        (data_dir.folder / f"kept-{name}").write_bytes(data)
     store.close()
     for name in ("scheduler.db", "scheduler.db-wal"):
-        (home.folder / f"kept-{name}").rename(home.folder / name)
-    write_host(home.host, ELSEWHERE)
-    return home
+        (data_dir.folder / f"kept-{name}").rename(data_dir.folder / name)
+    write_host(data_dir.host, ELSEWHERE)
+    return data_dir
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_another_host_reads_and_touches_nothing(elsewhere: Home) -> None:
+def test_another_host_can_read_but_changes_nothing(elsewhere: Home) -> None:
     before = contents(elsewhere.folder)
     store = Store(elsewhere)
     assert store.foreign == ELSEWHERE
@@ -184,7 +186,7 @@ def test_another_host_reads_and_touches_nothing(elsewhere: Home) -> None:
     assert contents(elsewhere.folder) == before
 
 
-def test_a_record_that_never_stands_still_is_said_so(
+def test_reports_a_store_that_keeps_changing_while_it_is_copied(
     elsewhere: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpu_scheduler.store import foreign
@@ -192,11 +194,11 @@ def test_a_record_that_never_stands_still_is_said_so(
     monkeypatch.setattr(foreign, "_WAIT_S", 0.0)
     elsewhere.database.write_bytes(b"SQLite format 3\0" + bytes(4000))
     elsewhere.database.with_name("scheduler.db-wal").unlink()
-    with pytest.raises(SchedulerError, match="changes too fast"):
+    with pytest.raises(SchedulerError, match="changes too often"):
         Store(elsewhere)
 
 
-def test_another_host_does_not_start_unless_it_takes_over(elsewhere: Home) -> None:
+def test_another_host_starts_only_with_take_over(elsewhere: Home) -> None:
     for refused in (elsewhere.check_owner, elsewhere.own):
         with pytest.raises(SchedulerError, match="gpu-other"):
             refused(take_over=False)
@@ -210,13 +212,13 @@ def test_another_host_does_not_start_unless_it_takes_over(elsewhere: Home) -> No
 
 @pytest.fixture
 def shared(tmp_path: Path, kinds: Kinds) -> Home:
-    """Of a state file on the network, whose record lies on a disk of this host."""
+    """The data directory on a local disk of this host, for a state file on the network."""
     kinds(net="nfs4")
     (tmp_path / "net").mkdir()
     return Home.of(str(tmp_path / "net" / "x.json"))
 
 
-def test_beside_a_state_file_on_the_network_a_file_names_the_host_of_its_record(shared: Home) -> None:
+def test_a_file_beside_a_state_file_on_the_network_names_the_owner_host(shared: Home) -> None:
     assert shared.host == shared.state_file.with_name("x.host")
     shared.create()
     shared.own()
@@ -226,15 +228,15 @@ def test_beside_a_state_file_on_the_network_a_file_names_the_host_of_its_record(
     StateWatch(store).write(1000.0)
     store.close()
     assert json.loads(shared.state_file.read_text())["_scheduler"] == {"paused_gpus": []}
-    # The same folder, seen by a host that has no record of its own.
+    # The same folder on a host without a store.
     write_host(shared.host, replace(ELSEWHERE, record="/home/u/there"))
-    said = r"belongs to host gpu-other \(there: /home/u/there\)"
-    with pytest.raises(SchedulerError, match=said):
+    message = r"belongs to host gpu-other \(there: /home/u/there\)"
+    with pytest.raises(SchedulerError, match=message):
         Store(shared)
     for refused in (shared.check_owner, shared.own):
-        with pytest.raises(SchedulerError, match=said):
+        with pytest.raises(SchedulerError, match=message):
             refused(take_over=False)
-    for text in ("{broken", '{"_scheduler": {}}'):  # whatever becomes of the state file
+    for text in ("{broken", '{"_scheduler": {}}'):  # whatever the state file contains
         shared.state_file.write_text(text)
         assert shared.foreign() is not None
     shared.own(take_over=True)
@@ -242,7 +244,7 @@ def test_beside_a_state_file_on_the_network_a_file_names_the_host_of_its_record(
     shared.own()
 
 
-def test_a_file_that_names_no_host_refuses_a_start_until_it_is_taken_over(shared: Home) -> None:
+def test_refuses_a_start_with_an_invalid_host_file_until_take_over(shared: Home) -> None:
     shared.create()
     shared.host.write_text("")
     for refused in (shared.check_owner, shared.own):
@@ -252,21 +254,21 @@ def test_a_file_that_names_no_host_refuses_a_start_until_it_is_taken_over(shared
     assert read_host(shared.host) == this_host(str(shared.folder))
 
 
-def test_a_file_that_cannot_be_read_is_told(shared: Home) -> None:
+def test_reports_a_host_file_that_cannot_be_read(shared: Home) -> None:
     shared.host.mkdir()
-    with pytest.raises(SchedulerError, match=r"x\.host cannot be read \(is not a regular file\)"):
+    with pytest.raises(SchedulerError, match=r"cannot read .*x\.host \(is not a regular file\)"):
         shared.check_owner(take_over=False)
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_two_hosts_that_start_in_the_same_moment_one_gets_the_record(
+def test_only_one_of_two_hosts_that_start_at_once_becomes_the_owner(
     shared: Home, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     def forbidden(*names: object) -> None:
         raise PermissionError(errno.EPERM, "no links here")
 
     def come_first(path: Path, host: Host) -> None:
-        claim_host(path, ELSEWHERE)  # after this host found no file, before it makes its own
+        claim_host(path, ELSEWHERE)  # after this host found no file and before it creates its own
         claim_host(path, host)
 
     if not links:
@@ -278,9 +280,7 @@ def test_of_two_hosts_that_start_in_the_same_moment_one_gets_the_record(
     assert [path.name for path in shared.host.parent.iterdir()] == ["x.host"]
 
 
-def test_a_disk_that_is_full_leaves_no_half_of_the_file(
-    shared: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_partial_host_file(shared: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -291,7 +291,7 @@ def test_a_disk_that_is_full_leaves_no_half_of_the_file(
     assert list(shared.host.parent.iterdir()) == []
 
 
-def test_only_this_hosts_name_is_taken_back(shared: Home, tmp_path: Path) -> None:
+def test_removes_the_host_file_only_of_this_host(shared: Home, tmp_path: Path) -> None:
     shared.own()
     shared.disown()
     assert not shared.host.exists()
@@ -305,17 +305,19 @@ def test_only_this_hosts_name_is_taken_back(shared: Home, tmp_path: Path) -> Non
     assert read_host(beside.host) == this_host()
 
 
-def test_the_id_of_the_machine_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_file_does_not_contain_the_machine_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     identity = "0123456789abcdef0123456789abcdef"
     (tmp_path / "machine-id").write_text(f"{identity}\n")
     monkeypatch.setattr(hosts, "_MACHINE_ID", (str(tmp_path / "machine-id"),))
-    home = Home.of(str(tmp_path / "s.json"))
-    home.create()
-    home.own()
+    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir.create()
+    data_dir.own()
     machine = this_host().machine
     assert machine is not None
-    assert machine in home.host.read_text()
-    assert identity not in home.host.read_text()
+    assert machine in data_dir.host.read_text()
+    assert identity not in data_dir.host.read_text()
 
 
 @pytest.mark.parametrize(
@@ -324,40 +326,40 @@ def test_the_id_of_the_machine_is_told_to_nobody(tmp_path: Path, monkeypatch: py
         (
             0,
             [
-                "x.d is the record of root: a `start` with sudo made it",
+                "x.d is the store of root: a `start` with sudo created it",
                 "sudo chown -R 1234 ",
                 "x.d ",
                 "x.json ",
             ],
         ),
-        (99999, ["x.d is the record of user 99999, not yours", "--state-file"]),
-        (1234, ["x.d may not be entered: chmod u+rwx "]),
+        (99999, ["x.d is the store of user 99999, not yours", "--state-file"]),
+        (1234, ["x.d cannot be entered: chmod u+rwx "]),
     ],
 )
-def test_a_record_that_may_not_be_entered_says_whose_it_is(
+def test_a_data_directory_that_cannot_be_entered_names_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, parts: list[str]
 ) -> None:
-    home = Home.of(str(tmp_path / "x.json"))
-    home.check_access()  # it is not there yet
-    Store(home, create=True).close()
-    home.check_access()
+    data_dir = Home.of(str(tmp_path / "x.json"))
+    data_dir.check_access()  # it is not there yet
+    Store(data_dir, create=True).close()
+    data_dir.check_access()
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     access, stat, lstat = os.access, os.stat, os.lstat
-    owned = os.stat_result((*stat(home.folder)[:4], uid, *stat(home.folder)[5:]))
+    owned = os.stat_result((*stat(data_dir.folder)[:4], uid, *stat(data_dir.folder)[5:]))
 
     def no_access(path: object, *more: Any, **words: Any) -> bool:
-        return path != home.folder and access(path, *more, **words)  # type: ignore[arg-type]
+        return path != data_dir.folder and access(path, *more, **words)  # type: ignore[arg-type]
 
     def stat_of(path: object, **words: Any) -> os.stat_result:
-        return owned if path == home.folder else lstat(path, **words)  # type: ignore[arg-type]
+        return owned if path == data_dir.folder else lstat(path, **words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "access", no_access)
     monkeypatch.setattr(os, "lstat", stat_of)
     with pytest.raises(SchedulerError) as caught:
-        home.check_access()
+        data_dir.check_access()
     with pytest.raises(SchedulerError):
-        Store(home)
-    (found,) = [finding for finding in record(home) if finding.check == "database"]
+        Store(data_dir)
+    (found,) = [finding for finding in record(data_dir) if finding.check == "database"]
     monkeypatch.undo()
     assert [part for part in parts if part not in str(caught.value)] == []
     assert found.grade == "bad"

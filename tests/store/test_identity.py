@@ -1,4 +1,4 @@
-"""The folder of a record: its own, moved, or a copy; by rule, and with real folders."""
+"""A data directory is recognised as the same, moved or copied: the rule, and real folders."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ NEW = Place("/new/X.d", 1, 9, "id")
             Place("/new/X.d", 1, 7, "id"),
             Place("/old/X.d", 1, 8, "id"),
             "same",
-            id="the original, renamed, with a copy put in its place",
+            id="the original, renamed, with a copy at its old path",
         ),
         pytest.param(
             Place("/new/X.d", 1, 7, "id"),
             Place("/old/X.d", 1, 8, "other"),
             "same",
-            id="renamed, with another record put in its place",
+            id="renamed, with another store at its old path",
         ),
         pytest.param(NEW, None, "moved", id="moved to another file system"),
         pytest.param(
-            NEW, Place("/old/X.d", 1, 8, "other"), "moved", id="moved, with another record put in its place"
+            NEW, Place("/old/X.d", 1, 8, "other"), "moved", id="moved, with another store at its old path"
         ),
         pytest.param(NEW, OLD, "copied", id="a copy"),
         pytest.param(NEW, Place("/old/X.d", 1, 8, "id"), "copied", id="a copy of one restored since"),
         pytest.param(
             NEW, Place("/old/X.d", 1, 7, None), "copied", id="a copy of one without the file of the id"
         ),
-        pytest.param(NEW, Unknown(), "copied", id="perhaps a copy: the old place cannot be looked at"),
+        pytest.param(NEW, Unknown(), "copied", id="perhaps a copy: the old path is not accessible"),
         pytest.param(
             Place("/new/X.d", 2, 7, "id"),
             OLD,
@@ -68,22 +68,24 @@ NEW = Place("/new/X.d", 1, 9, "id")
         ),
     ],
 )
-def test_the_rule(here: Place, there: Place | Unknown | None, verdict: Verdict) -> None:
+def test_judges_same_moved_and_copied_folders(
+    here: Place, there: Place | Unknown | None, verdict: Verdict
+) -> None:
     assert judge(KNOWN, here, there) == verdict
 
 
-def test_a_record_that_knows_no_folder_takes_the_one_it_lies_in() -> None:
+def test_a_store_without_a_recorded_folder_counts_as_in_place() -> None:
     assert judge(None, NEW, None) == "same"
 
 
 def made(folder: Path) -> Home:
-    """A record that knows its folder."""
+    """A store that has recorded its folder."""
     folder.mkdir()
-    home = Home.of(str(folder / "s.json"))
-    store = Store(home, create=True)
+    data_dir = Home.of(str(folder / "s.json"))
+    store = Store(data_dir, create=True)
     identity.settle_in(store)
     store.close()
-    return home
+    return data_dir
 
 
 def verdict_in(folder: Path) -> Verdict:
@@ -94,7 +96,7 @@ def verdict_in(folder: Path) -> Verdict:
         store.close()
 
 
-def test_a_copy_is_one_until_it_gets_an_id_of_its_own(tmp_path: Path) -> None:
+def test_a_copy_is_refused_until_it_gets_its_own_id(tmp_path: Path) -> None:
     made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert (verdict_in(tmp_path / "a"), verdict_in(tmp_path / "b")) == ("same", "copied")
@@ -112,20 +114,20 @@ def test_a_copy_is_one_until_it_gets_an_id_of_its_own(tmp_path: Path) -> None:
 def test_a_copy_whose_original_is_removed_counts_as_moved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = made(tmp_path / "a")
-    before = (home.folder / "id").read_text()
+    data_dir = made(tmp_path / "a")
+    before = (data_dir.folder / "id").read_text()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "a" / "s.d")
     assert verdict_in(tmp_path / "b") == "moved"
     store = Store(Home.of(str(tmp_path / "b" / "s.json")))
     identity.settle_in(store)
     store.close()
-    assert f"moved here from {tmp_path}/a/s.d, which is gone" in caplog.text
+    assert f"moved here from {tmp_path}/a/s.d, which no longer exists" in caplog.text
     assert verdict_in(tmp_path / "b") == "same"
     assert (tmp_path / "b" / "s.d" / "id").read_text() == before
 
 
-def test_a_renamed_folder_and_one_reached_by_a_link_are_the_same(tmp_path: Path) -> None:
+def test_a_renamed_or_linked_folder_is_the_same(tmp_path: Path) -> None:
     made(tmp_path / "a")
     (tmp_path / "link").symlink_to("a")
     assert verdict_in(tmp_path / "link") == "same"
@@ -133,7 +135,7 @@ def test_a_renamed_folder_and_one_reached_by_a_link_are_the_same(tmp_path: Path)
     assert verdict_in(tmp_path / "b") == "same"
 
 
-def test_a_folder_restored_in_its_place_is_the_same(tmp_path: Path) -> None:
+def test_a_folder_restored_at_its_path_is_the_same(tmp_path: Path) -> None:
     made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "backup")
     shutil.rmtree(tmp_path / "a")
@@ -141,22 +143,22 @@ def test_a_folder_restored_in_its_place_is_the_same(tmp_path: Path) -> None:
     assert verdict_in(tmp_path / "a") == "same"
 
 
-def test_the_file_of_the_id_is_made_again(tmp_path: Path) -> None:
-    home = made(tmp_path / "a")
-    before = (home.folder / "id").read_text()
-    (home.folder / "id").unlink()
-    store = Store(home)
+def test_recreates_a_missing_id_file(tmp_path: Path) -> None:
+    data_dir = made(tmp_path / "a")
+    before = (data_dir.folder / "id").read_text()
+    (data_dir.folder / "id").unlink()
+    store = Store(data_dir)
     identity.settle_in(store)
     store.close()
-    assert (home.folder / "id").read_text() == before
-    assert (home.folder / "id").stat().st_mode & 0o777 == 0o600
+    assert (data_dir.folder / "id").read_text() == before
+    assert (data_dir.folder / "id").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
-def test_an_old_place_that_may_not_be_entered_may_be_the_original(tmp_path: Path) -> None:
-    home = made(tmp_path / "a")
+def test_an_inaccessible_old_folder_may_be_the_original(tmp_path: Path) -> None:
+    data_dir = made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    for closed in (home.folder, tmp_path / "a"):
+    for closed in (data_dir.folder, tmp_path / "a"):
         closed.chmod(0)
         try:
             assert verdict_in(tmp_path / "b") == "copied"
@@ -164,7 +166,7 @@ def test_an_old_place_that_may_not_be_entered_may_be_the_original(tmp_path: Path
             closed.chmod(0o700)
 
 
-def test_a_copy_by_hard_links_never_writes_into_its_original(tmp_path: Path) -> None:
+def test_refuses_a_copy_made_with_hard_links(tmp_path: Path) -> None:
     made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=os.link)
     store = Store(Home.of(str(tmp_path / "b" / "s.json")))

@@ -1,4 +1,4 @@
-"""One scheduler per record, also where its lock file is removed."""
+"""One scheduler per store, even if its lock file is removed."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("other", [None, "not the lock"])
-def test_a_lock_file_that_is_removed_or_replaced_lets_no_second_scheduler_in(
-    tmp_path: Path, other: str | None
-) -> None:
+def test_removing_the_lock_file_admits_no_second_scheduler(tmp_path: Path, other: str | None) -> None:
     path = tmp_path / "lock"
     with held(path) as child:
         path.unlink()
@@ -62,8 +60,8 @@ def test_a_lock_file_that_is_removed_or_replaced_lets_no_second_scheduler_in(
     third.release()
 
 
-def test_a_lock_that_a_dead_scheduler_left_to_a_child_is_waited_for(tmp_path: Path) -> None:
-    # As a process has it between fork and exec, while the scheduler that starts it is killed.
+def test_waits_for_a_lock_that_a_child_of_a_dead_scheduler_still_has(tmp_path: Path) -> None:
+    # A child has the lock between fork and exec while the scheduler that starts it is killed.
     path = tmp_path / "lock"
     fork = _HOLDER.replace(
         "print(lock.acquire(), flush=True)",
@@ -87,7 +85,7 @@ def test_a_lock_that_a_dead_scheduler_left_to_a_child_is_waited_for(tmp_path: Pa
     child.stdout.close()
 
 
-def test_readers_of_the_folder_take_nothing(tmp_path: Path) -> None:
+def test_finding_the_holder_takes_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held(path) as child:
         path.unlink()
@@ -97,7 +95,7 @@ def test_readers_of_the_folder_take_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [fcntl.LOCK_EX, fcntl.LOCK_SH])
-def test_a_program_that_locks_the_folder_is_no_scheduler(
+def test_a_program_that_locks_the_folder_is_not_taken_for_a_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int
 ) -> None:
     monkeypatch.setattr(instance, "_LEFT_BEHIND_S", 0.0)
@@ -114,7 +112,7 @@ def test_a_program_that_locks_the_folder_is_no_scheduler(
     lock.release()
 
 
-def test_a_scheduler_in_another_pid_namespace_is_told_from_none(
+def test_distinguishes_a_scheduler_in_another_pid_namespace_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance, "_asked", lambda fd: 0)  # F_GETLK where the pid cannot be named
@@ -124,7 +122,7 @@ def test_a_scheduler_in_another_pid_namespace_is_told_from_none(
     assert scheduler_pid(tmp_path / "lock") == 0
 
 
-def test_the_holder_puts_the_lock_file_back(tmp_path: Path) -> None:
+def test_the_holder_recreates_the_lock_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = InstanceLock(path)
     assert lock.acquire()
@@ -133,7 +131,7 @@ def test_the_holder_puts_the_lock_file_back(tmp_path: Path) -> None:
     assert lock.keep()
     assert "lock" in os.listdir(tmp_path)
     path.unlink()
-    old = (  # a version that locks the file alone
+    old = (  # an older version, which locks only the file
         "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\n"
         "print('True', flush=True)\nsys.stdin.read()\n"
     )
@@ -164,7 +162,7 @@ def test_a_replaced_folder_is_not_the_locked_one(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_file_system_without_locks_on_folders_has_the_file_alone(
+def test_uses_only_the_lock_file_where_folders_cannot_be_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, how: int) -> None:
@@ -176,7 +174,7 @@ def test_a_file_system_without_locks_on_folders_has_the_file_alone(
     lock.release()
 
 
-def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+def test_the_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert scheduler_pid(path) is None
     with held(path) as child:
@@ -194,16 +192,17 @@ def test_a_start_names_the_program_that_locks_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance, "_LEFT_BEHIND_S", 0.0)
-    home = Home.of(str(tmp_path / "s.json"))
-    home.create()
-    fd = os.open(home.folder, os.O_RDONLY)
+    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir.create()
+    fd = os.open(data_dir.folder, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    said = f"{home.folder} is locked by another program \\(pid {os.getpid()}\\), which is not a scheduler"
-    with pytest.raises(SchedulerError, match=said):
-        service._locked(home, take_over=False)
+    pid = os.getpid()
+    message = f"{data_dir.folder} is locked by another program \\(pid {pid}\\), which is not a scheduler"
+    with pytest.raises(SchedulerError, match=message):
+        service._locked(data_dir, take_over=False)
     with monkeypatch.context() as hidden:  # as /proc/locks may be
         hidden.setattr(instance, "_lives", lambda pid: False)
         with pytest.raises(SchedulerError, match="a program that is not visible from here"):
-            service._locked(home, take_over=False)
+            service._locked(data_dir, take_over=False)
     os.close(fd)
-    service._locked(home, take_over=False).release()
+    service._locked(data_dir, take_over=False).release()

@@ -1,4 +1,4 @@
-"""What the record keeps of the memory that attempts use, and what is learned of it."""
+"""The measured memory of attempts in the store, and the needs learned from it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLET
 
 
 def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
-    """A job that used this much, on a GPU each, and has ended."""
+    """Runs a job to its end with these peaks, one GPU for each."""
     job = add(store, text)
     attempt = start(
         store,
@@ -77,14 +77,14 @@ def row_of(store: Store, attempt: int) -> Any:
 
 
 def last(store: Store, job: int) -> dict[str, Any]:
-    """What the newest event of a job tells."""
+    """Returns the data of the newest event of a job."""
     row = store.db.row("SELECT data FROM history WHERE job_id = ? ORDER BY rowid DESC LIMIT 1", job)
     assert row is not None
-    told: dict[str, Any] = json.loads(row["data"])
-    return told
+    data: dict[str, Any] = json.loads(row["data"])
+    return data
 
 
-def test_the_peak_of_each_gpu_stays_and_the_sample_that_was_counted_is_kept(store: Store) -> None:
+def test_keeps_the_peak_of_each_gpu_and_the_time_of_the_last_sample(store: Store) -> None:
     job = add(store)
     attempt = start(store, job, BOTH, vram=9000)
     use(store, job, attempt, 5.0, ("U0", 4000, 40.0), ("U1", None, None))
@@ -98,7 +98,7 @@ def test_the_peak_of_each_gpu_stays_and_the_sample_that_was_counted_is_kept(stor
     assert (last(store, job)["peaks"], last(store, job)["load"]) == ([4000, 100], 50.0)
 
 
-def test_each_gpu_on_which_a_job_takes_too_much_is_kept(store: Store) -> None:
+def test_records_each_gpu_on_which_a_job_exceeds_its_memory(store: Store) -> None:
     job = add(store)
     attempt = start(store, job, BOTH, vram=9000)
     for uuid in BOTH:
@@ -120,7 +120,7 @@ def test_each_gpu_on_which_a_job_takes_too_much_is_kept(store: Store) -> None:
         ({"share": 1000, "whole": True, "assumed": True}, {}),
     ],
 )
-def test_what_an_attempt_declared_on_each_gpu_is_kept_over_a_restart(
+def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
     store: Store, values: dict[str, Any], budgets: dict[str, int]
 ) -> None:
     job = add(store)
@@ -132,7 +132,7 @@ def test_what_an_attempt_declared_on_each_gpu_is_kept_over_a_restart(
     assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
 
 
-def test_the_memory_of_a_gpu_of_unknown_size_is_not_declared_by_a_share(store: Store) -> None:
+def test_a_share_of_a_gpu_of_unknown_size_declares_no_memory(store: Store) -> None:
     with store.db.transaction() as db:
         db.execute("UPDATE gpu SET total_mib = NULL WHERE uuid = 'U1'")
     job = add(store)
@@ -141,18 +141,18 @@ def test_the_memory_of_a_gpu_of_unknown_size_is_not_declared_by_a_share(store: S
     assert last(store, job)["budgets"] == [6144, None]
 
 
-def test_an_attempt_with_its_gpus_to_itself_is_one_on_the_record(store: Store) -> None:
+def test_records_that_an_attempt_has_whole_gpus(store: Store) -> None:
     job, other = add(store), add(store)
     assert [row_of(store, start(store, one, whole=one == job))["whole"] for one in (job, other)] == [1, 0]
 
 
-def test_a_clock_that_was_set_back_gives_no_negative_time(store: Store) -> None:
+def test_a_clock_set_back_gives_no_negative_run_time(store: Store) -> None:
     job = add(store)
     end(store, job, start(store, job), started_at=200.0, ended_at=100.0)
     assert last(store, job)["seconds"] == 0.0
 
 
-def test_the_retries_that_were_used_are_kept(store: Store) -> None:
+def test_records_the_used_retries(store: Store) -> None:
     job = add(store)
     attempt = start(store, job)
     again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
@@ -162,7 +162,7 @@ def test_the_retries_that_were_used_are_kept(store: Store) -> None:
     assert (row["oom_used"], row["fail_used"]) == (1, 2)
 
 
-def test_memory_that_the_user_names_anew_counts_more_than_what_an_oom_has_raised(store: Store) -> None:
+def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Store) -> None:
     job = add(store, vram=4096)
     raised = {"state": JobState.QUEUED, "job_outcome": None, "raised_mib": 9000}
     end(store, job, start(store, job, vram=4096), Outcome.FAILED, **raised)
@@ -177,18 +177,18 @@ def test_memory_that_the_user_names_anew_counts_more_than_what_an_oom_has_raised
     assert Ask.from_key(row["ask"]).vram == 6000
 
 
-def test_jobs_that_can_never_fit_are_named_and_only_the_first_of_them(store: Store) -> None:
+def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
     jobs = [add(store, vram=99999) for _ in range(7)]
     row = store.job(jobs[0])
     assert row is not None
     record(store, act.Wait(row["ask"], "needs a GPU", False))
     assert store.db.rows("SELECT * FROM history WHERE state = 'infeasible'") == []
     record(store, act.Wait(row["ask"], "infeasible: too much", True))
-    told = store.db.rows("SELECT job_id, reason FROM history WHERE state = 'infeasible' ORDER BY rowid")
-    assert [tuple(one) for one in told] == [(job, "infeasible: too much") for job in jobs[:5]]
+    rows = store.db.rows("SELECT job_id, reason FROM history WHERE state = 'infeasible' ORDER BY rowid")
+    assert [tuple(one) for one in rows] == [(job, "infeasible: too much") for job in jobs[:5]]
 
 
-def test_what_is_kept_of_an_attempt_that_was_measured(store: Store) -> None:
+def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:
     ran(store, "python big.py", 4000, 3000, vram=5000, started_at=100.0, ended_at=160.0)
     ran(store, "python never-seen.py")
     ran(store, "python bad.py", 100, outcome=Outcome.FAILED)
@@ -201,7 +201,7 @@ def test_what_is_kept_of_an_attempt_that_was_measured(store: Store) -> None:
     ]
 
 
-def test_of_each_family_the_newest_measurements_are_kept(
+def test_keeps_the_newest_measurements_of_each_workload_class(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_scheduler.store.measured._MEASURED", 2)
@@ -213,7 +213,7 @@ def test_of_each_family_the_newest_measurements_are_kept(
     ]  # fmt: skip
 
 
-def test_what_was_seen_of_a_family(store: Store) -> None:
+def test_summarises_the_usage_of_a_workload_class(store: Store) -> None:
     ran(store, "python a.py --llm qwen", 1000, 900, vram=3000, started_at=100.0, ended_at=100.0)
     ran(store, "python a.py --llm qwen", 9999, outcome=Outcome.FAILED)
     ran(store, "python a.py --llm qwen", 2000, vram=4000)
@@ -225,16 +225,14 @@ def test_what_was_seen_of_a_family(store: Store) -> None:
 @pytest.mark.parametrize(
     ("count", "nearest"), [(1, 1), (2, 2), (10, 10), (19, 19), (20, 19), (21, 20), (100, 95), (200, 190)]
 )
-def test_the_quantile_is_the_least_that_so_many_do_not_exceed(count: int, nearest: int) -> None:
+def test_quantile_uses_the_nearest_rank(count: int, nearest: int) -> None:
     values = list(range(count, 0, -1))
     assert quantile(values) == nearest
     assert sum(value <= nearest for value in values) >= 0.95 * count
     assert sum(value <= nearest - 1 for value in values) < 0.95 * count
 
 
-def test_needs_are_learned_anew_when_something_was_measured(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     learned = Learned(store, 0.10)
     assert learned.needs() == {}
     ran(store, "python ä.py", 1000)
@@ -249,7 +247,7 @@ def test_needs_are_learned_anew_when_something_was_measured(
     assert learned.needs()[family] == 2200
 
 
-def test_an_open_attempt_as_the_next_round_sees_it(store: Store) -> None:
+def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     job = add(store)
     again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
     end(store, job, start(store, job), Outcome.FAILED, **again)
@@ -262,7 +260,7 @@ def test_an_open_attempt_as_the_next_round_sees_it(store: Store) -> None:
     assert (fact.exceeded, fact.oom_used, fact.fail_used) == (("U0",), 1, 2)
 
 
-def test_what_is_booked_grows_with_the_buffered_peak_until_the_gpu_is_given_back(store: Store) -> None:
+def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: Store) -> None:
     note(store, Started(spike=0.5))
     job = add(store)
     attempt = start(store, job, vram=6144)

@@ -1,4 +1,4 @@
-"""A record of an earlier version opens, with what it holds."""
+"""A store of an earlier version opens with its content."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def columns(store: Store) -> dict[str, list[str]]:
     return {table: [row["name"] for row in store.db.rows(f"PRAGMA table_info({table})")] for table in tables}
 
 
-def upgraded(home: Home) -> Store:
-    """The store of a record, as `start` opens it."""
-    store = Store(home, create=True)
+def upgraded(data_dir: Home) -> Store:
+    """Opens the store as `start` does."""
+    store = Store(data_dir, create=True)
     with store.db.upgraded():
         pass
     return store
 
 
-def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> None:
-    home = Home.of(str(tmp_path / "old.json"))
-    home.create()
-    old = sqlite3.connect(home.database)
+def test_upgrades_the_declared_memory_of_open_attempts(tmp_path: Path) -> None:
+    data_dir = Home.of(str(tmp_path / "old.json"))
+    data_dir.create()
+    old = sqlite3.connect(data_dir.database)
     before = sorted(path for path in MIGRATIONS.glob("*.sql") if path.name < "0005")
     old.executescript("\n".join(path.read_text() for path in before) + "\nPRAGMA user_version = 4;")
     old.execute("INSERT INTO gpu (uuid, idx, name, total_mib) VALUES ('U0', 0, 'card', 24576)")
@@ -51,7 +51,7 @@ def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> No
         )
     old.commit()
     old.close()
-    store = upgraded(home)
+    store = upgraded(data_dir)
     assert [json.loads(row["budgets"]) for row in store.attempts(3)] == [
         {"U0": 9000, "gone": 9000},
         {"U0": 6144, "gone": None},
@@ -64,14 +64,14 @@ def test_what_open_attempts_of_an_earlier_version_declared(tmp_path: Path) -> No
 
 
 def make_old(path: Path, version: int) -> None:
-    """A database with that schema, and no rows."""
+    """Creates an empty database with this schema."""
     steps = sorted(MIGRATIONS.glob("*.sql"))[:version]
     with closing(sqlite3.connect(path)) as old:
         old.executescript("".join(step.read_text() for step in steps))
         old.execute(f"PRAGMA user_version = {version}")
 
 
-def test_an_upgrade_is_whole_or_none(tmp_path: Path) -> None:
+def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.db"
     make_old(path, 3)
     with closing(database.Database(path, create=True)) as db:
@@ -85,22 +85,22 @@ def test_an_upgrade_is_whole_or_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 9])
-def test_a_reader_changes_no_schema_and_names_the_remedy(tmp_path: Path, version: int) -> None:
+def test_a_reader_keeps_another_schema_and_names_the_remedy(tmp_path: Path, version: int) -> None:
     path = tmp_path / "scheduler.db"
     make_old(path, version)
     before = path.read_bytes()
-    with pytest.raises(SchemaError) as told:
+    with pytest.raises(SchemaError) as raised:
         database.Database(path)
     newest = database.newest_schema()
-    assert str(told.value) == (
-        f"the record in {tmp_path} has schema {version}; this version reads schema {newest}:"
-        " `start` with this version brings it up to date"
+    assert str(raised.value) == (
+        f"the store in {tmp_path} has schema {version}; this version reads schema {newest}:"
+        " `start` with this version upgrades it"
     )
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_empty_database_is_no_record_yet_for_a_reader(tmp_path: Path) -> None:
+def test_a_reader_treats_an_empty_database_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.db"
     path.touch()
     with pytest.raises(NoRecordError):
@@ -108,11 +108,11 @@ def test_an_empty_database_is_no_record_yet_for_a_reader(tmp_path: Path) -> None
     assert path.stat().st_size == 0
 
 
-def test_the_first_version_opens_and_becomes_the_newest(tmp_path: Path) -> None:
+def test_upgrades_a_database_of_the_first_version(tmp_path: Path) -> None:
     fresh = Store(Home.of(str(tmp_path / "fresh.json")), create=True)
-    home = Home.of(str(tmp_path / "old.json"))
-    home.create()
-    old = sqlite3.connect(home.database)
+    data_dir = Home.of(str(tmp_path / "old.json"))
+    data_dir.create()
+    old = sqlite3.connect(data_dir.database)
     old.executescript((MIGRATIONS / "0001_initial.sql").read_text() + "\nPRAGMA user_version = 1;")
     old.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('U0', 0, 'card')")
     old.execute(
@@ -125,7 +125,7 @@ def test_the_first_version_opens_and_becomes_the_newest(tmp_path: Path) -> None:
     )
     old.commit()
     old.close()
-    store = upgraded(home)
+    store = upgraded(data_dir)
     assert columns(store) == columns(fresh)
     [attempt], [gpu] = store.attempts(3), store.gpus()
     assert (attempt["strays"], gpu["processes"], gpu["loads"]) == ("[]", None, "[]")

@@ -1,4 +1,4 @@
-"""The folder of a record is ours, closed to others and without links; what is not is refused or closed."""
+"""The data directory belongs to the user, is private and has no links; else it is refused or made private."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpu_scheduler.store.store import Store
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    """A record that a scheduler has left."""
-    home = Home.of(str(tmp_path / "s.json"))
-    Store(home, create=True).close()
-    return home
+def data_dir(tmp_path: Path) -> Home:
+    """The data directory of a scheduler that has ended."""
+    data_dir = Home.of(str(tmp_path / "s.json"))
+    Store(data_dir, create=True).close()
+    return data_dir
 
 
 def modes(folder: Path) -> set[str]:
@@ -32,143 +32,151 @@ def modes(folder: Path) -> set[str]:
     }
 
 
-def refusal(home: Home) -> str:
-    """What every way in says, the same for `start`, the other commands and `doctor`."""
+def refusal(data_dir: Home) -> str:
+    """The message with which `start` and `doctor` refuse the data directory."""
     with pytest.raises(SchedulerError) as start:
-        Store(home, create=True)
-    (found,) = [finding for finding in record(home) if finding.check == "database"]
+        Store(data_dir, create=True)
+    (found,) = [finding for finding in record(data_dir) if finding.check == "database"]
     assert found.grade == "bad"
     assert str(start.value).startswith(found.says)
     return str(start.value)
 
 
-def test_a_record_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_creates_a_private_data_directory_with_any_umask(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        home = Home.of(str(tmp_path / "s.json"))
-        assert home.create() == []
+        data_dir = Home.of(str(tmp_path / "s.json"))
+        assert data_dir.create() == []
     finally:
         os.umask(old)
-    assert stat.S_IMODE(home.folder.stat().st_mode) == 0o700
-    assert modes(home.folder) == {"700", "600"}
+    assert stat.S_IMODE(data_dir.folder.stat().st_mode) == 0o700
+    assert modes(data_dir.folder) == {"700", "600"}
 
 
-def test_refuses_a_link_in_the_place_of_the_folder(home: Home, tmp_path: Path) -> None:
-    home.folder.rename(tmp_path / "real")
-    home.folder.symlink_to("real")
-    assert re.search(r"s\.d is a link, .*--data-dir", refusal(home))
+def test_refuses_a_link_in_place_of_the_data_directory(data_dir: Home, tmp_path: Path) -> None:
+    data_dir.folder.rename(tmp_path / "real")
+    data_dir.folder.symlink_to("real")
+    assert re.search(r"s\.d is a link, .*--data-dir", refusal(data_dir))
     with pytest.raises(SchedulerError, match="is a link"):
-        Store(home)
+        Store(data_dir)
     with pytest.raises(OSError, match="is a link"):
-        InstanceLock(home.lock)
+        InstanceLock(data_dir.lock)
 
 
-def test_refuses_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
-    home = Home.of(str(tmp_path / "s.json"))
-    home.folder.touch()
-    assert "s.d is not a folder" in refusal(home)
+def test_refuses_a_file_in_place_of_the_data_directory(tmp_path: Path) -> None:
+    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir.folder.touch()
+    assert "s.d is not a folder" in refusal(data_dir)
 
 
-def test_refuses_the_folder_of_another_user(home: Home, tmp_path: Path, stranger: int) -> None:
+def test_refuses_the_data_directory_of_another_user(data_dir: Home, tmp_path: Path, stranger: int) -> None:
     tmp_path.chmod(0o1777)
-    os.chown(home.folder, stranger, stranger)
-    home.folder.chmod(0o777)
-    assert f"s.d is the record of user {stranger}, not yours" in refusal(home)
+    os.chown(data_dir.folder, stranger, stranger)
+    data_dir.folder.chmod(0o777)
+    assert f"s.d is the store of user {stranger}, not yours" in refusal(data_dir)
     with pytest.raises(SchedulerError, match="not yours"):
-        Store(home)
+        Store(data_dir)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        InstanceLock(home.lock)
-    assert stat.S_IMODE(home.folder.stat().st_mode) == 0o777
-    assert peek(home.database, "SELECT 1") is None, "what is asked before the record is opened"
+        InstanceLock(data_dir.lock)
+    assert stat.S_IMODE(data_dir.folder.stat().st_mode) == 0o777
+    assert peek(data_dir.database, "SELECT 1") is None, "queries before the store is opened"
 
 
-def test_root_goes_on_with_the_folder_of_the_owner_of_a_mounted_folder(
-    home: Home, tmp_path: Path, stranger: int
+def test_root_accepts_a_data_directory_of_the_owner_of_a_mounted_folder(
+    data_dir: Home, tmp_path: Path, stranger: int
 ) -> None:
-    for path in (tmp_path, home.folder, home.database):
+    for path in (tmp_path, data_dir.folder, data_dir.database):
         os.chown(path, stranger, stranger)
     tmp_path.chmod(0o755)
-    Store(home, create=True).close()
+    Store(data_dir, create=True).close()
     tmp_path.chmod(0o777)
-    assert "not yours" in refusal(home)
+    assert "not yours" in refusal(data_dir)
 
 
 @pytest.mark.parametrize(
     "name", ["scheduler.db", "scheduler.db-wal", "runs", "doorbell", "lock", "id", "new"]
 )
-def test_refuses_a_link_in_the_folder(home: Home, tmp_path: Path, name: str) -> None:
-    path, elsewhere = home.folder / name, tmp_path / "elsewhere"
+def test_refuses_a_link_in_the_data_directory(data_dir: Home, tmp_path: Path, name: str) -> None:
+    path, elsewhere = data_dir.folder / name, tmp_path / "elsewhere"
     if path.exists():
         path.rename(elsewhere)
     path.symlink_to(elsewhere)
     there = elsewhere.exists()
-    assert f"{path} is a link" in refusal(home)
-    assert elsewhere.exists() == there, "nothing is made through it"
+    assert f"{path} is a link" in refusal(data_dir)
+    assert elsewhere.exists() == there, "nothing is created through it"
 
 
-def test_refuses_what_another_user_has_put_into_a_folder_that_was_open(home: Home, stranger: int) -> None:
-    planted = home.runs / "1" / "1-planted"
+def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: Home, stranger: int) -> None:
+    planted = data_dir.runs / "1" / "1-planted"
     planted.mkdir(parents=True)
     os.chown(planted, stranger, stranger)
-    Store(home, create=True).close()  # in a folder that was always closed nobody has
-    home.folder.chmod(0o777)
+    Store(data_dir, create=True).close()  # not checked in a folder that was always private
+    data_dir.folder.chmod(0o777)
     with pytest.raises(
         SchedulerError, match=re.escape(f"{planted} belongs to another user (uid {stranger})")
     ):
-        home.create()
-    home.folder.chmod(0o700)
-    os.chown(home.doorbell, stranger, stranger)
-    assert f"{home.doorbell} belongs to another user" in refusal(home)
+        data_dir.create()
+    data_dir.folder.chmod(0o700)
+    os.chown(data_dir.doorbell, stranger, stranger)
+    assert f"{data_dir.doorbell} belongs to another user" in refusal(data_dir)
 
 
-def test_closes_what_is_ours_and_open_to_others_and_says_so_once(home: Home) -> None:
-    deep = home.runs / "1"
+def test_makes_open_files_private_and_reports_them_once(data_dir: Home) -> None:
+    deep = data_dir.runs / "1"
     deep.mkdir(mode=0o700)
-    for path, mode in ((home.folder, 0o770), (home.database, 0o666), (deep, 0o777), (home.doorbell, 0o644)):
+    modes_before = (
+        (data_dir.folder, 0o770),
+        (data_dir.database, 0o666),
+        (deep, 0o777),
+        (data_dir.doorbell, 0o644),
+    )
+    for path, mode in modes_before:
         path.chmod(mode)
-    told = sorted(map(str, home.create()))
-    assert [re.sub(r" and is closed.*", "", text) for text in told] == [
-        f"{home.folder} could be written by others (mode 770)",
-        f"{deep} could be written by others (mode 777)",
-        f"{home.database} could be written by others (mode 666)",
+    reports = sorted(map(str, data_dir.create()))
+    assert [re.sub(r" and is now private.*", "", text) for text in reports] == [
+        f"{data_dir.folder} was writable by other users (mode 770)",
+        f"{deep} was writable by other users (mode 777)",
+        f"{data_dir.database} was writable by other users (mode 666)",
     ]
-    assert stat.S_IMODE(home.folder.stat().st_mode) == 0o700
-    assert modes(home.folder) == {"700", "600"}
-    assert home.create() == []
+    assert stat.S_IMODE(data_dir.folder.stat().st_mode) == 0o700
+    assert modes(data_dir.folder) == {"700", "600"}
+    assert data_dir.create() == []
 
 
-def test_refuses_a_file_system_that_keeps_no_permissions(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    home.folder.chmod(0o777)
+def test_refuses_a_file_system_that_keeps_no_permissions(
+    data_dir: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir.folder.chmod(0o777)
     monkeypatch.setattr(os, "fchmod", lambda fd, mode: None)
     with pytest.raises(
-        SchedulerError, match="keeps no permissions; name a folder on another one with --data-dir"
+        SchedulerError, match="keeps no permissions; name a folder on another file system with --data-dir"
     ):
-        home.create()
+        data_dir.create()
 
 
-def test_a_folder_that_took_the_place_of_the_locked_one_is_not_it(home: Home, tmp_path: Path) -> None:
-    lock = InstanceLock(home.lock)
+def test_a_replacement_of_the_locked_folder_is_not_accepted(data_dir: Home, tmp_path: Path) -> None:
+    lock = InstanceLock(data_dir.lock)
     try:
         assert lock.acquire()
-        home.folder.rename(tmp_path / "away")
-        home.folder.symlink_to("away")
-        assert not lock.is_of(home.folder)
-        home.folder.unlink()
-        home.folder.mkdir()
-        assert not lock.is_of(home.folder)
-        assert lock.keep(), "its file is looked for in the locked folder"
-        assert list(home.folder.iterdir()) == []
+        data_dir.folder.rename(tmp_path / "away")
+        data_dir.folder.symlink_to("away")
+        assert not lock.is_of(data_dir.folder)
+        data_dir.folder.unlink()
+        data_dir.folder.mkdir()
+        assert not lock.is_of(data_dir.folder)
+        assert lock.keep(), "the lock file is looked up in the locked folder"
+        assert list(data_dir.folder.iterdir()) == []
     finally:
         lock.release()
 
 
-def test_a_link_of_ours_to_a_record_names_how_to_go_on_with_that(home: Home, tmp_path: Path) -> None:
-    home.create()
-    home.database.touch()
-    home.folder.rename(tmp_path / "a real one")
-    home.folder.symlink_to("a real one")
-    said = refusal(home)
-    assert f"--data-dir '{tmp_path}/a real one' for every command" in said
-    subprocess.run(said.split("`")[1], shell=True, check=True)  # as it is printed
-    home.check_access()
-    assert home.database.exists()
+def test_a_link_to_an_own_store_names_how_to_use_that(data_dir: Home, tmp_path: Path) -> None:
+    data_dir.create()
+    data_dir.database.touch()
+    data_dir.folder.rename(tmp_path / "a real one")
+    data_dir.folder.symlink_to("a real one")
+    message = refusal(data_dir)
+    assert f"--data-dir '{tmp_path}/a real one' for every command" in message
+    subprocess.run(message.split("`")[1], shell=True, check=True)  # as it is printed
+    data_dir.check_access()
+    assert data_dir.database.exists()

@@ -1,4 +1,4 @@
-"""Paths on the record that came along with its project folder."""
+"""Paths in a store after its project folder was moved or copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_scheduler.store.store import Store
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A project with a record, a jobs file of one line, and a job of another folder."""
+    """A project with a store, a jobs file of one line, and a job in another folder."""
     folder = tmp_path / "old"
     folder.mkdir()
     (tmp_path / "else").mkdir()
@@ -38,7 +38,7 @@ def old(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["renamed", "moved", "copied"])
-def test_a_line_keeps_its_job_and_a_job_finds_its_folder(tmp_path: Path, old: Path, way: str) -> None:
+def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path, way: str) -> None:
     new = tmp_path / "new"
     if way == "renamed":
         old.rename(new)
@@ -63,7 +63,7 @@ def test_a_line_keeps_its_job_and_a_job_finds_its_folder(tmp_path: Path, old: Pa
 
 
 @pytest.mark.parametrize("left", ["a link", "a mount point", "hidden files"])
-def test_a_line_runs_beside_its_file_whatever_is_at_the_old_place(
+def test_lines_run_beside_their_file_whatever_is_at_the_old_path(
     tmp_path: Path, old: Path, left: str
 ) -> None:
     new = tmp_path / "new"
@@ -84,7 +84,7 @@ def test_a_line_runs_beside_its_file_whatever_is_at_the_old_place(
     store.close()
 
 
-def test_a_reading_replaces_one_that_was_at_its_path_before(tmp_path: Path, old: Path) -> None:
+def test_a_moved_reading_replaces_an_older_one_at_the_same_path(tmp_path: Path, old: Path) -> None:
     new = tmp_path / "new"
     old.rename(new)
     store = Store(Home.of(str(new / "s.json")))
@@ -97,7 +97,7 @@ def test_a_reading_replaces_one_that_was_at_its_path_before(tmp_path: Path, old:
     store.close()
 
 
-def test_the_record_alone_is_moved(tmp_path: Path, old: Path) -> None:
+def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Path) -> None:
     new = tmp_path / "new"
     new.mkdir()
     (old / "s.d").rename(new / "s.d")
@@ -107,7 +107,7 @@ def test_the_record_alone_is_moved(tmp_path: Path, old: Path) -> None:
     store.close()
 
 
-def test_only_what_came_along_has_another_place(tmp_path: Path) -> None:
+def test_only_files_that_were_moved_along_get_a_new_path(tmp_path: Path) -> None:
     for name in ("a/both", "b/both", "b/moved", "a/stayed"):
         (tmp_path / name).mkdir(parents=True)
     for copied, both in ((False, "a/both"), (True, "b/both")):
@@ -124,9 +124,7 @@ ABSOLUTE = ("0,{0}/t.py,,,\n", "[cwd={0}/sub] true\n", "[venv={0}/env cwd=sub] 0
 
 @pytest.mark.parametrize("way", ["moved", "copied"])
 @pytest.mark.parametrize("state", ["queued", "running", "finished"])
-def test_a_line_that_names_an_absolute_path_stays_the_line_that_was_read(
-    tmp_path: Path, way: str, state: str
-) -> None:
+def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, way: str, state: str) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     (old / "sub").mkdir(parents=True)
     (old / "env").mkdir()

@@ -1,4 +1,4 @@
-"""Pauses by command, by edit and by both: the later word wins and none is lost."""
+"""Pauses by command, by edit and by both: the later one takes precedence and none is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpu_scheduler.views.events import line
 
 
 class Machine:
-    """A record with four GPUs, and rounds that carry wishes out."""
+    """A store with four GPUs, and rounds that carry out requests."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(Home.of(str(folder / "s.json")), create=True)
@@ -40,13 +40,13 @@ class Machine:
         self.now = 1000.0
 
     def begin(self) -> None:
-        """A scheduler comes up."""
+        """Starts a scheduler."""
         self.watch = StateWatch(self.store)
         self.watch.begin(self.now)
         self.round()
 
     def round(self) -> None:
-        """Look at the file, carry out wishes, write the file."""
+        """Reads the file, carries out requests, writes the file."""
         self.now += 2
         self.watch.look(self.now)
         while True:
@@ -58,13 +58,13 @@ class Machine:
         self.watch.write(self.now)
 
     def edit(self, *paused: int, **more: object) -> None:
-        """What a person does with an editor."""
+        """Edits the file as a person would."""
         state = json.loads(self.path.read_text())
         state["paused_gpus"] = list(paused)
         self.path.write_text(json.dumps({**state, **more}))
 
     def pauses(self) -> tuple[list[int], list[int]]:
-        """On the record, and in the file."""
+        """Returns the paused GPUs in the store and in the file."""
         return [r["idx"] for r in self.store.gpus() if r["paused"]], json.loads(self.path.read_text())[
             "paused_gpus"
         ]
@@ -87,19 +87,19 @@ def test_an_edit_takes_effect_and_unknown_keys_stay(machine: Machine) -> None:
     assert machine.pauses() == ([2], [2])
 
 
-def test_an_edit_made_after_the_last_look_survives_the_next_writing(machine: Machine) -> None:
+def test_an_edit_after_the_last_read_survives_the_next_write(machine: Machine) -> None:
     machine.edit(3)
     pause(machine.store, ["U1"], True, "cli", scheduler_is_up=False)
-    machine.edit(3, 2)  # after the command looked
+    machine.edit(3, 2)  # after the command read the file
     machine.round()
     assert machine.pauses() == ([1, 2, 3], [1, 2, 3])
 
 
-def test_a_version_displaced_while_it_was_being_replaced_is_examined(machine: Machine) -> None:
+def test_examines_a_version_that_was_edited_while_it_was_replaced(machine: Machine) -> None:
     before = machine.path.read_bytes()
     state = json.loads(before)
     state["paused_gpus"] = [0]
-    machine.path.write_text(json.dumps(state))  # nobody looked at this one
+    machine.path.write_text(json.dumps(state))  # this version was never read
     pause(machine.store, [], True, "nobody", scheduler_is_up=False)
     with machine.store.db.transaction():
         machine.store.db.set_meta("statefile_examined", statefile.digest(before))
@@ -110,7 +110,7 @@ def test_a_version_displaced_while_it_was_being_replaced_is_examined(machine: Ma
     assert machine.pauses() == ([0], [0])
 
 
-def test_a_replaced_version_that_a_crash_left_behind_is_examined_at_the_next_start(machine: Machine) -> None:
+def test_the_next_start_examines_a_replaced_version_left_by_a_crash(machine: Machine) -> None:
     state = json.loads(machine.path.read_text())
     state["paused_gpus"] = [1]
     statefile.displaced(machine.path).write_text(json.dumps(state))
@@ -119,10 +119,10 @@ def test_a_replaced_version_that_a_crash_left_behind_is_examined_at_the_next_sta
     assert not statefile.displaced(machine.path).exists()
 
 
-def test_a_pause_given_while_the_scheduler_is_down_counts_at_its_start(machine: Machine) -> None:
+def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(machine: Machine) -> None:
     machine.edit(2)
     pause(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
-    pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later word
+    pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later request
     machine.begin()
     assert machine.pauses() == ([0], [0])
 
@@ -137,17 +137,17 @@ def test_no_version_is_examined_twice(machine: Machine) -> None:
     assert not wished_pauses(machine.store)["U2"]
 
 
-def test_an_edit_and_a_repeated_command_are_one_event_each(machine: Machine) -> None:
+def test_an_edit_and_a_repeated_command_give_one_event_each(machine: Machine) -> None:
     machine.edit(2)
     machine.round()
     for _ in range(2):
         pause(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
         machine.round()
-    told = [line(event)[1] for event in events(machine.store, 0, 10)]
-    assert told == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
+    messages = [line(event)[1] for event in events(machine.store, 0, 10)]
+    assert messages == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
 
 
-def test_gpus_resumed_by_the_removal_of_the_file_say_so_once(
+def test_reports_once_the_gpus_resumed_by_removing_the_file(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.edit(1)
@@ -156,11 +156,11 @@ def test_gpus_resumed_by_the_removal_of_the_file_say_so_once(
     with caplog.at_level("INFO"):
         machine.begin()
     assert caplog.messages == [f"{machine.path} is gone; it is written anew, with no GPU paused"]
-    told = [line(event)[1] for event in events(machine.store, 0, 10)]
-    assert told[1:] == ["GPU 1 resumed because the state file was removed"]
+    messages = [line(event)[1] for event in events(machine.store, 0, 10)]
+    assert messages[1:] == ["GPU 1 resumed because the state file was removed"]
 
 
-def test_a_file_without_our_base_is_compared_with_the_record(machine: Machine) -> None:
+def test_compares_a_file_without_a_base_with_the_store(machine: Machine) -> None:
     machine.path.write_text('{"gpu_status": [0, 0, 0, 0], "paused_gpus": [3]}')
     machine.round()
     assert machine.pauses() == ([3], [3])
@@ -173,13 +173,13 @@ def test_a_file_without_our_base_is_compared_with_the_record(machine: Machine) -
     ("text", "paused"),
     [
         ('{"gpu_status": [1.0, 0.5, 0.0, 0.0], "paused_gpus": [1, 3]}', [1, 3]),
-        ('{"gpu_status": [0.5], "paused_gpus": ["1", 3.0, " 3 "]}', [1, 3]),  # a script's way
+        ('{"gpu_status": [0.5], "paused_gpus": ["1", 3.0, " 3 "]}', [1, 3]),  # as scripts write it
         ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),  # of a larger machine
         ('{"gpu_status": "strange", "paused_gpus": []}', []),
         ('{"gpu_status": []}', []),
     ],
 )
-def test_a_file_of_the_older_scheduler_is_taken_over(tmp_path: Path, text: str, paused: list[int]) -> None:
+def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, paused: list[int]) -> None:
     machine = Machine(tmp_path)
     older = {**json.loads(text), "sessions": {"a": "/tmp/gpujob_0"}, "note": None}
     machine.path.write_text(json.dumps(older))
@@ -194,17 +194,17 @@ def test_a_file_of_the_older_scheduler_is_taken_over(tmp_path: Path, text: str, 
     assert take_in(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
 
 
-def test_a_number_of_a_gpu_is_no_other_text() -> None:
+def test_rejects_text_that_is_no_gpu_number() -> None:
     for value in ("-1", "one", "", 1.5, None, [1], True, "\u0661"):
         with pytest.raises(ValueError, match="must be a list of GPU numbers"):
             statefile.parse(json.dumps({"paused_gpus": [value]}).encode())
 
 
-def test_where_names_cannot_be_exchanged_it_compares_and_renames(
+def test_compares_and_renames_where_names_cannot_be_exchanged(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Libc:
-        """As NFS, CIFS and FUSE answer RENAME_EXCHANGE."""
+        """Answers RENAME_EXCHANGE as NFS, CIFS and FUSE do."""
 
         @staticmethod
         def renameat2(*args: object) -> int:
@@ -220,7 +220,7 @@ def test_where_names_cannot_be_exchanged_it_compares_and_renames(
     assert json.loads(machine.path.read_text())["note"] == "mine"
     assert machine.path.stat().st_mode & 0o777 == 0o640
     assert [path.name for path in machine.path.parent.glob(".s.json*")] == []
-    # An edit that nobody looked at is what the exchange gives back, and lies beside until it is examined.
+    # The exchange returns an edit that was never read; it is kept beside the file until it is examined.
     machine.edit(1)
     edited = machine.path.read_bytes()
     assert statefile.exchange(machine.path, b"{}") == edited
@@ -229,7 +229,7 @@ def test_where_names_cannot_be_exchanged_it_compares_and_renames(
     assert machine.pauses() == ([1], [1])
 
 
-def test_an_unmanaged_gpu_is_reported_and_ignored(machine: Machine) -> None:
+def test_reports_and_ignores_an_unmanaged_gpu(machine: Machine) -> None:
     machine.edit(9)
     assert take_in(machine.store, machine.path.read_bytes()) == [
         "GPU 9 in paused_gpus is not managed; ignored"
@@ -264,7 +264,7 @@ def test_removing_the_file_with_the_scheduler_down_resumes_every_gpu(machine: Ma
     assert machine.pauses() == ([], [])
 
 
-def test_a_pause_given_after_the_file_was_removed_is_the_later_word(machine: Machine) -> None:
+def test_a_pause_after_the_file_was_removed_takes_precedence(machine: Machine) -> None:
     machine.edit(0, 1)
     machine.round()
     machine.path.unlink()
@@ -273,7 +273,7 @@ def test_a_pause_given_after_the_file_was_removed_is_the_later_word(machine: Mac
     assert machine.pauses() == ([2], [2])
 
 
-def test_a_broken_file_that_is_removed_is_written_anew(machine: Machine) -> None:
+def test_rewrites_a_broken_file_after_its_removal(machine: Machine) -> None:
     machine.edit(1)
     machine.round()
     machine.path.write_text("{")
@@ -284,7 +284,7 @@ def test_a_broken_file_that_is_removed_is_written_anew(machine: Machine) -> None
     assert machine.watch.again_at is None
 
 
-def test_a_file_that_is_being_written_is_not_replaced(machine: Machine) -> None:
+def test_does_not_replace_a_file_that_is_being_written(machine: Machine) -> None:
     pause(machine.store, ["U0"], True, "cli", scheduler_is_up=True)
     writer = machine.path.open("w")
     machine.round()
@@ -293,11 +293,11 @@ def test_a_file_that_is_being_written_is_not_replaced(machine: Machine) -> None:
     writer.close()
     machine.round()
     machine.round()
-    assert machine.pauses() == ([3], [3])  # without a base of ours it says all there is
+    assert machine.pauses() == ([3], [3])  # without a base, it lists all pauses
     assert json.loads(machine.path.read_text())["mine"] == 1
 
 
-def test_removing_it_while_the_scheduler_is_up_writes_it_anew(machine: Machine) -> None:
+def test_rewrites_the_file_if_it_is_removed_while_the_scheduler_runs(machine: Machine) -> None:
     machine.edit(0)
     machine.round()
     machine.path.unlink()
@@ -305,7 +305,7 @@ def test_removing_it_while_the_scheduler_is_up_writes_it_anew(machine: Machine) 
     assert machine.pauses() == ([0], [0])
 
 
-def test_an_unchanged_state_is_not_written(machine: Machine) -> None:
+def test_does_not_write_an_unchanged_state(machine: Machine) -> None:
     machine.round()
     before = machine.path.stat()
     machine.round()
@@ -315,7 +315,7 @@ def test_an_unchanged_state_is_not_written(machine: Machine) -> None:
     )
 
 
-def test_it_is_written_at_most_once_a_second(machine: Machine) -> None:
+def test_writes_at_most_once_a_second(machine: Machine) -> None:
     machine.round()
     pause(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
     machine.recorder.record(
@@ -337,7 +337,7 @@ def test_it_is_written_at_most_once_a_second(machine: Machine) -> None:
     assert machine.pauses()[1] == []
 
 
-def test_the_pauses_of_an_older_file_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_the_pauses_of_an_older_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine(tmp_path)
     machine.path.write_text('{"gpu_status": [0, 0], "paused_gpus": [1]}')
     with caplog.at_level("INFO"):
@@ -347,9 +347,7 @@ def test_the_pauses_of_an_older_file_are_told_once(tmp_path: Path, caplog: pytes
     assert "by an edit" not in caplog.text
 
 
-def test_broken_versions_are_kept_beside_each_other(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keeps_several_broken_versions(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(7):
         machine.path.write_text(f'{{"paused_gpus": "{number}"}}')
         machine.now += 5
@@ -365,7 +363,7 @@ def test_broken_versions_are_kept_beside_each_other(
     ) in caplog.text
 
 
-def test_a_broken_version_that_lost_its_place_is_kept(machine: Machine) -> None:
+def test_keeps_a_broken_version_that_was_replaced(machine: Machine) -> None:
     statefile.displaced(machine.path).write_text("{")
     machine.begin()
     assert machine.path.with_name("s.json.bad").read_text() == "{"

@@ -1,4 +1,4 @@
-"""A state file that is a link, or nothing that is a file, or more than a file of ours can be."""
+"""A state file that is a link, not a regular file, or too large."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_a_file_that_cannot_be_used_is_told_once_and_left_alone(
+def test_reports_an_unusable_file_once_and_keeps_it(
     machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, why = UNUSABLE[kind]
@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_used_is_told_once_and_left_alone(
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_a_first_pause_refuses_a_file_that_cannot_be_used(tmp_path: Path, kind: str) -> None:
+def test_the_first_pause_refuses_an_unusable_file(tmp_path: Path, kind: str) -> None:
     make, why = UNUSABLE[kind]
     path = tmp_path / "s.json"
     make(path)
@@ -69,7 +69,7 @@ def test_a_first_pause_refuses_a_file_that_cannot_be_used(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_a_replaced_version_that_cannot_be_used_is_set_aside(
+def test_sets_aside_an_unusable_replaced_version(
     machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, why = UNUSABLE[kind]
@@ -84,7 +84,7 @@ def test_a_replaced_version_that_cannot_be_used_is_set_aside(
     assert machine.pauses() == ([2], [2])
 
 
-def test_a_fifo_where_the_next_version_is_written_holds_up_nothing(machine: Machine) -> None:
+def test_a_fifo_at_the_temporary_path_blocks_nothing(machine: Machine) -> None:
     os.mkfifo(statefile.displaced(machine.path))
     with pytest.raises(OSError, match="No such device"):
         statefile.exchange(machine.path, b"{}")
@@ -102,7 +102,7 @@ def test_a_fifo_where_the_next_version_is_written_holds_up_nothing(machine: Mach
     ],
     ids=["unclosed", "nested", "GBK", "digits", "twice"],
 )
-def test_json_that_cannot_be_taken_is_set_aside(
+def test_sets_aside_unacceptable_json(
     machine: Machine, content: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.path.write_bytes(content)
@@ -118,20 +118,20 @@ def test_json_that_cannot_be_taken_is_set_aside(
 @pytest.mark.parametrize(
     "text", ['{"mine": "a\\ud800b"}', '{"a\\udfff": {"x": ["\\ud83d"]}}', '{"x": "😀é"}']
 )
-def test_text_that_is_no_unicode_stays_in_foreign_keys(machine: Machine, text: str) -> None:
-    said = json.loads(text)
-    machine.path.write_text(json.dumps({**json.loads(machine.path.read_text()), **said}))
-    machine.edit(1, **said)
+def test_keeps_text_that_is_not_unicode_in_unknown_keys(machine: Machine, text: str) -> None:
+    edit = json.loads(text)
+    machine.path.write_text(json.dumps({**json.loads(machine.path.read_text()), **edit}))
+    machine.edit(1, **edit)
     machine.round()
-    machine.edit(1, 2, **said)
+    machine.edit(1, 2, **edit)
     machine.round()
     state = json.loads(machine.path.read_text())
     assert machine.pauses() == ([1, 2], [1, 2])
-    assert {key: state[key] for key in said} == said
+    assert {key: state[key] for key in edit} == edit
 
 
 class TestLink:
-    """The state file is a link into another folder."""
+    """The state file is a link to a file in another folder."""
 
     @pytest.fixture
     def real(self, tmp_path: Path) -> Path:
@@ -147,7 +147,7 @@ class TestLink:
         return made
 
     @pytest.mark.parametrize("exchanges", [True, False])
-    def test_is_written_through(
+    def test_writes_through_the_link(
         self, machine: Machine, real: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not exchanges:
@@ -163,7 +163,7 @@ class TestLink:
         assert os.listdir(real.parent) == ["real.json"]
         assert sorted(os.listdir(machine.path.parent)) == ["s.d", "s.json"]
 
-    def test_a_broken_version_is_set_aside_beside_the_target(self, machine: Machine, real: Path) -> None:
+    def test_sets_aside_a_broken_version_beside_the_target(self, machine: Machine, real: Path) -> None:
         real.write_text("{")
         for _ in range(3):
             machine.round()
@@ -171,13 +171,13 @@ class TestLink:
         assert machine.path.is_symlink()
         assert json.loads(real.read_text())["paused_gpus"] == []
 
-    def test_a_target_that_is_gone_is_made_again(self, machine: Machine, real: Path) -> None:
+    def test_recreates_a_missing_target(self, machine: Machine, real: Path) -> None:
         real.unlink()
         machine.begin()
         assert machine.path.is_symlink()
         assert json.loads(real.read_text())["paused_gpus"] == []
 
-    def test_the_first_pause_writes_through_it(self, tmp_path: Path) -> None:
+    def test_the_first_pause_writes_through_the_link(self, tmp_path: Path) -> None:
         real, link = tmp_path / "real.json", tmp_path / "link.json"
         real.write_text('{"mine": 1}')
         link.symlink_to(real)
@@ -185,7 +185,7 @@ class TestLink:
         assert link.is_symlink()
         assert json.loads(real.read_text()) == {"mine": 1, "paused_gpus": [1]}
 
-    def test_one_that_leads_to_itself_is_told(
+    def test_reports_a_link_to_itself(
         self, machine: Machine, real: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         real.unlink()

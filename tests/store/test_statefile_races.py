@@ -1,4 +1,4 @@
-"""Edits of the state file that follow each other, or the scheduler's own writing, within moments."""
+"""Edits of the state file shortly after each other or after a write of the scheduler."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def look_and_carry_out(machine: Machine) -> None:
-    """A round in the second in which the file is not written again."""
+    """A round within the second in which the file is not written again."""
     machine.now -= 1.9
     machine.round()
 
 
-def test_an_edit_that_takes_back_the_one_before_it_is_heard(machine: Machine) -> None:
+def test_accepts_an_edit_that_reverts_the_previous_one(machine: Machine) -> None:
     look_and_carry_out(machine)
     machine.edit(1)
     look_and_carry_out(machine)
-    assert json.loads(machine.path.read_text())["_scheduler"] == {"paused_gpus": []}, "not answered yet"
+    assert json.loads(machine.path.read_text())["_scheduler"] == {"paused_gpus": []}, "not applied yet"
     machine.edit()
     machine.round()
     assert machine.pauses() == ([], [])
 
 
-def test_so_is_one_that_was_begun_before_the_first_was_answered(machine: Machine) -> None:
+def test_accepts_a_reverting_edit_begun_before_the_first_was_applied(machine: Machine) -> None:
     machine.edit(1)
     first = json.loads(machine.path.read_text())
     machine.round()
@@ -46,7 +46,7 @@ def test_so_is_one_that_was_begun_before_the_first_was_answered(machine: Machine
     assert machine.pauses() == ([2], [2])
 
 
-def test_an_old_copy_that_is_saved_later_takes_nothing_back(machine: Machine) -> None:
+def test_saving_an_old_copy_later_reverts_nothing(machine: Machine) -> None:
     old = json.loads(machine.path.read_text())
     machine.edit(1)
     machine.round()
@@ -57,7 +57,7 @@ def test_an_old_copy_that_is_saved_later_takes_nothing_back(machine: Machine) ->
     assert machine.pauses() == ([1, 2], [1, 2])
 
 
-def test_keys_of_an_edit_that_comes_while_the_file_is_replaced_are_kept(
+def test_keeps_unknown_keys_of_an_edit_made_while_the_file_is_replaced(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, edited = statefile.exchange, False
@@ -83,7 +83,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("later", [{}, {"mine": "newer"}], ids=["left alone", "edited meanwhile"])
-def test_so_they_are_if_the_scheduler_dies_before_it_brings_them_back(
+def test_keeps_unknown_keys_if_the_scheduler_dies_before_restoring_them(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, later: dict[str, object]
 ) -> None:
     real, calls = statefile.exchange, 0
@@ -112,7 +112,7 @@ def test_so_they_are_if_the_scheduler_dies_before_it_brings_them_back(
     assert not machine.store.db.meta("statefile_left")
 
 
-def test_one_that_is_still_being_written_when_it_loses_its_place_is_heard(machine: Machine) -> None:
+def test_accepts_an_edit_still_being_written_when_the_file_is_replaced(machine: Machine) -> None:
     state = json.loads(machine.path.read_text())
     wanted = json.dumps({**state, "paused_gpus": [2], "mine": "kept"}).encode()
     os.replace(machine.path, statefile.displaced(machine.path))
@@ -121,7 +121,7 @@ def test_one_that_is_still_being_written_when_it_loses_its_place_is_heard(machin
         file.write(wanted[:40])
         machine.edit(1)
         machine.round()
-        assert machine.pauses() == ([1], [1]), "the writer is not waited for"
+        assert machine.pauses() == ([1], [1]), "the scheduler does not wait for the writer"
 
         def write_the_rest() -> None:
             file.write(wanted[40:])

@@ -1,4 +1,4 @@
-"""The record: transactions, one writer, numbers that are never reused, places, asks."""
+"""The store: transactions, one writer, ids that are never reused, queue positions, spec keys."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def record(store: Store, *actions: act.Action) -> dict[int, int]:
     return Recorder(store, Settings()).record(actions, NOW)
 
 
-def test_everything_of_ours_is_private(store: Store) -> None:
+def test_creates_only_private_files(store: Store) -> None:
     for path in [store.home.folder, *store.home.folder.iterdir()]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_a_command_that_needs_a_record_says_where_it_looked(tmp_path: Path) -> None:
+def test_a_missing_store_error_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(SchedulerError, match=str(tmp_path)):
         Store(Home.of(str(tmp_path / "none.json")))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_record_of_a_newer_version_and_a_damaged_one_are_left_as_they_are(store: Store) -> None:
+def test_refuses_and_keeps_a_newer_or_damaged_store(store: Store) -> None:
     store.db.connection.execute("PRAGMA user_version = 99")
     store.close()
     with pytest.raises(SchedulerError, match="use the newer version"):
@@ -62,14 +62,14 @@ def test_a_record_of_a_newer_version_and_a_damaged_one_are_left_as_they_are(stor
     assert store.home.database.read_bytes() == before
 
 
-def test_ids_are_never_used_again(store: Store) -> None:
+def test_never_reuses_ids(store: Store) -> None:
     first = store.insert_job(spec(), "cli")
     store.db.connection.execute("DELETE FROM history")
     store.db.connection.execute("DELETE FROM job")
     assert store.insert_job(spec(), "cli") == first + 1
 
 
-def test_a_round_is_recorded_whole_or_not_at_all(store: Store) -> None:
+def test_records_a_round_atomically(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     with pytest.raises(IllegalTransitionError, match="queued"):
         record(
@@ -81,7 +81,7 @@ def test_a_round_is_recorded_whole_or_not_at_all(store: Store) -> None:
     assert store.attempts(job) == []
 
 
-def test_a_start_is_an_attempt_with_a_token_of_its_own(store: Store) -> None:
+def test_a_start_opens_an_attempt_with_its_own_token(store: Store) -> None:
     jobs = [store.insert_job(spec(), "cli") for _ in range(3)]
     opened = record(store, *(act.Start(job, ("U0",), 300) for job in jobs))
     tokens = {store.attempts(job)[0]["token"] for job in jobs}
@@ -90,7 +90,7 @@ def test_a_start_is_an_attempt_with_a_token_of_its_own(store: Store) -> None:
     assert set(opened) == set(jobs)
 
 
-def test_an_end_says_what_became_of_the_job_and_takes_the_open_cancel_with_it(store: Store) -> None:
+def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     attempt = record(store, act.Start(job, ("U0",), 1000))[job]
     record(store, act.OpenCancel(job, "cancelled", 5.0))
@@ -111,7 +111,7 @@ def test_an_end_says_what_became_of_the_job_and_takes_the_open_cancel_with_it(st
 
 
 @pytest.mark.parametrize("by", ["user", "line", None])
-def test_a_hold_gives_a_job_no_more_retries_and_a_retry_all_of_them(store: Store, by: str | None) -> None:
+def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by: str | None) -> None:
     job = store.insert_job(spec(vram=4096), "cli")
     attempt = record(store, act.Start(job, ("U0",), 0, (), 4096))[job]
     state, outcome = (JobState.QUEUED, None) if by else (JobState.FINISHED, Outcome.FAILED)
@@ -126,7 +126,7 @@ def test_a_hold_gives_a_job_no_more_retries_and_a_retry_all_of_them(store: Store
     assert Ask.from_key(row["ask"]) == Ask(command=True, vram=4096, raised=5120)
 
 
-def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> None:
+def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
     recorder = Recorder(store, Settings())
     recorder.set_line_waits({gone: LineWait("gone", due=7.5)})
@@ -155,14 +155,14 @@ def test_only_jobs_that_nothing_but_gpus_keeps_are_startable(store: Store) -> No
     assert startable(1000.0) == [ready, gone]
 
 
-def test_asks_are_found_once_each_whatever_the_queue_holds(store: Store) -> None:
+def test_finds_each_spec_key_once(store: Store) -> None:
     with store.db.transaction():
         for n in range(300):
             store.insert_job(spec(f"job {n}", share=(n % 3 + 1) * 100), "cli")
     assert {Ask.from_key(key).share for key in store.asks()} == {100, 200, 300}
 
 
-def test_attributes_and_places_of_waiting_jobs_change(store: Store) -> None:
+def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) -> None:
     one, two = store.insert_job(spec("a"), "cli"), store.insert_job(spec("b"), "cli")
     record(
         store,
@@ -177,7 +177,7 @@ def test_attributes_and_places_of_waiting_jobs_change(store: Store) -> None:
     assert (row["priority"], row["place"]) == (5, 9)
 
 
-def test_writers_at_once_lose_nothing(store: Store) -> None:
+def test_concurrent_writers_lose_nothing(store: Store) -> None:
     def insert() -> None:
         own = Store(store.home)
         for _ in range(25):
@@ -194,7 +194,7 @@ def test_writers_at_once_lose_nothing(store: Store) -> None:
     assert (row["n"], row["places"]) == (100, 100)
 
 
-def test_a_killed_writer_loses_no_answered_job(tmp_path: Path) -> None:
+def test_a_killed_writer_loses_no_confirmed_job(tmp_path: Path) -> None:
     writer = (
         "import sys\n"
         "from gpu_scheduler.store.home import Home\nfrom gpu_scheduler.store.store import Store\n"
@@ -214,7 +214,7 @@ def test_a_killed_writer_loses_no_answered_job(tmp_path: Path) -> None:
     assert set(answered) <= kept
 
 
-def test_foreign_keys_and_durability_are_on(store: Store) -> None:
+def test_foreign_keys_and_full_sync_are_enabled(store: Store) -> None:
     settings = {
         name: store.db.rows(f"PRAGMA {name}")[0][0]
         for name in ("journal_mode", "synchronous", "foreign_keys")
@@ -226,7 +226,7 @@ def test_foreign_keys_and_durability_are_on(store: Store) -> None:
         )
 
 
-def test_a_transaction_that_finds_the_disk_full_leaves_nothing_and_the_next_one_works(store: Store) -> None:
+def test_a_full_disk_rolls_back_a_transaction_and_the_next_one_works(store: Store) -> None:
     pages = store.db.row("PRAGMA page_count")
     assert pages is not None
     store.db.connection.execute(f"PRAGMA max_page_count = {pages[0]}")
@@ -238,12 +238,12 @@ def test_a_transaction_that_finds_the_disk_full_leaves_nothing_and_the_next_one_
     assert store.db.meta("large") == "small"
 
 
-def test_the_room_of_the_write_ahead_log_can_be_given_back(store: Store) -> None:
+def test_shrinks_the_write_ahead_log(store: Store) -> None:
     store.db.set_meta("key", 50_000 * "x")
     log = store.home.database.with_name(f"{store.home.database.name}-wal")
     assert log.stat().st_size > 50_000
     with Store(store.home).one_moment():
-        store.db.shrink()  # somebody reads: it is no more than tried
+        store.db.shrink()  # a reader is active: it is only attempted
     store.db.shrink()
     assert log.stat().st_size == 0
     [timeout] = store.db.rows("PRAGMA busy_timeout")
