@@ -132,7 +132,7 @@ def test_a_folder_on_the_network_has_its_record_on_this_host(
     [folder] = (desk.path / "local" / "gpu_scheduler").iterdir()
     assert (folder / "scheduler.db").exists()
     assert (folder / "runs" / "1").exists()
-    assert f"record {folder}" in done.stdout + done.stderr
+    assert f"data directory {folder}" in done.stdout + done.stderr
     assert read_host(owner) == this_host(str(folder))
     # Another host with the same folder, and its own disk.
     write_host(owner, ELSEWHERE)
@@ -153,4 +153,4 @@ def test_doctor_names_the_host_and_the_way_out(there: Desk) -> None:
     assert found["scheduler"]["grade"] == "bad"
     assert "belongs to host gpu-other" in found["scheduler"]["message"]
     assert found["scheduler"]["remedy"].endswith("`start --take-over`")
-    assert (found["database"]["grade"], found["database"]["remedy"]) == ("warn", "`doctor` on gpu-other")
+    assert (found["database"]["grade"], found["database"]["remedy"]) == ("warn", "run `doctor` on gpu-other")

@@ -231,7 +231,7 @@ def test_fresh_is_refused_while_another_scheduler_is_up_and_while_a_job_runs(wor
     world.until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
     done = world.cli("jobs.txt", *SIMULATED, "--fresh")
     assert done.returncode == 1
-    assert "a scheduler is running" in done.stderr
+    assert "a scheduler is already running" in done.stderr
     world.end(signal.SIGKILL)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh")
     assert done.returncode == 1

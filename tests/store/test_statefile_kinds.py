@@ -97,8 +97,8 @@ def test_a_fifo_at_the_temporary_path_blocks_nothing(machine: Machine) -> None:
         (b"[" * 200_000, "nested more than 100 levels deep"),
         (b'{"mine": ' + b"[" * 900 + b"]" * 900 + b"}", "nested more than 100 levels deep"),
         ('{"mine": "中"}'.encode("gbk"), "byte 0xd6 is not UTF-8"),
-        (b'{"mine": ' + b"9" * 10_000 + b"}", "a number of 10,000 digits"),
-        (b'{"paused_gpus": [1], "paused_gpus": [2]}', 'the name "paused_gpus" stands twice'),
+        (b'{"mine": ' + b"9" * 10_000 + b"}", "a number has 10,000 digits"),
+        (b'{"paused_gpus": [1], "paused_gpus": [2]}', 'the name "paused_gpus" occurs twice'),
     ],
     ids=["unclosed", "nested", "GBK", "digits", "twice"],
 )
