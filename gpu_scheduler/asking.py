@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.05
 class Answer:
     """The result of a program.
 
-    code: None if it did not exit by itself, with the reason in `problem`; text: its output and errors.
+    exit_code: None if it did not exit by itself, with the reason in `problem`; output: its output and errors.
     """
 
     code: int | None

@@ -20,8 +20,8 @@ DEFAULT = Path("/tmp/gpu_scheduler_logs")
 class LogFolder:
     """The candidate folders for job logs, preferred one first, and the uid that must own them.
 
-    One path: the folder of `--log-dir`. Two: the default folder and one named after the user. maker: the uid
-    that creates a missing folder, where it may differ from the first owner.
+    One path: the folder of `--log-dir`. Two: the default folder and one named after the user. creator: the
+    uid that creates a missing folder, where it may differ from the first owner.
     """
 
     paths: tuple[Path, ...]

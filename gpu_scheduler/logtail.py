@@ -14,7 +14,7 @@ _END = 4 * 1024
 
 
 def tail_of(path: str | None, most: int = TAIL) -> str:
-    """Returns the last `most` bytes of a log as text, starting at a line; "" if the log cannot be read.
+    """Returns the last `max_bytes` bytes of a log as text, starting at a line; "" if the log cannot be read.
 
     If the first, cut line is long, such as a progress bar, its last 4 KiB are kept. Only regular files are
     read and links are not followed, since others may write to the folder. Raises OSError for a shortage of

@@ -24,7 +24,7 @@ WHEN_ENDED = "start after they have ended, or remove their lines from jobs.txt a
 
 @dataclass(frozen=True)
 class OldSession:
-    """A live session. name: `PID.NAME`, as Screen accepts it; gpus: as in the name; began: wall seconds."""
+    """A live session. name: `PID.NAME`, as Screen takes it; gpus: from the name; started_at: wall seconds."""
 
     name: str
     gpus: str

@@ -1,7 +1,7 @@
 """Reads files that the scheduler does not own: regular files only, up to a size limit, and never blocking.
 
-`judge` alone decides, from the open descriptor, whether a file is used: by its kind, its size, its owner and
-its permissions. `judge_folder` decides the same for a folder.
+`check_status` alone decides, from the open descriptor, whether a file is used: by its kind, size, owner and
+permissions. `check_folder_status` decides the same for a folder.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def read(path: str | Path, most: int = JSON_BYTES, *, trust: bool = False) -> Co
 def look(
     path: str | Path, most: int | None, *, trust: bool = False, follow: bool = True
 ) -> os.stat_result | FileProblem:
-    """Returns a file's status, or the reason why it must not be used; reads nothing. follow: follow links."""
+    """Returns a file's status, or the reason why it must not be used, without reading the file."""
     try:
         allowed = None if trust else owners(path)
         if follow and (problem := _judge_link(path, allowed)) is not None:
@@ -146,7 +146,7 @@ def judge(
 ) -> FileProblem | None:
     """Returns why a file must not be used, by the status of its open descriptor; None: it may be used.
 
-    most: size limit in bytes; None: no limit. allowed: its `owners`; None: anyone may own and write it.
+    max_bytes: None: no limit. allowed_owners: its `trusted_owners`; None: anyone may own and write it.
     """
     if stat.S_ISLNK(status.st_mode):
         return FileProblem(Kind.LINK)
@@ -188,7 +188,7 @@ def _judge_link(path: str | Path, allowed: Collection[int] | None) -> FileProble
 
 
 def read_descriptor(fd: int, most: int) -> bytes | FileProblem:
-    """Returns all bytes of a descriptor, or TOO_LARGE if there are more than `most`. Raises OSError.
+    """Returns all bytes of a descriptor, or TOO_LARGE if there are more than `max_bytes`. Raises OSError.
 
     The size at opening is no limit: a file may grow while it is read.
     """

@@ -1,7 +1,7 @@
 """Finds health issues of the files and folders that we write to.
 
 The checks try to write, since the number of free bytes does not show whether a quota, a mount or a permission
-allows it. `troubles` runs all checks once, for the scheduler and for readers alike.
+allows it. `find_issues` runs all checks once, for the scheduler and for readers alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOLD = (*_FORBIDDEN, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.
 def troubles(home: Home, logs: LogFolder | None, *, trust: bool = False) -> tuple[Trouble, ...]:
     """Returns the present health issues, those that stop new starts first. Changes nothing.
 
-    logs: None if not known. trust: files are used whoever owns them or may write them.
+    log_folder: None if not known. trust: files are used whoever owns them or may write them.
     """
     found = [*_of_logs(logs)] if logs is not None else []
     store = _of_folder("store", home.folder, home.runs)
@@ -74,8 +74,8 @@ def _of_logs(logs: LogFolder) -> Iterator[Trouble]:
 def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble | None:
     """Returns the issue that keeps a folder from being written; None if it can be.
 
-    For a missing folder, which is created when needed, the nearest existing parent is checked. within: a
-    path inside the folder to check instead.
+    For a missing folder, which is created when needed, the nearest existing parent is checked. path_within: a
+    path inside the folder, checked in its place.
     """
     path = within or folder
     while not os.path.exists(path) and path != path.parent:
@@ -85,7 +85,7 @@ def _of_folder(what: str, folder: Path, within: Path | None = None) -> Trouble |
 
 
 def _of_files(home: Home, *, told: bool, trust: bool) -> Iterator[Trouble]:
-    """Yields issues of the state file and the main log, which stop nothing. told: their disk is reported."""
+    """Yields issues of the state file and the main log, unless their disk is reported; they stop nothing."""
     path = statefile.target(home.state_file)
     error = _cannot_hold(path.parent)
     if error is not None and (not told or error.errno in _FORBIDDEN):
@@ -121,7 +121,7 @@ def _of_file(what: str, path: Path, access: int, trust: bool) -> Iterator[Troubl
 
 
 def _cannot_hold(folder: Path) -> OSError | None:
-    """Writes ROOM bytes into an unnamed file in the folder; returns the error, None if it succeeds."""
+    """Writes REQUIRED_BYTES into an unnamed file in the folder; returns the error, None on success."""
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -45,7 +45,7 @@ class StorageWatch:
         self._told: frozenset[Trouble] = frozenset()
 
     def trouble(self, *, at_once: bool = False) -> str | None:
-        """Returns the issue that stops new starts, None if there is none. at_once: check now."""
+        """Returns the issue that stops new starts, None if there is none. fresh: check now."""
         now = self._clock.now().boot
         if at_once or now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
@@ -72,7 +72,7 @@ class StorageWatch:
         return True
 
     def note_shortage(self, number: int) -> None:
-        """Pauses launches after a shortage kept something from starting. number: errno of the shortage."""
+        """Pauses launches after a shortage kept something from starting. error_number: its errno."""
         if self.trouble() is None:
             self._note(described(number))
 

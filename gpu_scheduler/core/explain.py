@@ -116,6 +116,6 @@ def _ordinal_advice(ids: tuple[int, ...]) -> str:
 
 
 def _line(text: str, longest: int) -> str:
-    """Returns the text as one line of printable characters, cut to `longest` characters."""
+    """Returns the text as one line of printable characters, cut to `max_chars` characters."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return plain if len(plain) <= longest else f"{plain[: longest - 1].rstrip()}…"

@@ -21,8 +21,8 @@ _SEQUENCE = 32
 class Frames:
     """A filter that passes output on line by line, with only the last frame of each line.
 
-    every_s: seconds between two updates; an update passes the newest frame of an unfinished line on as a
-    line of its own. None: no updates.
+    update_interval_s: seconds between two updates; an update passes the newest frame of an unfinished line
+    on as a line of its own. None: no updates.
     """
 
     def __init__(self, every_s: float | None = None) -> None:

@@ -58,7 +58,7 @@ class _Found:
 def last_error(tail: str, near: int | None = None) -> str | None:
     """Returns the line that names the error that ended the program; None if there is none.
 
-    near: an error followed by more lines than this did not end the program.
+    max_lines_after: an error followed by more lines than this did not end the program.
     """
     lines = list(_lines(tail))
     found = _tracebacks(lines)
@@ -95,29 +95,29 @@ def _lines(tail: str) -> Iterator[_Line]:
 def _tracebacks(lines: Sequence[_Line]) -> list[_Found]:
     found: list[_Found] = []
     group: int | None = None
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         header = _HEADER.search(line.text)
         if header is None:
             continue
         if group is not None and line.depth > group:
             continue  # part of the group, reported with it
         group = None
-        end = _end(lines, at, line)
+        end = _end(lines, index, line)
         if end is None:
             continue
         text = _with_more(lines, end)
         if header[0].startswith("Exception Group"):
             group = line.depth
             text += _first_of_group(lines, end, line.depth)
-        found.append(_Found(text, end, line.rank, _is_harmless(lines, at, found)))
+        found.append(_Found(text, end, line.rank, _is_harmless(lines, index, found)))
     return found
 
 
 def _end(lines: Sequence[_Line], header: int, like: _Line) -> int | None:
     """Returns the index of the error line of the traceback that begins at `header`; None if it has none."""
     base: int | None = None
-    for at in range(header + 1, min(len(lines), header + 1 + _LONGEST)):
-        line = lines[at]
+    for index in range(header + 1, min(len(lines), header + 1 + _LONGEST)):
+        line = lines[index]
         if line.rank != like.rank:
             continue  # another process's line in between
         if line.depth >= 0 > like.depth:
@@ -129,7 +129,7 @@ def _end(lines: Sequence[_Line], header: int, like: _Line) -> int | None:
         if base is None and text.startswith('File "'):
             base = max(0, indent - 2)
         if text and indent <= (base or 0) and _ERROR.fullmatch(text):
-            return at
+            return index
     return None
 
 
@@ -191,10 +191,10 @@ def _chosen(found: Sequence[_Found], lines: Sequence[_Line]) -> _Found | None:
 
 def _root_cause(lines: Sequence[_Line]) -> dict[str, str]:
     """Returns the fields of torchrun's summary of the first process that failed."""
-    at = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE.search(lines[i].text)), None)
-    if at is None:
+    index = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE.search(lines[i].text)), None)
+    if index is None:
         return {}
-    fields = (_FIELD.fullmatch(line.text) for line in lines[at + 1 : at + 10])
+    fields = (_FIELD.fullmatch(line.text) for line in lines[index + 1 : index + 10])
     return {field[1]: field[2].strip() for field in fields if field is not None}
 
 

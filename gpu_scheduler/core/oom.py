@@ -102,14 +102,16 @@ def cuda_oom(tail: str) -> str | None:
     if not _has_key_word(_COLOUR.sub("", tail)):
         return None
     log = _Log([_parted(text) for text in text_lines(tail)])
-    ooms = {at for at in range(len(log.lines)) if log.is_oom(at)}
+    ooms = {index for index in range(len(log.lines)) if log.is_oom(index)}
     if not ooms:
         return None
     named = log.find(last_error(tail))
-    ends = [at for at in range(len(log.lines)) if at in ooms or log.is_other(at, at == named)]
-    cause = log.cause()
-    of_cause = [at for at in ends if cause and log.lines[at].rank in ("", cause)]
-    end = (of_cause or ends)[-1]
+    ends = [index for index in range(len(log.lines)) if index in ooms or log.is_other(index, index == named)]
+    first_failed = log.cause()
+    of_first_failed = [
+        index for index in ends if first_failed and log.lines[index].rank in ("", first_failed)
+    ]
+    end = (of_first_failed or ends)[-1]
     return log.lines[end].text.strip() if end in ooms and log.ends_after(end) else None
 
 
@@ -162,7 +164,7 @@ class _Log:
     def is_other(self, at: int, named: bool) -> bool:
         """Returns whether the line shows another cause of the end than the lines above, or a recovery.
 
-        named: the line is the error that ends the log's last traceback, whatever its class is called.
+        is_last_error: the line is the error that ends the log's last traceback, whatever its class is called.
         """
         text = self.lines[at].text
         if _RECOVERED.search(text) and _OF_MEMORY.search(text):
@@ -194,10 +196,10 @@ class _Log:
         """Returns the error's index in the lines; `error` may include text from after its line's colon."""
         if error is None:
             return None
-        for at in reversed(range(len(self.lines))):
-            text = self.lines[at].text.strip()
+        for index in reversed(range(len(self.lines))):
+            text = self.lines[index].text.strip()
             if text.rstrip(":") == error or (text.endswith(":") and error.startswith(text)):
-                return at
+                return index
         return None
 
     def _message(self, at: int) -> str:

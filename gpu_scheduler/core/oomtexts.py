@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Signature(NamedTuple):
     """One library's message about exhausted GPU memory, with an example that only this signature matches.
 
-    is_name: the pattern matches the name of an error, which also occurs in settings and in prose.
+    is_error_name: the pattern matches the name of an error, which also occurs in settings and in prose.
     """
 
     name: str
@@ -173,7 +173,7 @@ KEY_WORDS = (
 )
 
 #: Text that a program prints after it caught the error. The same words occur in help, settings and
-#: statistics: they report exhausted memory only between BEFORE and BEHIND.
+#: statistics: they report exhausted memory only between CLAUSE_START and CLAUSE_END.
 PHRASE = re.compile(
     r"(?i:\b(?:CUDA|HIP) out of memory\b)"
     r"|(?<![\w.])(?:(?:CUDA |torch\.(?:cuda\.)?)?OutOfMemoryError)\b(?!: (?!.{0,200}(?:CUDA|HIP|GPU)\b))"

@@ -76,7 +76,7 @@ _FOREIGN_REMEDIES = {
 
 
 def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
-    """Returns a remedy for the obstacle `why` of a GPU; "" if only our own jobs are in the way."""
+    """Returns a remedy for the obstacle that placement reports for a GPU; "" if it is only our own jobs."""
     if why == "paused":
         return f"`resume {gpu.index}` makes it available again"
     if why in ("awaiting memory release", "being released"):
@@ -97,8 +97,9 @@ def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
 class OomCase:
     """The GPU memory that a job had when it ran out of it.
 
-    gpus: how many GPUs it had; alone: no other process used them; at_limit: it declared as much memory as a
-    GPU can give; larger: indices of the GPUs that it may use and that have more memory than its own.
+    gpu_count: how many GPUs it had; had_gpus_alone: no other process used them; at_limit: it declared as
+    much memory as a GPU can give; larger_gpus: indices of the GPUs that it may use and that have more memory
+    than its own.
     """
 
     gpus: int = 1

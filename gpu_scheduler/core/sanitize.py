@@ -48,16 +48,16 @@ class Sanitizer:
         if self._in is _In.TEXT and _SPECIAL.search(text) is None:
             return text.encode("utf-8", "surrogateescape")
         out: list[str] = []
-        at = 0
-        while at < len(text):
+        index = 0
+        while index < len(text):
             if self._in is _In.TEXT:
-                at = self._text(text, at, out)
+                index = self._text(text, index, out)
             elif self._in is _In.CONTROL:
-                at = self._control(text, at, out)
+                index = self._control(text, index, out)
             elif self._in is _In.STRING:
-                at = self._string(text, at)
+                index = self._string(text, index)
             else:
-                at = self._escape(text, at)
+                index = self._escape(text, index)
         return "".join(out).encode("utf-8", "surrogateescape")
 
     def _text(self, text: str, at: int, out: list[str]) -> int:

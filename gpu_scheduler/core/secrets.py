@@ -84,8 +84,8 @@ def masked(text: str) -> str:
 def masked_words(words: Sequence[str]) -> list[str]:
     """Returns the words of a command line, as a program receives them, with every secret hidden."""
     masked_list: list[str] = []
-    for at, word in enumerate(words):
-        before = words[at - 1] if at else ""
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
         given = _IS_GIVEN.match(word)
         if _IS_OPTION.fullmatch(before) and not word.startswith("--") and not _NO_VALUE.fullmatch(word):
             masked_list.append(HIDDEN)
@@ -121,7 +121,7 @@ _IS_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
 # These run on every text that is shown. Few texts contain any of these strings, and searching for each of
 # them takes a tenth of the time of a regular expression or of a loop.
 def _may_name_one(text: str, lowered: str) -> bool:
-    """Returns whether the text may contain a name that `_NAMED` matches."""
+    """Returns whether the text may contain a name that `_NAMED_SECRET` matches."""
     return (
         "api" in lowered or "secret" in lowered or "password" in lowered or "env:" in lowered
         or ("token" in lowered and ("access" in lowered or "auth" in lowered or "hf" in lowered))

@@ -9,7 +9,7 @@ _CONDA_S = 20.0
 
 
 def ask_conda(conda_sh: str) -> Answer:
-    """Runs `conda env list`; `environments` parses its output."""
+    """Runs `conda env list`; `parse_environments` parses its output."""
     return ask(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_CONDA_S)
 
 

@@ -32,7 +32,7 @@ class Asked:
 
 
 def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
-    """Yields every finding as soon as it is known. waits: called before a slow check, with what it does."""
+    """Yields every finding as soon as it is known. on_wait: called before a slow check, with what it does."""
     home, uid, user = asked.home, os.geteuid(), user_name()
     simulated = asked.simulate is not None or asked.gpu_probe == "simulated"
     yield software.python()

@@ -57,7 +57,7 @@ def finding_object(finding: Finding) -> dict[str, str]:
 
 
 def line(finding: Finding, columns: int | None = None) -> str:
-    """Formats a finding and its remedy as lines. columns: terminal width to wrap to; None: no wrapping."""
+    """Formats a finding and its remedy as lines. width: terminal width to wrap to; None: no wrapping."""
     head = f"{finding.grade:<4}  {finding.check:<20}  "
     texts = [visible(shortened(finding.says)), *([visible(finding.remedy)] if finding.remedy else [])]
     if columns is not None:

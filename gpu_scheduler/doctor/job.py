@@ -20,7 +20,7 @@ _SHOWN = 5
 
 
 def scheduler(pid: int | None, host: str | None, *, waits: bool) -> Finding:
-    """Returns whether a scheduler can start the job. waits: the job waits to be started."""
+    """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
     if host is not None:
         return warn("scheduler", f"on host {host}; unknown from here whether it runs", f"run this on {host}")
     if pid is None and not waits:
@@ -210,7 +210,7 @@ def line(
 ) -> Iterator[Finding]:
     """Yields findings about the job's line in its jobs file.
 
-    near: malformed lines around it, with their problems; malformed: how many malformed lines the file has.
+    nearby: malformed lines around it, with their problems; malformed: how many malformed lines the file has.
     """
     kind, _, path = source.partition(":")
     if kind != "file":

@@ -60,7 +60,7 @@ def user(uid: int) -> Finding:
 
 
 def conda(conda_sh: str | None, named: bool) -> Iterator[Finding]:
-    """Yields findings about conda. conda_sh: its script, None if not found; named: given by --conda-sh."""
+    """Yields findings about conda. conda_sh: its script, None if not found; is_named: given by --conda-sh."""
     if conda_sh is None:
         yield ok("conda", "not found; jobs whose line names no environment run without it")
         return
