@@ -1,4 +1,4 @@
-"""Every executor, the same cases: `launch(folder)`, and the folder tells the rest."""
+"""Tests that every executor passes the same cases: `launch(folder)`, then the result in the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
 
 @pytest.fixture(params=["direct", "forking", "screen"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of an executor, with a socket folder of the test's own."""
+    """Yields the name of each executor, with a socket folder for Screen."""
     if request.param == "screen" and shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
     with socket_folder() as sockets:
@@ -33,7 +33,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def executor(kind: str) -> Iterator[Executor]:
-    """One executor; its helper, where it has one, is ready."""
+    """Makes the executor; its helper, if any, is ready."""
     if kind == "forking":
         forking = ForkingExecutor()
         wait_for(forking.helper, "the helper")
@@ -45,7 +45,7 @@ def executor(kind: str) -> Iterator[Executor]:
 
 @pytest.fixture
 def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., Attempt]]:
-    """Makes attempts as the loop would for this executor."""
+    """Makes attempts as the loop does for this executor."""
     made: list[Attempt] = []
 
     def one(script: str, home: Path = tmp_path, **spec: object) -> Attempt:
@@ -66,7 +66,7 @@ Make = Callable[..., Attempt]
 @pytest.mark.parametrize(
     ("script", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -6 $$", None, 6)]
 )
-def test_code_and_signal(
+def test_result_has_the_exit_code_or_the_signal(
     executor: Executor, make: Make, script: str, code: int | None, number: int | None
 ) -> None:
     result = make(script).launch(executor).result()
@@ -81,7 +81,7 @@ def test_launch_does_not_wait(executor: Executor, make: Make) -> None:
     assert attempt.result().cause == "cancelled"
 
 
-def test_three_launches_one_start(executor: Executor, make: Make) -> None:
+def test_three_launches_start_the_command_once(executor: Executor, make: Make) -> None:
     attempt = make("echo start; exit 0")
     attempt.prepare()
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_three_launches_one_start(executor: Executor, make: Make) -> None:
     assert attempt.body() == "start\n"
 
 
-def test_hostile_folder_names(executor: Executor, make: Make, tmp_path: Path) -> None:
+def test_accepts_hostile_folder_names(executor: Executor, make: Make, tmp_path: Path) -> None:
     home = tmp_path / HOSTILE
     home.mkdir()
     attempt = make("pwd; exit 3", home=home).launch(executor)
@@ -100,7 +100,7 @@ def test_hostile_folder_names(executor: Executor, make: Make, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == [HOSTILE]
 
 
-def test_runner_and_command_carry_the_token_and_nobody_else(executor: Executor, make: Make) -> None:
+def test_only_runner_and_command_carry_the_token(executor: Executor, make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch(executor)
     attempt.until_said("up")
     pid = attempt.seen().pid
@@ -110,7 +110,7 @@ def test_runner_and_command_carry_the_token_and_nobody_else(executor: Executor, 
     attempt.result()
 
 
-def test_environment_of_the_command_is_the_spec_alone(
+def test_command_has_only_the_environment_of_the_spec(
     executor: Executor, make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BASH_ENV", "/nonexistent")
@@ -128,7 +128,7 @@ def test_environment_of_the_command_is_the_spec_alone(
     assert "KEPT=a b\nc\n" in attempt.body()
 
 
-def test_runner_outlives_its_starter(kind: str, make: Make, tmp_path: Path) -> None:
+def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> None:
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
     attempt.prepare()
     name = f"{kind.capitalize()}Executor"
@@ -165,7 +165,7 @@ def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
         with pytest.raises(LaunchError, match="runner cannot be started"):
             executor.launch(attempt.folder)
     else:
-        # Screen tells nobody; the missing claim does.
+        # Screen does not report it; the missing claim does.
         ScreenExecutor("/no/python").launch(attempt.folder)
     assert attempt.seen().claim == "none"
 
@@ -176,7 +176,7 @@ def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: P
 
 
 def zombies() -> set[str]:
-    """The pids of children of this process that wait to be collected."""
+    """Returns the pids of uncollected children of this process."""
     asked = ["ps", "--ppid", str(os.getpid()), "-o", "pid=,stat="]
     lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
     return {line.split()[0] for line in lines if line.split()[1].startswith("Z")}
@@ -196,7 +196,7 @@ def test_ended_runners_are_collected(executor: Executor, make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_screen_missing(
+def test_missing_screen_is_a_launch_error(
     executor: Executor, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert screen_problem() is None
@@ -216,7 +216,9 @@ def test_screen_missing(
 
 
 @pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_screen_socket_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+def test_unusable_screen_socket_folder_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
     assert kind == "screen"
     folder = Path(os.environ["SCREENDIR"])
     folder.chmod(0o755)

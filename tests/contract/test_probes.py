@@ -45,7 +45,7 @@ def sample(machine: Machine, where: str) -> tuple[GpuSample, ...]:
         return probe.first_sample().gpus
 
 
-def test_every_gpu_is_there_with_its_values(machine: Machine, where: str) -> None:
+def test_sample_has_every_gpu_with_its_values(machine: Machine, where: str) -> None:
     machine.plant(Card("GPU-a", 1, 24576, 0, 0.0), Card("GPU-b", 2, 81920, 3000, 40.0, ((ME, 3000),)))
     gpus = sample(machine, where)
     assert [(g.index, g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
@@ -65,7 +65,7 @@ def test_processes_are_listed_or_unknown_never_invented(machine: Machine, where:
         assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000, load_percent=40.0),)]
 
 
-def test_a_later_sample_sees_what_changed(machine: Machine) -> None:
+def test_later_sample_has_the_new_values(machine: Machine) -> None:
     machine.plant(Card())
     probe = machine.probe()
     before = probe.sample()
@@ -73,7 +73,7 @@ def test_a_later_sample_sees_what_changed(machine: Machine) -> None:
     assert (before[0].used_mib, probe.sample()[0].used_mib) == (0, 500)
 
 
-def test_index_is_pci_order_and_identity_the_uuid(real: Machine, where: str) -> None:
+def test_index_follows_pci_order_and_the_uuid_identifies_the_gpu(real: Machine, where: str) -> None:
     real.plant(Card("GPU-late", 9), Card("GPU-early", 3), Card("GPU-middle", 5))
     assert [(g.index, g.uuid) for g in sample(real, where)] == [
         (0, "GPU-early"),
@@ -82,19 +82,19 @@ def test_index_is_pci_order_and_identity_the_uuid(real: Machine, where: str) -> 
     ]
 
 
-def test_unknown_load_is_none_and_no_fault(real: Machine, where: str) -> None:
+def test_unknown_load_is_not_a_fault(real: Machine, where: str) -> None:
     real.plant(Card(load=None))
     (gpu,) = sample(real, where)
     assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)
 
 
-def test_a_lost_gpu_hides_no_other(machine: Machine, where: str) -> None:
+def test_lost_gpu_does_not_affect_others(machine: Machine, where: str) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True), Card("GPU-c", 3, used=7, compute=((ME, 7),)))
     gpus = sample(machine, where)
     assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, "lost"), (2, 7, None)]
 
 
-def test_a_gpu_in_mig_mode_is_a_fault_with_its_memory_known(real: Machine, where: str) -> None:
+def test_mig_mode_is_a_fault_but_the_memory_is_known(real: Machine, where: str) -> None:
     real.plant(Card("GPU-a", 1, used=7, load=None, mig=1), Card("GPU-b", 2, mig=0))
     gpus = sample(real, where)
     assert [(g.used_mib, g.load_percent, g.fault and g.fault[:11]) for g in gpus] == [
@@ -103,7 +103,7 @@ def test_a_gpu_in_mig_mode_is_a_fault_with_its_memory_known(real: Machine, where
     ]
 
 
-def test_what_cannot_be_true_is_unknown(real: Machine) -> None:
+def test_impossible_value_is_unknown(real: Machine) -> None:
     real.plant(Card("GPU-a", 1, total=100, used=200, load=250.0), Card("GPU-b", 2, total=0))
     gpus = sample(real, "here")
     assert [(g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
@@ -120,7 +120,7 @@ def test_cuda_visible_devices_hides_no_gpu_from_a_probe(
     assert [g.uuid for g in sample(real, where)] == ["GPU-a", "GPU-b"]
 
 
-def test_nvml_without_a_driver_tells_the_remedy(
+def test_nvml_without_a_driver_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     machine = Machine("nvml", tmp_path / "machine", monkeypatch)
@@ -132,7 +132,7 @@ def test_nvml_without_a_driver_tells_the_remedy(
     assert "--simulate 4" in said
 
 
-def test_gputil_without_nvidia_smi_tells_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gputil_without_nvidia_smi_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
         AskedProbe("gputil") as probe,
@@ -141,7 +141,7 @@ def test_gputil_without_nvidia_smi_tells_the_remedy(monkeypatch: pytest.MonkeyPa
         probe.first_sample()
 
 
-def test_auto_takes_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine("auto", tmp_path / "machine", monkeypatch)
     machine.plant(Card(compute=((ME, 1),)))
     probe = machine.probe()
@@ -155,7 +155,9 @@ def test_auto_takes_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: p
     assert "modprobe" in caught.value.remedy
 
 
-def test_no_gpu_at_all_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_gpus_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant()
     assert machine.probe().sample() == ()

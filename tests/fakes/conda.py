@@ -21,7 +21,7 @@ Lines = Iterator[str]
 
 
 def plant(root: Path, *names: str, python: bool = True) -> Path:
-    """An installation at `root` with base and these environments; `python`: each has one."""
+    """Makes an installation at `root` with base and these environments. python: whether each has a Python."""
     for prefix in (root, *(root / "envs" / name for name in names)):
         (prefix / "bin").mkdir(parents=True, exist_ok=True)
         (prefix / "conda-meta").mkdir(exist_ok=True)
@@ -32,7 +32,7 @@ def plant(root: Path, *names: str, python: bool = True) -> Path:
 
 
 def plant_hook(prefix: Path, when: str, name: str, text: str) -> Path:
-    """A hook of an environment. when: "activate" or "deactivate"."""
+    """Writes a hook of an environment. when: "activate" or "deactivate"."""
     path = prefix / "etc" / "conda" / f"{when}.d" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
@@ -64,7 +64,7 @@ def _variables(prefix: str) -> dict[str, str]:
 
 
 class _Shell:
-    """The shell that asks, as its environment shows it."""
+    """The calling shell, as its environment shows it."""
 
     def __init__(self, env: Mapping[str, str], root: str) -> None:
         self.env, self.root = env, root
@@ -153,7 +153,7 @@ def _quoted(text: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Print what `conda activate NAME` or `conda deactivate` does to the shell that has this environment."""
+    """Prints the commands by which `conda activate NAME` or `conda deactivate` changes the calling shell."""
     shell = _Shell(os.environ, os.environ["FAKE_CONDA_ROOT"])
     name = words[1] if len(words) > 1 else "base"
     try:

@@ -1,4 +1,4 @@
-"""One description of a machine's GPUs, planted for whichever probe is to see it."""
+"""Describes the GPUs of a machine once and presents them to any probe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ FAKES = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as a test wants it seen: MiB, percent; processes as (pid, MiB); measured: (pid, percent, seconds
-    ago), the loads of processes that NVML tells; errors by NVML call."""
+    """A GPU as a probe shall see it: MiB, percent.
+
+    compute, graphics: processes as (pid, MiB); measured: loads of processes in NVML as (pid, percent, seconds
+    ago); errors: error codes by NVML call.
+    """
 
     uuid: str = "GPU-a"
     bus: int = 1
@@ -37,7 +40,7 @@ class Card:
 
 
 class Machine:
-    """A machine whose GPUs a test plants. `kind` is the probe that will look; the others see nothing."""
+    """A machine whose GPUs a test sets. kind: the probe that will read them; other probes find no GPU."""
 
     def __init__(self, kind: ProbeKind, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.kind, self.folder = kind, folder
@@ -47,16 +50,16 @@ class Machine:
         if kind in ("gputil", "auto"):
             patch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
         if kind in ("nvml", "auto"):
-            # For this process; the probe's own process finds the same file by PYTHONPATH.
+            # For this process; the probe process finds the same file through PYTHONPATH.
             patch.setitem(sys.modules, "pynvml", importlib.import_module("tests.fakes.pynvml"))
             patch.setenv("PYTHONPATH", str(FAKES))
 
     def probe(self) -> Probe:
-        """A new probe of this machine's kind, in this process."""
+        """Returns a new probe of this machine's kind, in this process."""
         return make_probe(self.kind, self.simulate, str(self.folder))
 
     def plant(self, *cards: Card, **world: Any) -> None:
-        """The GPUs from now on, in the order in which the driver lists them."""
+        """Sets the GPUs, in the order in which the driver lists them."""
         self._plant_nvml(cards, world)
         self._plant_smi(cards)
         self._plant_simulation(cards)
@@ -76,7 +79,7 @@ class Machine:
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 
     def _plant_smi(self, cards: Sequence[Card]) -> None:
-        # Out of order, as no driver prints them, so that the order is not taken for granted.
+        # Reversed, unlike any driver, so that the parser does not rely on the order.
         lines = [_smi_line(i, card) for i, card in enumerate(sorted(cards, key=lambda c: c.bus))]
         (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)))
 

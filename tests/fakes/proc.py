@@ -1,4 +1,4 @@
-"""A /proc of ordinary files."""
+"""Builds a /proc of ordinary files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_scheduler.procfs import INITIAL
 
 
 class Machine:
-    """Its own process is 50, in session 50. start: clock ticks; opened: what descriptor 3 is."""
+    """A fake /proc, whose own process is 50, in session 50."""
 
     def __init__(self, root: Path, namespace: str = INITIAL) -> None:
         self.root = root
@@ -37,7 +37,7 @@ class Machine:
         words: tuple[str, ...] = (),
         user: int = os.getuid(),
     ) -> int:
-        """A process, as it is from now on; its number."""
+        """Adds or replaces a process; returns its pid. start: clock ticks; opened: target of descriptor 3."""
         folder = self.root / (name or str(pid))
         (folder / "fd").mkdir(parents=True, exist_ok=True)
         fields = [state, parent, pid, pid if session is None else session, *[0] * 13, threads, 0, start, 0]
@@ -52,5 +52,5 @@ class Machine:
         return pid
 
     def end(self, pid: int) -> None:
-        """It is gone."""
+        """Removes a process."""
         shutil.rmtree(self.root / str(pid))

@@ -35,7 +35,7 @@ NVML_ERROR_MEMORY = 20
 NVML_ERROR_NO_DATA = 21
 NVML_ERROR_UNKNOWN = 999
 
-#: What the real one says (tests/probes/test_nvml.py compares).
+#: Messages of the real library (tests/probes/test_nvml.py compares them).
 SAYS = {
     1: "Uninitialized",
     3: "Not Supported",
@@ -56,7 +56,7 @@ nvmlMemory_v2 = 0x02000028
 
 
 class NVMLError(Exception):
-    """As the real one: a code in `value`."""
+    """The exception of the library, like the real one with a code in `value`."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)

@@ -1,4 +1,4 @@
-"""Whose a process on a GPU is: real processes where they can be made, else a /proc of files."""
+"""Tests of the attribution of GPU processes, with real processes where possible, else a fake /proc."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS, OTHER = 5, 6
 Make = Callable[..., Attempt]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
-#: torch.distributed.run in short: a parent, and a process for each GPU.
+#: A short torch.distributed.run: a parent and one process for each GPU.
 TORCHRUN = """\
 import pathlib, subprocess
 workers = [subprocess.Popen(["sleep", "300"]) for rank in range(4)]
@@ -43,13 +43,13 @@ def card(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> GpuSam
 
 
 def whose(owners: Owners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
-    """The owners in a new sample of one GPU."""
+    """Returns the owners in a new sample of one GPU."""
     owners.take(set(pids))
     return owners.of(card(*pids, uuid=uuid), tokens)
 
 
 def pids_in(path: Path, count: int = 1) -> list[int]:
-    """The numbers in a file, once they are all there."""
+    """Returns the pids in a file once it has all of them."""
 
     def read() -> list[int]:
         numbers = path.read_text().split() if path.exists() else []
@@ -63,7 +63,7 @@ def parent_of(pid: int) -> int:
 
 
 def until_sleeps(pid: int) -> None:
-    """Wait until it has become `sleep`, and is out of exec, in which it shows no environment."""
+    """Waits until the process is `sleep` and past exec, during which it shows no environment."""
     process = psutil.Process(pid)
     wait_for(lambda: process.name() == "sleep" and process.cmdline(), f"{pid} sleeps")
 
@@ -74,7 +74,7 @@ def until_gone(pid: int) -> None:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes attempts; what they leave is ended, also what hides its token."""
+    """Makes attempts; ends their processes after the test, also those that hide their token."""
     made: list[Attempt] = []
 
     def one(script: str, **spec: object) -> Attempt:
@@ -94,7 +94,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def sleeper() -> Iterator[Sleeper]:
-    """Starts processes of nobody's."""
+    """Starts processes that belong to no attempt."""
     made: list[subprocess.Popen[bytes]] = []
 
     def one(**options: object) -> subprocess.Popen[bytes]:
@@ -108,7 +108,9 @@ def sleeper() -> Iterator[Sleeper]:
         process.wait()
 
 
-def test_a_parent_and_its_four_workers(make: Make, sleeper: Sleeper, tmp_path: Path) -> None:
+def test_parent_and_its_four_workers_belong_to_the_attempt(
+    make: Make, sleeper: Sleeper, tmp_path: Path
+) -> None:
     (tmp_path / "torchrun.py").write_text(TORCHRUN)
     attempt = make(f"exec {sys.executable} torchrun.py").launch()
     workers = pids_in(tmp_path / "pids", 4)
@@ -131,7 +133,7 @@ def test_a_parent_and_its_four_workers(make: Make, sleeper: Sleeper, tmp_path: P
         "env -i nohup setsid sleep 300 > /dev/null 2>&1 &",
     ],
 )
-def test_a_child_in_a_session_of_its_own_or_without_an_environment(
+def test_child_in_its_own_session_or_without_an_environment_belongs_to_the_attempt(
     make: Make, tmp_path: Path, start: str
 ) -> None:
     attempt = make(f"{start} echo $! > part; mv part pid; wait").launch()
@@ -141,7 +143,7 @@ def test_a_child_in_a_session_of_its_own_or_without_an_environment(
 
 
 @pytest.mark.parametrize("start", ["nohup setsid sleep 300", "env -i setsid sleep 300"])
-def test_an_orphan_below_the_runner(make: Make, tmp_path: Path, start: str) -> None:
+def test_orphan_below_the_runner_belongs_to_the_attempt(make: Make, tmp_path: Path, start: str) -> None:
     attempt = make(f"( ( {start} & echo $! > part; mv part pid ) & ); sleep 300").launch()
     [pid] = pids_in(tmp_path / "pid")
     runner = attempt.until_live().pid
@@ -153,7 +155,7 @@ def test_an_orphan_below_the_runner(make: Make, tmp_path: Path, start: str) -> N
 
 @pytest.fixture
 def lone(make: Make, tmp_path: Path) -> tuple[Attempt, int, int]:
-    """A process with no environment and no parent of ours: its runner has died. (attempt, pid, its leader)"""
+    """Makes a process without environment whose runner is dead; returns (attempt, pid, session leader)."""
     attempt = make("( env -i sleep 300 & echo $! > part; mv part pid ); exec sleep 300").launch()
     [pid] = pids_in(tmp_path / "pid")
     runner = attempt.until_live().pid
@@ -172,7 +174,7 @@ def bereave(attempt: Attempt, pid: int) -> None:
     wait_for(lambda: parent_of(pid) != runner, "an orphan once more")
 
 
-def test_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:
+def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:
     attempt, pid, leader = lone
     bereave(attempt, pid)
     assert attempt.token not in Path(f"/proc/{pid}/environ").read_text()
@@ -182,8 +184,8 @@ def test_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:
     assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: None}
 
 
-def test_the_recorded_command_tells_its_session(lone: tuple[Attempt, int, int]) -> None:
-    """Also to a scheduler that was started after the end of the runner and of the command."""
+def test_process_is_attributed_by_the_session_of_the_recorded_command(lone: tuple[Attempt, int, int]) -> None:
+    """A scheduler that was started after the end of runner and command sees the same."""
     attempt, pid, leader = lone
     assert leader == os.getsid(pid)
     bereave(attempt, pid)
@@ -195,7 +197,7 @@ def test_the_recorded_command_tells_its_session(lone: tuple[Attempt, int, int]) 
     assert seen.owners == {pid: OURS}
 
 
-def test_a_session_is_remembered_while_its_attempt_is_open(lone: tuple[Attempt, int, int]) -> None:
+def test_session_is_remembered_while_its_attempt_is_open(lone: tuple[Attempt, int, int]) -> None:
     attempt, pid, leader = lone
     owners, tokens = Owners(), {attempt.token: OURS}
     assert whose(owners, tokens, leader).owners == {leader: OURS}
@@ -207,7 +209,7 @@ def test_a_session_is_remembered_while_its_attempt_is_open(lone: tuple[Attempt, 
     assert whose(owners, tokens, pid).owners == {pid: None}
 
 
-def test_a_member_of_the_session_is_found_that_still_carries_the_token(make: Make, tmp_path: Path) -> None:
+def test_process_is_attributed_by_a_session_member_with_the_token(make: Make, tmp_path: Path) -> None:
     attempt = make(
         "( env -i sleep 300 & echo $! > part; mv part pid )\n"
         "( sleep 300 & echo $! > part; mv part pid_of_member )\n"
@@ -225,7 +227,9 @@ def test_a_member_of_the_session_is_found_that_still_carries_the_token(make: Mak
     assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
 
 
-def test_a_job_in_screen(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_of_a_job_in_screen_belongs_to_the_attempt(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
     with socket_folder() as sockets:
@@ -243,12 +247,12 @@ def test_a_job_in_screen(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def unused_number() -> int:
-    """A number that no process has, and none is about to get."""
+    """Returns a pid that no process has or will soon get."""
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
     return next(number for number in range(most - 100, 1, -1) if not psutil.pid_exists(number))
 
 
-def test_a_job_in_a_pid_namespace_below_ours(
+def test_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:
@@ -280,7 +284,7 @@ def test_a_job_in_a_pid_namespace_below_ours(
 
 
 def as_nobody(look: Callable[[], bool]) -> bool:
-    """What it answers in a child without root's rights."""
+    """Returns the answer of a function in a child process without root rights."""
     child = os.fork()
     if child == 0:
         answer = False
@@ -298,7 +302,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes proce
 
 
 @needs_root
-def test_a_process_of_another_user_below_ours(make: Make, tmp_path: Path) -> None:
+def test_child_process_of_another_user_belongs_to_the_attempt(make: Make, tmp_path: Path) -> None:
     become = "import os; os.setuid(65534); os.execve('/bin/sleep', ['sleep', '300'], {})"
     attempt = make(f'{sys.executable} -c "{become}" & echo $! > part; mv part pid; wait').launch()
     [pid] = pids_in(tmp_path / "pid")
@@ -308,7 +312,7 @@ def test_a_process_of_another_user_below_ours(make: Make, tmp_path: Path) -> Non
 
 
 @needs_root
-def test_what_may_not_be_read_is_foreign(sleeper: Sleeper) -> None:
+def test_unreadable_process_is_foreign(sleeper: Sleeper) -> None:
     theirs = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}, start_new_session=True).pid
     assert whose(Owners(), {"abc": OURS}, theirs).owners == {theirs: OURS}
 
@@ -321,7 +325,7 @@ def test_what_may_not_be_read_is_foreign(sleeper: Sleeper) -> None:
 
 
 @needs_root
-def test_a_process_that_the_system_hides_is_foreign(sleeper: Sleeper) -> None:
+def test_process_hidden_by_the_system_is_foreign(sleeper: Sleeper) -> None:
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace can be made here")
     theirs = sleeper().pid
@@ -352,7 +356,7 @@ assert is_alive({theirs}, 0) and not is_alive({theirs}, 5.0) and not is_alive(41
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_a_process_that_has_died_since_the_sample(
+def test_process_that_ended_since_the_sample_keeps_its_owner(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch, owned: bool
 ) -> None:
     monkeypatch.setattr(Proc, "sees_all", True)
@@ -371,7 +375,7 @@ def test_a_process_that_has_died_since_the_sample(
     assert whose(owners, tokens, pid) == Ownership(unmatched=True)
 
 
-def test_a_zombie_that_was_never_seen_alive_is_its_parents(make: Make, tmp_path: Path) -> None:
+def test_unknown_zombie_belongs_to_the_attempt_of_its_parent(make: Make, tmp_path: Path) -> None:
     hold = "import os, time\nif not (pid := os.fork()): os._exit(0)\n"
     hold += "open('part', 'w').write(str(pid)); os.rename('part', 'pid'); time.sleep(300)\n"
     (tmp_path / "hold.py").write_text(hold)
@@ -383,7 +387,7 @@ def test_a_zombie_that_was_never_seen_alive_is_its_parents(make: Make, tmp_path:
     assert not is_alive(pid, seen.starts[pid])
 
 
-def test_alive_until_it_exits(sleeper: Sleeper) -> None:
+def test_process_is_alive_until_it_exits(sleeper: Sleeper) -> None:
     process = sleeper()
     pid = process.pid
     start = whose(Owners(), {}, pid).starts[pid]
@@ -396,7 +400,7 @@ def test_alive_until_it_exits(sleeper: Sleeper) -> None:
     assert not is_alive(pid, 0.0)
 
 
-def test_the_watch_tells_starts_and_what_is_unmatched(
+def test_gpu_watch_reports_starts_and_unmatched_processes(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Proc, "sees_all", True)

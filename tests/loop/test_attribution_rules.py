@@ -1,4 +1,4 @@
-"""Whose a process on a GPU is, rule by rule, in a /proc of files."""
+"""Tests each rule of the attribution of GPU processes, on a fake /proc."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AB = {"a": OURS, "b": OTHER}
         ("/user.slice/run-1.scope", "/user.slice/run-1.scope", 300, None),
     ],
 )
-def test_by_a_cgroup_that_the_attempt_moved_to(
+def test_process_is_attributed_by_a_cgroup_that_the_attempt_moved_to(
     machine: Machine, group: str, moved: str, start: int, owner: int | None
 ) -> None:
     runner = machine.run(100, token="a", start=400, group="/user.slice/session-3.scope")
@@ -55,7 +55,7 @@ def test_by_a_cgroup_that_the_attempt_moved_to(
     assert whose(Owners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_a_runner_that_has_just_died_moved_nowhere(machine: Machine) -> None:
+def test_runner_that_has_just_ended_has_moved_to_no_cgroup(machine: Machine) -> None:
     machine.run(100, token="a", group="/user.slice/session-3.scope")
     machine.run(101, parent=100, token="a", group="/user.slice/session-3.scope")
     (machine.root / "100" / "cgroup").unlink()
@@ -63,7 +63,7 @@ def test_a_runner_that_has_just_died_moved_nowhere(machine: Machine) -> None:
     assert whose(Owners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_the_cgroup_of_two_attempts_says_nothing(machine: Machine) -> None:
+def test_cgroup_of_two_attempts_decides_nothing(machine: Machine) -> None:
     for runner, token in ((100, "a"), (110, "b")):
         machine.run(runner, token=token)
         machine.run(runner + 1, parent=runner, token=token, group="/both")
@@ -72,7 +72,7 @@ def test_the_cgroup_of_two_attempts_says_nothing(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("order", [(101, 111), (111, 101)])
-def test_the_innermost_cgroup_counts(machine: Machine, order: tuple[int, int]) -> None:
+def test_innermost_cgroup_counts(machine: Machine, order: tuple[int, int]) -> None:
     machine.run(100, token="a")
     machine.run(101, parent=100, token="a", group="/outer")
     machine.run(110, token="b")
@@ -83,7 +83,7 @@ def test_the_innermost_cgroup_counts(machine: Machine, order: tuple[int, int]) -
     assert whose(owners, AB, one, two).owners == {one: OURS, two: OTHER}
 
 
-def test_the_cgroup_of_a_listed_process_is_remembered(machine: Machine) -> None:
+def test_cgroup_of_a_listed_process_is_remembered(machine: Machine) -> None:
     machine.run(100, token="a")
     pid, later = machine.run(101, parent=100, token="a", group="/scope"), 300
     owners = Owners(str(machine.root))
@@ -93,7 +93,7 @@ def test_the_cgroup_of_a_listed_process_is_remembered(machine: Machine) -> None:
     assert whose(owners, AB, later).owners == {later: OURS}
 
 
-def test_the_token_of_the_nearest_parent_of_an_open_attempt(machine: Machine) -> None:
+def test_nearest_parent_with_an_open_token_decides(machine: Machine) -> None:
     machine.run(100, token="a")
     machine.run(101, parent=100, token="b")
     machine.run(102, parent=101, token="unknown")
@@ -102,13 +102,13 @@ def test_the_token_of_the_nearest_parent_of_an_open_attempt(machine: Machine) ->
     assert whose(Owners(str(machine.root)), {"a": OURS}, pid).owners == {pid: OURS}
 
 
-def test_a_parent_that_began_later_is_none(machine: Machine) -> None:
+def test_parent_that_started_later_is_ignored(machine: Machine) -> None:
     machine.run(100, token="a", start=600)
     pid = machine.run(101, parent=100, start=500)
     assert whose(Owners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_the_child_of_a_process_that_was_ours(machine: Machine) -> None:
+def test_child_of_a_known_process_belongs_to_its_attempt(machine: Machine) -> None:
     machine.run(100, token="a")
     pid = machine.run(101, parent=100)
     owners = Owners(str(machine.root))
@@ -120,7 +120,7 @@ def test_the_child_of_a_process_that_was_ours(machine: Machine) -> None:
     assert whose(owners, AB, pid, child).owners == {pid: OURS, child: OURS}
 
 
-def test_the_next_process_with_its_number_inherits_nothing(machine: Machine) -> None:
+def test_process_with_a_reused_pid_inherits_nothing(machine: Machine) -> None:
     pid = machine.run(100, token="a", start=400)
     owners = Owners(str(machine.root))
     before = whose(owners, AB, pid)
@@ -135,7 +135,7 @@ def test_the_next_process_with_its_number_inherits_nothing(machine: Machine) -> 
     [(None, "S", OURS), ("", "Z", OURS), ("a", "S", OURS), ("b", "S", OTHER), ("", "S", None)],
     ids=["gone", "zombie", "ours", "another attempt's", "foreign"],
 )
-def test_a_session_is_an_attempts_if_its_leader_is(
+def test_session_belongs_to_the_attempt_of_its_leader(
     machine: Machine, leader: str | None, state: str, owner: int | None
 ) -> None:
     machine.run(99, token="a")
@@ -146,14 +146,14 @@ def test_a_session_is_an_attempts_if_its_leader_is(
     assert whose(Owners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_a_session_of_two_attempts_says_nothing(machine: Machine) -> None:
+def test_session_of_two_attempts_decides_nothing(machine: Machine) -> None:
     for pid, token in ((100, "a"), (101, "b")):
         machine.run(pid, token=token, session=99)
     pid = machine.run(102, session=99)
     assert whose(Owners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_a_remembered_session_is_not_the_next_one_of_its_number(machine: Machine) -> None:
+def test_reused_session_id_inherits_nothing(machine: Machine) -> None:
     machine.run(100, token="a")
     member = machine.run(101, parent=100, token="a", session=100)
     owners = Owners(str(machine.root))
@@ -168,7 +168,7 @@ def test_a_remembered_session_is_not_the_next_one_of_its_number(machine: Machine
 
 
 @pytest.mark.parametrize("session", [0, 50])
-def test_no_session_and_our_own_session_say_nothing(machine: Machine, session: int) -> None:
+def test_no_session_and_the_own_session_decide_nothing(machine: Machine, session: int) -> None:
     machine.run(100, token="a", session=session)
     pid = machine.run(101, session=session)
     assert whose(Owners(str(machine.root)), AB, pid).owners == {pid: None}
@@ -177,7 +177,7 @@ def test_no_session_and_our_own_session_say_nothing(machine: Machine, session: i
 @pytest.mark.parametrize("opened", [None, "/dev/nvidia0", "/dev/null"])
 @pytest.mark.parametrize("token", [None, "a"])
 @pytest.mark.parametrize("uuid", ["GPU-a", "MIG-a", "unknown-0", "SIM-0"])
-def test_a_number_in_a_container_may_be_ours_by_chance(
+def test_pid_in_a_container_may_be_ours_by_chance(
     container: Machine, uuid: str, token: str | None, opened: str | None
 ) -> None:
     pid = container.run(100, token=token, opened=opened)
@@ -189,7 +189,7 @@ def test_a_number_in_a_container_may_be_ours_by_chance(
         assert seen == Ownership(unmatched=True)
 
 
-def test_in_a_container_a_number_of_one_of_ours_may_be_the_inner_number_of_another(
+def test_pid_in_a_container_may_be_an_inner_pid_of_another_process(
     container: Machine,
 ) -> None:
     container.run(100, token="a")
@@ -200,7 +200,7 @@ def test_in_a_container_a_number_of_one_of_ours_may_be_the_inner_number_of_anoth
         assert seen == Ownership({100: OTHER}, {100: 1000007.0})
 
 
-def test_in_a_container_a_number_once_proved_stays_so(container: Machine) -> None:
+def test_confirmed_pid_in_a_container_stays_confirmed(container: Machine) -> None:
     pid = container.run(100, token="a", opened="/dev/nvidia0")
     owners = Owners(str(container.root))
     assert whose(owners, AB, pid, uuid="GPU-a").owners == {pid: OURS}
@@ -210,7 +210,7 @@ def test_in_a_container_a_number_once_proved_stays_so(container: Machine) -> Non
     assert whose(owners, AB, pid, uuid="GPU-a") == Ownership(unmatched=True)
 
 
-def test_in_a_container_a_number_of_no_process_is_unmatched_at_once(container: Machine) -> None:
+def test_pid_without_a_process_in_a_container_is_unmatched_at_once(container: Machine) -> None:
     owners = Owners(str(container.root))
     assert whose(owners, AB, 7000, uuid="GPU-a") == Ownership(unmatched=True)
     owners.take({7000})
@@ -220,7 +220,7 @@ def test_in_a_container_a_number_of_no_process_is_unmatched_at_once(container: M
 @pytest.mark.parametrize(
     ("one", "two", "owner"), [("a", None, OURS), ("a", "a", OURS), ("a", "b", None), (None, None, None)]
 )
-def test_an_inner_number_counts_if_it_is_of_one_attempt(
+def test_inner_pid_counts_if_one_attempt_has_it(
     container: Machine, one: str | None, two: str | None, owner: int | None
 ) -> None:
     container.run(100, token=one, inner=(7000, 12), opened="/dev/nvidiactl")
@@ -232,7 +232,7 @@ def test_an_inner_number_counts_if_it_is_of_one_attempt(
 
 
 @pytest.mark.parametrize("equals", ["=", "\0"])
-def test_the_token_while_bash_takes_its_variables_apart(machine: Machine, equals: str) -> None:
+def test_token_is_found_while_bash_parses_its_environment(machine: Machine, equals: str) -> None:
     pid = machine.run(100)
     for text in ("{0}a\0B=2\0", "B=2\0X{0}no\0{0}a\0", "B=2\0{0}a"):
         environment = text.format(f"GPU_SCHEDULER_TOKEN{equals}")
@@ -242,7 +242,7 @@ def test_the_token_while_bash_takes_its_variables_apart(machine: Machine, equals
     assert Proc(str(machine.root)).token(pid) is None
 
 
-def test_a_process_lives_while_one_of_its_threads_does(machine: Machine) -> None:
+def test_process_is_alive_while_one_of_its_threads_is(machine: Machine) -> None:
     root = str(machine.root)
     pid = machine.run(100, state="Z", threads=3)
     assert is_alive(pid, 1000005.0, root)
@@ -252,7 +252,7 @@ def test_a_process_lives_while_one_of_its_threads_does(machine: Machine) -> None
     assert not is_alive(pid, 1000005.01, root)
 
 
-def test_what_is_known_is_not_asked_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_process_is_not_read_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.run(100, token="a")
     pids = [machine.run(pid, parent=100) for pid in (101, 102)]
     owners = Owners(str(machine.root))
@@ -262,7 +262,7 @@ def test_what_is_known_is_not_asked_again(machine: Machine, monkeypatch: pytest.
     assert whose(owners, AB, *pids) == first
 
 
-def test_one_search_a_sample_and_none_for_what_stays_as_it_was(
+def test_searches_once_per_sample_and_only_for_changed_processes(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[Proc] = []
@@ -290,7 +290,7 @@ def test_one_search_a_sample_and_none_for_what_stays_as_it_was(
     assert len(searches) == 2
 
 
-def test_what_has_ended_is_forgotten(machine: Machine) -> None:
+def test_ended_processes_are_forgotten(machine: Machine) -> None:
     machine.run(100, token="a", inner=(7000,))
     pids = [machine.run(101, parent=100, token="a", group="/scope"), machine.run(102), 7000, 7001]
     owners = Owners(str(machine.root))
@@ -316,10 +316,10 @@ def test_what_has_ended_is_forgotten(machine: Machine) -> None:
         max_size=12,
     )
 )
-def test_any_tree_goes_by_the_nearest_open_token(
+def test_nearest_open_token_decides_in_any_process_tree(
     tmp_path: Path, tree: list[tuple[int, str | None, int]]
 ) -> None:
-    """Each with a session of its own. The oracle reads the list; kinship is by position and start."""
+    """Each process has its own session. The oracle reads the list; ancestry follows position and start."""
     shutil.rmtree(tmp_path / "proc", ignore_errors=True)
     machine = Machine(tmp_path / "proc")
     parents = [parent if parent < at else None for at, (parent, _, _) in enumerate(tree)]

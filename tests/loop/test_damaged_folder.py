@@ -1,4 +1,4 @@
-"""Attempts whose files are removed or replaced: the job is held with the reason, all else goes on."""
+"""Tests of attempts whose files are removed or replaced: only that job is held, with the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def token_of(rig: Rig, job: int) -> str:
 
 
 def waiting(rig: Rig) -> int:
-    """A job that runs until the file `go` is there, and exits with 3."""
+    """Starts a job that runs until the file `go` exists and then exits with 3."""
     job = rig.add("echo start >> starts; until [ -e go ]; do sleep 0.02; done; exit 3", share=100)
     rig.runner(job)
     return job
@@ -67,7 +67,7 @@ ALIVE: list[Spoil] = [
 ]
 
 
-def test_a_job_goes_on_whatever_is_done_to_the_files_of_its_attempt(rig: Rig) -> None:
+def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
     jobs = [waiting(rig) for _ in ALIVE]
     for job, spoil in zip(jobs, ALIVE, strict=True):
         spoil(rig.attempt_folder(job), token_of(rig, job))
@@ -90,7 +90,7 @@ def test_a_job_goes_on_whatever_is_done_to_the_files_of_its_attempt(rig: Rig) ->
         (text_in("result", "{}"), "its runner died, and the file result carries another token (None…)"),
     ],
 )
-def test_a_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
+def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
     rig: Rig, spoil: Spoil, reason: str
 ) -> None:
     job = waiting(rig)
@@ -104,7 +104,7 @@ def test_a_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
 @pytest.mark.parametrize("state", ["starting", "running"])
-def test_a_result_that_is_written_between_look_and_scan_counts(
+def test_result_written_between_observation_and_scan_counts(
     rig: Rig, spoil: Spoil, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = waiting(rig)
@@ -125,8 +125,8 @@ def test_a_result_that_is_written_between_look_and_scan_counts(
     assert (rig.folder / "starts").read_text().count("start") == 1
 
 
-def test_a_job_whose_result_is_there_is_scanned_for_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runner saw the end of all its processes; a second scan would only delay the next job."""
+def test_job_with_a_result_is_scanned_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runner waited for all its processes; a second scan would only delay the next job."""
     asked: list[tuple[str, ...]] = []
 
     def scan(attempts: Mapping[str, Path], sure: Collection[str]) -> dict[str, tuple[int, ...]]:
@@ -143,13 +143,13 @@ def test_a_job_whose_result_is_there_is_scanned_for_once(rig: Rig, monkeypatch: 
     assert not any(asked)
 
 
-def test_a_command_that_has_begun_is_not_launched_again_without_its_claim(rig: Rig) -> None:
+def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None:
     job = waiting(rig)
     pid, token, folder = rig.runner(job), token_of(rig, job), rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "starts").exists(), "the job's word")
     remove_claim(folder, token)
     with rig.store.db.transaction() as db:
-        # As if no scheduler had seen the claim.
+        # As if no scheduler had read the claim.
         db.execute("UPDATE attempt SET runner_pid = NULL, runner_ticks = NULL, deadline_boot = 0")
         db.execute("UPDATE job SET state = 'starting'")
     rig.tick()
@@ -162,7 +162,7 @@ def test_a_command_that_has_begun_is_not_launched_again_without_its_claim(rig: R
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_a_cancel_gets_through_without_a_claim(rig: Rig, spoil: Spoil) -> None:
+def test_cancel_works_without_a_claim(rig: Rig, spoil: Spoil) -> None:
     job = waiting(rig)
     folder = rig.attempt_folder(job)
     spoil(folder, token_of(rig, job))
@@ -173,7 +173,7 @@ def test_a_cancel_gets_through_without_a_claim(rig: Rig, spoil: Spoil) -> None:
 
 
 def unseen(rig: Rig) -> int:
-    """A job that runs, launched by a scheduler that died before it saw the claim."""
+    """Makes a running job whose scheduler died before it read the claim."""
     job = rig.add("echo start >> starts; exec sleep 300", share=250)
     [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
     rig.loop._launcher.launch(started)
@@ -184,7 +184,7 @@ def unseen(rig: Rig) -> int:
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_a_claim_that_nobody_saw_whole_starts_and_ends_nothing(
+def test_claim_damaged_before_it_was_read_starts_and_ends_nothing(
     rig: Rig, spoil: Spoil, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = unseen(rig)
@@ -201,7 +201,7 @@ def test_a_claim_that_nobody_saw_whole_starts_and_ends_nothing(
     assert (rig.folder / "starts").read_text() == "start\n"
 
 
-def test_an_invalid_claim_of_which_no_process_is_left_holds_the_job(rig: Rig) -> None:
+def test_invalid_claim_without_processes_holds_the_job(rig: Rig) -> None:
     job = unseen(rig)
     folder, token = rig.attempt_folder(job), token_of(rig, job)
     kill_runner(folder, token)
@@ -212,7 +212,7 @@ def test_an_invalid_claim_of_which_no_process_is_left_holds_the_job(rig: Rig) ->
 
 
 @pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])
-def test_a_spec_that_was_spoilt_is_written_again_for_the_next_launch(rig: Rig, spec: str) -> None:
+def test_damaged_spec_is_written_again_for_the_next_launch(rig: Rig, spec: str) -> None:
     job = rig.add("exit 0")
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now())
     folder = rig.attempt_folder(job)

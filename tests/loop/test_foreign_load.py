@@ -1,4 +1,4 @@
-"""The load of foreign processes: what the record says of it, and who is placed beside them."""
+"""Tests of the load of foreign processes: its record in the store, and placement beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from tests.loop.rig import Rig
 
-#: A process that is none of our jobs: the one that runs the tests.
+#: A process of no job: the one that runs the tests.
 THEM = os.getpid()
 WAIT = "echo $$ > pid.part; mv pid.part pid; sleep 60"
 
@@ -23,20 +23,20 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: int | None = None) -> None:
-    """A new sample of the GPU."""
+    """Takes a new sample of the GPU."""
     mib = sum(one.used_mib or 0 for one in processes or ()) if used is None else used
     listed = None if processes is None else tuple(processes)
     rig.watch.take(Snapshot(rig.clock.now().boot, (GpuSample("U0", 0, "card", 24576, mib, card, listed),)))
 
 
 def loads(rig: Rig) -> list[float | None]:
-    """Returns the foreign loads on the record."""
+    """Returns the foreign loads in the store."""
     value: list[float | None] = json.loads(rig.store.gpus()[0]["foreign_loads"])
     return value
 
 
 def half_job_runs(rig: Rig) -> tuple[int, int]:
-    """A job with half of the GPU that runs: its id and the process that uses the GPU."""
+    """Starts a job with half of the GPU; returns its id and the pid that uses the GPU."""
     first = rig.add(WAIT, share=500)
     rig.runner(first)
     rig.until(lambda: (rig.folder / "pid").exists(), "the pid of the job")
@@ -57,7 +57,7 @@ def why_it_waits(rig: Rig) -> str:
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "withheld"])
-def test_a_second_half_enters_beside_an_idle_stranger_while_our_own_job_drives_the_load(
+def test_second_job_starts_beside_an_idle_foreign_process_while_our_own_job_makes_the_load(
     rig: Rig, told: bool
 ) -> None:
     first, pid = half_job_runs(rig)
@@ -73,7 +73,7 @@ def test_a_second_half_enters_beside_an_idle_stranger_while_our_own_job_drives_t
     ends(rig, first, second)
 
 
-def test_a_stranger_at_work_keeps_the_second_half_out_until_the_mean_falls(rig: Rig) -> None:
+def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(rig: Rig) -> None:
     first, pid = half_job_runs(rig)
     ours = GpuProcess(pid, 5000, load_percent=10.0)
     for _ in range(3):
@@ -88,8 +88,8 @@ def test_a_stranger_at_work_keeps_the_second_half_out_until_the_mean_falls(rig: 
     ends(rig, first, second)
 
 
-def test_the_load_of_a_job_that_ended_is_never_taken_for_that_of_others(rig: Rig) -> None:
-    """The driver lists no processes: the samples with a job of ours say nothing of others."""
+def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
+    """If the driver lists no processes, samples taken during our job say nothing about foreign processes."""
     first = rig.add("sleep 60", share=500)
     rig.runner(first)
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_the_load_of_a_job_that_ended_is_never_taken_for_that_of_others(rig: Rig
     assert rig.job(third)["state"] == "queued"
 
 
-def test_a_sample_is_judged_once_and_a_new_scheduler_begins_anew(rig: Rig) -> None:
+def test_each_sample_counts_once_and_a_new_scheduler_starts_afresh(rig: Rig) -> None:
     sample(rig, 0.0, (GpuProcess(THEM, 3000, load_percent=85.0),))
     for _ in range(3):
         rig.tick()

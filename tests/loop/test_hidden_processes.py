@@ -1,4 +1,4 @@
-"""A GPU is given away only after the last process of its job, whether that shows its token or not."""
+"""Tests that a GPU is released only after the last process of its job, with or without a visible token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.loop.rig import Rig
 from tests.runner.attempt import socket_folder
 from tests.waiting import wait_for
 
-#: It needs a moment to end after SIGTERM, in which its GPU must not be given away.
+#: It needs a moment to end after SIGTERM, during which its GPU must not be released.
 SLOW = "trap '' HUP; trap 'sleep 0.3; exit' TERM; echo $$ > part; mv part pid; while :; do sleep 0.02; done"
 
 
@@ -29,7 +29,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         yield Rig(tmp_path, gpus=1, executor=ScreenExecutor(), sessions=True)
 
 
-def test_gpu_waits_for_a_hidden_process_whose_runner_was_killed(rig: Rig) -> None:
+def test_gpu_is_released_only_after_a_hidden_process_of_a_killed_runner(rig: Rig) -> None:
     first = rig.add(f"trap '' HUP; exec env -i sh -c {shlex.quote(SLOW)}")
     second = rig.add("exit 0")
     runner = rig.runner(first)
@@ -43,7 +43,7 @@ def test_gpu_waits_for_a_hidden_process_whose_runner_was_killed(rig: Rig) -> Non
     assert rig.ends(second)["outcome"] == "completed"
 
 
-def test_gpu_is_held_while_a_hidden_process_does_not_end(rig: Rig) -> None:
+def test_gpu_stays_allocated_while_a_hidden_process_survives(rig: Rig) -> None:
     job = rig.add("trap '' HUP TERM; echo $$ > part; mv part pid; exec env -i sleep 300")
     second = rig.add("exit 0")
     runner = rig.runner(job)

@@ -1,4 +1,4 @@
-"""Samples into the record: GPUs that are lost, vanish, come back, change their order, also over a restart."""
+"""Tests of storing samples: GPUs that are lost, vanish, recover or change order, also across a restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOUR = tuple(card(i, f"GPU-{c}") for i, c in enumerate("abcd"))
 
 
 class Answers(AskedProbe):
-    """A probe that answers as the test says; its process is never started."""
+    """A probe client with the answers of the test and without a process."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
@@ -61,7 +61,7 @@ class Answers(AskedProbe):
 
 
 class Bench:
-    """A record and a sampler; `restart` makes the next scheduler on the same record."""
+    """A store and a sampler. `restart` makes the next scheduler on the same store."""
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store
@@ -90,7 +90,7 @@ class Bench:
         self.sampler.read(self.recorder)
 
     def faults(self) -> list[str | None]:
-        """By index, from the record; placement sees the same."""
+        """Returns the stored faults by index, which placement sees too."""
         rows = self.store.gpus()
         seen = self.watch.gpus({row["uuid"]: (row["idx"], False) for row in rows}, {})
         if self.watch.snapshot is not None:
@@ -111,9 +111,7 @@ def lost(*uuids: str) -> list[GpuSample]:
     return [card(g.index, g.uuid, "lost") if g.uuid in uuids else g for g in FOUR]
 
 
-def test_a_lost_gpu_comes_back_after_three_good_samples(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_gpu_recovers_after_three_good_samples(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.begin(FOUR)
     with caplog.at_level(logging.INFO, "gpu_scheduler"):
         for _ in range(3):
@@ -130,7 +128,7 @@ def test_a_lost_gpu_comes_back_after_three_good_samples(
     ]
 
 
-def test_one_that_vanished_is_lost_and_a_restart_skips_no_sample(bench: Bench) -> None:
+def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: Bench) -> None:
     bench.begin(FOUR)
     left = [card(0, "GPU-a"), card(1, "GPU-c"), card(2, "GPU-d")]
     bench.take(left)
@@ -152,7 +150,7 @@ def test_one_that_vanished_is_lost_and_a_restart_skips_no_sample(bench: Bench) -
     assert bench.faults() == [None] * 4
 
 
-def test_a_sample_that_failed_as_a_whole_loses_no_gpu_and_finds_none(bench: Bench) -> None:
+def test_failed_sample_changes_the_state_of_no_gpu(bench: Bench) -> None:
     bench.begin(FOUR)
     bench.take(lost("GPU-b"))
     bench.take("no answer within 10 s")
@@ -169,7 +167,7 @@ def test_a_sample_that_failed_as_a_whole_loses_no_gpu_and_finds_none(bench: Benc
     assert [gpu.sample is not None for gpu in bench.watch.gpus({"GPU-a": (0, False)}, {})] == [True]
 
 
-def test_after_a_failure_the_next_question_comes_soon(bench: Bench) -> None:
+def test_query_is_repeated_soon_after_a_failure(bench: Bench) -> None:
     bench.begin(FOUR)
     assert bench.sampler.ask(at_once=True)
     before = Clock().now().boot
@@ -178,7 +176,7 @@ def test_after_a_failure_the_next_question_comes_soon(bench: Bench) -> None:
     assert bench.sampler.due_at - before <= RETRY_S + 1 < SAMPLE_EVERY_S
 
 
-def test_pauses_and_bookings_follow_the_card_when_the_order_changes(bench: Bench) -> None:
+def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: Bench) -> None:
     bench.begin(FOUR)
     with bench.store.db.transaction() as db:
         db.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-b'")
@@ -192,7 +190,7 @@ def test_pauses_and_bookings_follow_the_card_when_the_order_changes(bench: Bench
     ]
 
 
-def test_a_load_that_is_not_known_any_more_is_not_kept(bench: Bench) -> None:
+def test_unknown_loads_replace_older_samples(bench: Bench) -> None:
     bench.begin([replace(FOUR[0], load_percent=90.0)])
     seen = []
     for _ in range(3):
@@ -202,12 +200,12 @@ def test_a_load_that_is_not_known_any_more_is_not_kept(bench: Bench) -> None:
     assert seen == [90.0, 90.0, None]
 
 
-def test_a_start_with_a_lost_gpu_manages_it_still(bench: Bench) -> None:
+def test_start_keeps_managing_a_lost_gpu(bench: Bench) -> None:
     bench.begin(FOUR)
     bench.restart()
     bench.begin(FOUR[:3], option="4")
     assert bench.faults() == [None, None, None, UNLISTED]
-    # Named away, it is forgotten.
+    # Excluded by the option, it is forgotten.
     bench.restart()
     bench.begin(FOUR[:3], option="0-2")
     bench.restart()
@@ -218,7 +216,7 @@ def test_a_start_with_a_lost_gpu_manages_it_still(bench: Bench) -> None:
         bench.begin(FOUR[:3], option="4")
 
 
-def test_simulated_gpus_are_what_the_option_says_this_time(bench: Bench) -> None:
+def test_simulated_gpus_follow_the_current_option(bench: Bench) -> None:
     simulated = [card(i, f"SIM-{i}") for i in range(4)]
     bench.begin(simulated)
     bench.restart()
@@ -232,7 +230,7 @@ def test_simulated_gpus_are_what_the_option_says_this_time(bench: Bench) -> None
     assert bench.faults() == [None]
 
 
-def test_a_gpu_that_never_told_its_uuid_comes_back_as_one_of_ours(bench: Bench) -> None:
+def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: Bench) -> None:
     bench.begin([FOUR[0], card(1, "unknown-1", "lost"), FOUR[2]])
     assert [row["uuid"] for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
     seen = []
@@ -244,13 +242,13 @@ def test_a_gpu_that_never_told_its_uuid_comes_back_as_one_of_ours(bench: Bench) 
     assert len(bench.store.gpus()) == 3, "a fourth card was never ours"
 
 
-def test_no_gpu_and_no_record_is_an_error_with_the_remedy(bench: Bench) -> None:
+def test_start_without_sampled_or_stored_gpus_is_an_error_with_a_remedy(bench: Bench) -> None:
     with pytest.raises(GpuStateError, match="cannot read the GPUs: Driver Not Loaded"):
         bench.begin("Driver Not Loaded")
 
 
 class Sampled(Rig):
-    """A rig whose samples go through a sampler; `lost` names the GPUs that do not answer."""
+    """A rig whose samples go through a sampler. lost: the GPUs that do not respond."""
 
     bench: Bench | None = None
     lost: tuple[int, ...] = ()
@@ -265,15 +263,13 @@ class Sampled(Rig):
         self.bench.sampler.read(self.bench.recorder)
 
 
-def test_a_start_with_a_count_says_which_gpus_it_takes(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_with_a_count_logs_the_selected_gpus(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler")
     bench.begin(FOUR, "1")
     assert "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1," in caplog.messages
 
 
-def test_a_job_on_a_lost_gpu_goes_on_keeps_its_share_and_nothing_new_comes(
+def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Sampled(tmp_path, gpus=1)
@@ -304,7 +300,7 @@ def test_a_job_on_a_lost_gpu_goes_on_keeps_its_share_and_nothing_new_comes(
     assert rig.ends(waiting)["outcome"] == "completed"
 
 
-def test_a_start_on_a_slow_driver_goes_on_and_keeps_its_question(
+def test_start_on_a_slow_driver_continues_and_keeps_its_query(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

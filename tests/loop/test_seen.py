@@ -1,4 +1,4 @@
-"""What a round sees of a job that failed and of one that strays, and puts on the record once."""
+"""Tests that a round records a failure and a misplaced process once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path, gpus=3)
 
 
-def test_a_failure_is_explained_on_the_record_and_in_the_log(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.loop.told = Telling(rig.store, rig.clock, rig.loop.settings, None).told
     caplog.set_level(logging.INFO)
     (rig.folder / "said").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
@@ -56,11 +54,11 @@ def test_a_failure_is_explained_on_the_record_and_in_the_log(
         ("exit 3", "exit code 3"),
     ],
 )
-def test_ends_in_words(rig: Rig, command: str, reason: str) -> None:
+def test_end_reasons(rig: Rig, command: str, reason: str) -> None:
     assert rig.ends(rig.add(command))["reason"] == reason
 
 
-def test_a_log_is_read_once_and_only_that_of_a_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str | None] = []
 
     def counting(path: str | None) -> str:
@@ -86,7 +84,7 @@ def test_a_log_is_read_once_and_only_that_of_a_failure(rig: Rig, monkeypatch: py
         (1, "physical", None, "off", False),
     ],
 )
-def test_advice_on_device_numbers_to_a_job_that_got_other_ones(
+def test_job_with_remapped_device_numbers_gets_advice(
     rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
 ) -> None:
     note(rig.store, replace(Started(), cuda_ids=default))  # type: ignore[arg-type]
@@ -97,7 +95,7 @@ def test_advice_on_device_numbers_to_a_job_that_got_other_ones(
     assert (f"it was given --cuda {gpu}" in reason) is advised
 
 
-def test_what_the_newest_scheduler_was_started_with(tmp_path: Path) -> None:
+def test_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
     store = Store(Home.of(str(tmp_path / "state.json")), create=True)
     assert started_with(store) == Started()
     note(store, Started(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh"))
@@ -108,7 +106,7 @@ def test_what_the_newest_scheduler_was_started_with(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_end_of_a_log(tmp_path: Path) -> None:
+def test_reads_the_end_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first line\nsecond\xff\nthird")
     assert tail_of(str(log)) == "first line\nsecond\ufffd\nthird"
@@ -128,16 +126,14 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
 
 
 def on_gpu_1(rig: Rig, pid: int) -> None:
-    """A sample in which the process is on GPU 1, and on GPU 2, which is not managed."""
+    """Takes a sample with the process on GPU 1, and on GPU 2, which is not managed."""
     samples = tuple(
         GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, (GpuProcess(pid, 9),) if i else ()) for i in range(3)
     )
     rig.watch.take(Snapshot(rig.clock.now().boot, samples))
 
 
-def test_a_process_on_a_gpu_that_was_not_given_is_told_once(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.loop.recorder.note_gpus((), ["U0", "U1"], rig.clock.now())
     rig.loop.told = Telling(rig.store, rig.clock, rig.loop.settings, None).told
     job = rig.add("echo $$ > pid; sleep 60")
@@ -160,7 +156,7 @@ def test_a_process_on_a_gpu_that_was_not_given_is_told_once(
     assert again.ends(job)["outcome"] == "cancelled"
 
 
-def test_gpus_on_the_record_as_they_were_sampled(rig: Rig) -> None:
+def test_samples_of_the_gpus_are_stored(rig: Rig) -> None:
     processes = (GpuProcess(7, None), GpuProcess(8, 12, graphics_only=True))
     for load in (10.0, None, 30.0, 40.0, 50.0, 60.0):
         samples = [GpuSample("U0", 0, "card", 24576, 9, load, processes), GpuSample("U1", 1, "c", 1, 0, load)]
@@ -171,7 +167,7 @@ def test_gpus_on_the_record_as_they_were_sampled(rig: Rig) -> None:
     assert json.loads(first["loads"]) == [None, 30.0, 40.0, 50.0, 60.0]
 
 
-def test_an_oom_while_the_gpus_cannot_be_read_asks_for_no_more_than_they_have(rig: Rig) -> None:
+def test_oom_while_the_gpus_are_unreadable_requests_at_most_their_memory(rig: Rig) -> None:
     go = rig.folder / "go"
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     job = rig.add(f"until [ -e {go} ]; do sleep 0.02; done; echo {text}; exit 1", vram=20_000, oom_retries=1)
@@ -184,7 +180,7 @@ def test_an_oom_while_the_gpus_cannot_be_read_asks_for_no_more_than_they_have(ri
     assert len(rig.store.attempts(job)) == 2
 
 
-def test_the_retries_of_a_line_count_more_than_those_of_the_scheduler(rig: Rig) -> None:
+def test_retries_of_a_line_override_those_of_the_scheduler(rig: Rig) -> None:
     again, never = rig.add("exit 3", fail_retries=1), rig.add("exit 3", fail_retries=0)
     rig.loop.settings = replace(rig.loop.settings, fail_retries=9)
     rig.until(lambda: rig.job(again)["fail_used"] == 1, "the end of the first attempt")

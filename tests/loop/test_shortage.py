@@ -1,4 +1,4 @@
-"""A shortage of processes, memory or open files is never taken for the failure of a job, a line or a GPU."""
+"""Tests that a shortage of processes, memory or open files is no failure of a job, a line or a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 
 class Refusing(DirectExecutor):
-    """Launches nothing while `number` is set. tried: how often it was asked to."""
+    """An executor that launches nothing while `number` is set. tried: the number of launches."""
 
     def __init__(self, number: int | None) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Refusing(DirectExecutor):
         self.tried = 0
 
     def launch(self, folder: Path) -> None:
-        """Fails with the errno, or, where that is 0, starts nothing and says nothing, as Screen does."""
+        """Fails with the errno; if it is 0, starts nothing and reports nothing, like Screen."""
         self.tried += 1
         if self.number:
             error = OSError(self.number, os.strerror(self.number))
@@ -75,14 +75,14 @@ def rig_with(tmp_path: Path, executor: DirectExecutor, settings: Settings = SETT
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE])
-def test_a_launch_that_fails_for_a_shortage_counts_as_none(
+def test_launch_that_fails_because_of_a_shortage_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(storagewatch, "BLAME_S", 0.001)
     executor = Refusing(number)
     rig = rig_with(tmp_path, executor)
     job, other = rig.add("exit 7", share=1000), rig.add("exit 0", share=1000)
-    # More launches than an attempt has, and than a job has tries.
+    # More than the launches of an attempt and the attempts of a job.
     rig.until(lambda: executor.tried > 5, "launches")
     [reason] = rig.store.waiting().values()
     assert reason == described(number)
@@ -93,10 +93,10 @@ def test_a_launch_that_fails_for_a_shortage_counts_as_none(
     assert rig.ends(other)["exit_code"] == 0
 
 
-def test_an_attempt_that_nobody_claims_is_not_given_up_while_no_process_can_be_started(
+def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Over before the next look at the storage.
+    # Over before the next check of the storage.
     monkeypatch.setattr(storagewatch, "BLAME_S", 0.0)
     executor = Refusing(0)
     settings = Settings(launch_deadline_s=0.01, assign_retry_wait_s=0.01, grace_s=1.0)
@@ -109,12 +109,12 @@ def test_an_attempt_that_nobody_claims_is_not_given_up_while_no_process_can_be_s
 
     monkeypatch.setattr(storagewatch, "start_error", start_error)
     job = rig.add("exit 7")
-    # Where processes can be started, it is given up: then the executor itself does not work.
+    # If processes can be started, the attempt fails, because the executor itself does not work.
     rig.until(lambda: rig.job(job)["launch_failures"], "a failed launch")
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 
 
-def test_a_command_that_cannot_be_started_for_a_shortage_runs_later(
+def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storagewatch, "BLAME_S", 0.01)
@@ -138,7 +138,7 @@ def test_a_command_that_cannot_be_started_for_a_shortage_runs_later(
     assert (row["exit_code"], row["outcome"], row["launch_failures"]) == (7, "failed", 0)
 
 
-def test_a_look_that_a_shortage_prevents_finds_nothing_out(
+def test_observation_prevented_by_a_shortage_concludes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -188,7 +188,7 @@ def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
     assert [row["number"] for row in rig.store.malformed()] == [3]
 
 
-def test_the_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, console = Rig(tmp_path), Console()
 
     def no_thread(self: threading.Thread) -> None:
@@ -211,7 +211,7 @@ def test_the_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.
         Console()
 
 
-def test_the_console_stops_following_for_a_shortage_and_follows_again(
+def test_console_stops_following_during_a_shortage_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, console = Rig(tmp_path), Console()
@@ -233,9 +233,7 @@ def test_the_console_stops_following_for_a_shortage_and_follows_again(
     ]
 
 
-def test_a_runner_is_followed_again_once_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runner_is_followed_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wakeups = Wakeups()
     with monkeypatch.context() as short:
         short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
@@ -250,7 +248,7 @@ def test_a_runner_is_followed_again_once_there_is_room(
     wakeups.close()
 
 
-def test_a_helper_that_cannot_be_started_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_that_cannot_start_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     real, left = fcntl.fcntl, 0
 
@@ -270,13 +268,15 @@ def test_a_helper_that_cannot_be_started_leaks_no_descriptor(monkeypatch: pytest
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_probe_that_ended_is_not_gone_while_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_probe_is_not_reported_as_ended_while_proc_is_unreadable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with monkeypatch.context() as short:
         short.setattr(os, "listdir", refuse(errno.EMFILE))
         assert child._group_lives(os.getpgrp())
 
 
-def test_a_turn_that_fails_for_a_shortage_is_tried_again_and_told_once(
+def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[BaseException] = [
@@ -303,7 +303,7 @@ def test_a_turn_that_fails_for_a_shortage_is_tried_again_and_told_once(
         assert caplog.text.count(told) == 1
 
 
-def test_the_limit_that_is_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/self/cgroup": "8:pids:/box\n0::/\n", "/proc/loadavg": "0.1 0.1 0.1 1/90 7"}
     monkeypatch.setattr(shortages, "_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -333,7 +333,7 @@ def test_the_limit_that_is_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         (65536, 1048576, "sudo prlimit --pid {} --nofile=131072"),
     ],
 )
-def test_the_remedy_for_too_few_open_files_is_one_that_the_user_may_carry_out(
+def test_remedy_for_too_few_open_files_fits_the_rights_of_the_user(
     soft: int, hard: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))

@@ -1,4 +1,4 @@
-"""Outputs of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, and what the probe is to make of each.
+"""Outputs of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, with the expected samples.
 
 The wording is that of drivers 325 to 610 as users have reported it; UUIDs are shortened.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: index, UUID, total MiB, used MiB, load %, and how the fault begins (None = there is none)
+#: index, UUID, total MiB, used MiB, load %, and the start of the fault (None = no fault)
 Seen = tuple[int, str, int | None, int | None, float | None, str | None]
 
 A = "0, GPU-a, 0, 24576, 11, 24565, 550.54.14, NVIDIA GeForce RTX 3090, [N/A], Disabled, Disabled, 31"
@@ -30,9 +30,9 @@ ERRORS = ", ".join(["[Unknown Error]"] * 12)
 
 @dataclass(frozen=True)
 class Case:
-    """What is printed, and what comes of it: GPUs, or an error with a remedy.
+    """An output with its expected result: GPUs, or an error with a remedy.
 
-    alone: what `-i 0`, `-i 1` … print, where that is not the line of `out`.
+    alone: outputs of `-i 0`, `-i 1` …, where these differ from the lines of `out`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Case:
 
 
 def _row(index: int, uuid: str, values: str, mig: str = "") -> str:
-    """A line with load, total, used and free given."""
+    """Returns a line with these values for load, total, used and free."""
     row = f"{index}, {uuid}, {values}, 535.86.10, NVIDIA A100-SXM4-80GB, 1652922, Disabled, Disabled, 33"
     return f"{row}, {mig}" if mig else row
 

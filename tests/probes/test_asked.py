@@ -1,4 +1,4 @@
-"""The probe in a process of its own: it answers, hangs, dies, and never outlives or blocks who asks."""
+"""Tests of the probe process: it answers, hangs, dies, and never survives or blocks its client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answer(probe: AskedProbe, timeout_s: float = 10.0) -> Snapshot | ProbeFailur
         assert time.monotonic() < end, "no answer"
 
 
-def test_probe_of_a_scheduler_that_a_job_restarted_is_no_process_of_the_job(
+def test_probe_of_a_scheduler_restarted_by_a_job_does_not_belong_to_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     token = secrets.token_hex(16)
@@ -66,7 +66,7 @@ def hung_pid(machine: Machine) -> int:
     return int((machine.folder / "hanging").read_text())
 
 
-def test_one_question_one_answer(tmp_path: Path) -> None:
+def test_each_query_has_one_answer(tmp_path: Path) -> None:
     with AskedProbe("simulated", "2", str(tmp_path)) as probe:
         assert (probe.read(), probe.asked_at, probe.deadline) == (None, None, None)
         before = boot_time()
@@ -82,7 +82,7 @@ def test_one_question_one_answer(tmp_path: Path) -> None:
         assert select.select([probe], [], [], 0.1) == ([], [], [])
 
 
-def test_the_process_and_the_descriptor_stay(tmp_path: Path) -> None:
+def test_process_and_descriptor_are_reused(tmp_path: Path) -> None:
     with AskedProbe("simulated", "2", str(tmp_path)) as probe:
         fd = probe.fileno()
         probe.ask()
@@ -93,7 +93,7 @@ def test_the_process_and_the_descriptor_stay(tmp_path: Path) -> None:
         assert (probe.pid, probe.fileno()) == (pid, fd)
 
 
-def test_a_query_that_hangs_is_given_up_killed_and_asked_anew(hanging: Machine) -> None:
+def test_hanging_query_is_killed_and_repeated(hanging: Machine) -> None:
     with AskedProbe("gputil", deadline_s=5.0) as probe:
         fd = probe.fileno()
         probe.ask(now=100.0)
@@ -114,10 +114,8 @@ def test_a_query_that_hangs_is_given_up_killed_and_asked_anew(hanging: Machine) 
         assert (probe.fileno(), probe.pid != first) == (fd, True)
 
 
-def test_no_more_than_three_queries_linger_that_cannot_be_killed(
-    hanging: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As in the kernel's hands: the probe's process goes, the program that it waits for does not.
+def test_at_most_three_unkillable_queries_linger(hanging: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if blocked in the kernel: the probe process ends, the program that it waits for does not.
     monkeypatch.setattr("gpu_scheduler.probes.child._KILL", signal.SIGTERM)
     left: set[int] = set()
     with AskedProbe("gputil", deadline_s=5.0) as probe:
@@ -139,9 +137,7 @@ def test_no_more_than_three_queries_linger_that_cannot_be_killed(
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_a_library_that_hangs_is_given_up_like_a_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_library_is_killed_like_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant(Card())
     (machine.folder / "hang").touch()
@@ -154,7 +150,7 @@ def test_a_library_that_hangs_is_given_up_like_a_program(
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_a_query_that_waited_for_the_driver_answers_once_it_goes_on(hanging: Machine) -> None:
+def test_query_is_answered_when_the_driver_responds_again(hanging: Machine) -> None:
     with AskedProbe("gputil") as probe:
         probe.ask()
         hung_pid(hanging)
@@ -163,12 +159,12 @@ def test_a_query_that_waited_for_the_driver_answers_once_it_goes_on(hanging: Mac
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_a_first_sample_that_hangs_ends_in_time(hanging: Machine) -> None:
+def test_hanging_first_sample_times_out(hanging: Machine) -> None:
     with AskedProbe("gputil") as probe, pytest.raises(GpuStateError, match=r"within 0\.3 s\n.*nvidia-smi"):
         probe.first_sample(0.3)
 
 
-def test_a_question_that_nobody_waits_for_any_more_is_answered_all_the_same(hanging: Machine) -> None:
+def test_query_stays_open_after_the_first_sample_timed_out(hanging: Machine) -> None:
     with AskedProbe("gputil") as probe:
         with pytest.raises(UnreadableError, match=r"within 0\.3 s\n.*`sudo nvidia-smi -pm 1`") as caught:
             probe.first_sample(0.3)
@@ -182,7 +178,7 @@ def test_a_question_that_nobody_waits_for_any_more_is_answered_all_the_same(hang
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_a_process_that_dies_is_a_failure_and_the_next_question_works(tmp_path: Path) -> None:
+def test_ended_process_fails_the_query_and_the_next_one_works(tmp_path: Path) -> None:
     with AskedProbe("simulated", "1", str(tmp_path)) as probe:
         probe.ask()
         answer(probe)
@@ -195,7 +191,7 @@ def test_a_process_that_dies_is_a_failure_and_the_next_question_works(tmp_path: 
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_the_last_words_of_a_process_that_cannot_run_are_told() -> None:
+def test_last_error_line_of_a_failed_process_is_reported() -> None:
     with (
         AskedProbe("simulated", "nonsense") as probe,
         pytest.raises(GpuStateError, match="'nonsense' is not a"),
@@ -203,14 +199,16 @@ def test_the_last_words_of_a_process_that_cannot_run_are_told() -> None:
         probe.first_sample()
 
 
-def test_an_interpreter_that_is_missing_is_told() -> None:
+def test_missing_interpreter_is_reported() -> None:
     with AskedProbe("simulated", interpreter="/nowhere/python") as probe:
         with pytest.raises(GpuStateError, match=r"cannot be started: .*/nowhere/python"):
             probe.first_sample()
         assert (probe.asked_at, probe.read()) == (None, None)
 
 
-def test_modules_in_the_users_folder_shadow_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_current_folder_shadow_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("queue", "json", "gpu_scheduler", "argparse"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
     monkeypatch.chdir(tmp_path)
@@ -238,7 +236,7 @@ time.sleep(600)
 """
 
 
-def test_close_warns_of_no_process_that_the_kernel_still_holds(
+def test_close_does_not_warn_about_a_process_blocked_in_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = AskedProbe("simulated", "1", str(tmp_path))
@@ -254,7 +252,7 @@ def test_close_warns_of_no_process_that_the_kernel_still_holds(
 
 
 @pytest.mark.parametrize("hang", [False, True])
-def test_nothing_outlives_an_asker_that_is_killed(hang: bool, hanging: Machine) -> None:
+def test_no_process_survives_a_killed_client(hang: bool, hanging: Machine) -> None:
     if not hang:
         (hanging.folder / "hang").unlink()
     with subprocess.Popen(
@@ -269,7 +267,7 @@ def test_nothing_outlives_an_asker_that_is_killed(hang: bool, hanging: Machine) 
     until(lambda: all(usage.start_ticks(pid) is None for pid in left))
 
 
-def test_an_answer_survives_the_wire() -> None:
+def test_answer_survives_encoding() -> None:
     gpu = GpuSample("GPU-a", 0, "Fake", 24576, None, None, (GpuProcess(7, None, True, 5.5),), "lost: é\n")
     for said in (Snapshot(12.5, (gpu,)), Snapshot(1.0, ()), ProbeFailure("broken", "mend it")):
         line = encode(3, said)
@@ -280,6 +278,6 @@ def test_an_answer_survives_the_wire() -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"{", b"[]", b"3", b'{"number": 1}', b'{"number": 1, "taken_at": 1, "gpus": [{}]}']
 )
-def test_a_line_that_is_no_answer_is_refused(line: bytes) -> None:
+def test_rejects_a_line_that_is_not_an_answer(line: bytes) -> None:
     with pytest.raises(ValueError, match="not an answer"):
         decode(line)

@@ -1,4 +1,4 @@
-"""tools/hardware.py: what counts as agreement, the whole of it on a pretend card, and on real ones."""
+"""Tests of tools/hardware.py: its comparisons, a full run on a fake GPU, and one on real GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CARD = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
         (replace(CARD, used_mib=9000), "9000 MiB in use"),
     ],
 )
-def test_what_counts_as_a_difference(other: GpuSample, said: str | None) -> None:
+def test_reports_differences_between_samples(other: GpuSample, said: str | None) -> None:
     found = differences([CARD], [other])
     assert found == [] if said is None else said in "; ".join(found)
 
@@ -49,7 +49,7 @@ def test_what_counts_as_a_difference(other: GpuSample, said: str | None) -> None
         ((None, 2), (None, 2050), "does not list the process", False),
     ],
 )
-def test_how_far_nvml_and_pytorch_may_be_apart(
+def test_tolerates_small_differences_between_nvml_and_pytorch(
     before: tuple[int | None, int], after: tuple[int | None, int], said: str, wrong: bool
 ) -> None:
     told, faults = grown(before, after)
@@ -73,14 +73,12 @@ DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "min_vram": None}
         ([], "did not complete at its second attempt"),
     ],
 )
-def test_what_is_wanted_of_a_job_that_runs_out_of_memory(
-    ends: list[dict[str, Any]], fault: str | None
-) -> None:
+def test_judges_a_job_that_runs_out_of_memory(ends: list[dict[str, Any]], fault: str | None) -> None:
     found = retried(ends)[1]
     assert found == [] if fault is None else fault in found[0]
 
 
-def test_the_whole_of_it_on_a_pretend_card(
+def test_full_run_on_a_fake_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = Machine("auto", tmp_path / "gpus", monkeypatch)
@@ -92,7 +90,7 @@ def test_the_whole_of_it_on_a_pretend_card(
     assert "NVML and GPUtil agree." in out
     assert "one process: 2549 MiB by NVML, 2049 MiB by PyTorch; grown by 2048 and 2048 MiB" in out
     assert "attempt 1: failed, peaks [" in out
-    # In a container only processes that have the device of a card open are known to be on it.
+    # In a container, only processes with an open device file are known to be on a GPU.
     end = r"OOM retry 1 of 1 with 2\.5 GiB per GPU; attempt 2: completed, peaks \[(2549|None)\] MiB, done"
     assert re.search(end, out)
 
@@ -104,7 +102,7 @@ def _real() -> bool:
         return False
 
 
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_a_missing_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     if _real():
         pytest.skip("this machine has a GPU")
     assert main(1) == GpuStateError.exit_code
@@ -112,7 +110,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.gpu
-def test_on_real_cards_the_two_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nvml_and_pytorch_agree_on_real_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     if not _real():
         pytest.skip("no GPU that NVML can read")
     assert main(3) == 0, capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What NVML can answer besides plain values, over a fake `pynvml`."""
+"""Tests of the NVML probe with unusual answers, over a fake `pynvml`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.pynvml import SAYS
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, TIMEOUT, NO_LIBRARY = 1, 3, 4, 9, 10, 12
 FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_MEMORY, NO_DATA, UNKNOWN = 13, 15, 16, 18, 20, 21, 999
 
-#: An error of one call about one GPU, and the fault that comes of it (None = something is unknown, no more).
+#: An error of one call about one GPU, and the resulting fault (None = only a value is unknown).
 ABOUT_ONE = [
     ("GetHandleByIndex", LOST, "lost"),
     ("GetHandleByIndex", UNKNOWN, "query failed: Unknown Error"),
@@ -36,7 +36,7 @@ ABOUT_ONE = [
     ("GetMigMode", UNKNOWN, "query failed: Unknown Error"),
 ]
 
-#: An error of the library at its opening, at the count or in the middle: what is said, and the remedy.
+#: An error of the library at its opening, at the count or during a sample: the message and the remedy.
 ABOUT_ALL = [
     (NO_LIBRARY, "NVML Shared Library Not Found", "ldconfig -p | grep nvidia-ml"),
     (NOT_LOADED, "Driver Not Loaded", "install the NVIDIA driver"),
@@ -53,7 +53,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine("nvml", tmp_path / "machine", monkeypatch)
 
 
-def test_graphics_only_processes_are_told_apart(machine: Machine) -> None:
+def test_graphics_only_processes_are_marked(machine: Machine) -> None:
     machine.plant(Card(compute=((10, 400), (12, None)), graphics=((10, 400), (11, 90), (13, None))))
     assert machine.probe().sample()[0].processes == (
         GpuProcess(10, 400, load_percent=0.0),
@@ -63,7 +63,7 @@ def test_graphics_only_processes_are_told_apart(machine: Machine) -> None:
     )
 
 
-def test_parts_of_one_process_are_added_up(machine: Machine) -> None:
+def test_entries_of_one_process_are_added_up(machine: Machine) -> None:
     machine.plant(Card(compute=((10, 400), (10, 100), (11, 5), (11, None))))
     (gpu,) = machine.probe().sample()
     assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(10, 500), (11, None)]
@@ -75,22 +75,22 @@ def test_parts_of_one_process_are_added_up(machine: Machine) -> None:
         ((), (0.0, 0.0, 0.0)),
         (((10, 90, 0.5),), (90.0, 0.0, 0.0)),
         (((10, 90, 0.5), (11, 7, 1.9), (12, 30, 0.1)), (90.0, 7.0, 30.0)),
-        # What was measured before the last two seconds says nothing of now.
+        # Measurements older than two seconds do not count.
         (((10, 90, 2.5),), (0.0, 0.0, 0.0)),
-        # The newest of one pid counts, in whatever order they come; equally new ones are added up.
+        # The newest measurement of a pid counts, in any order; those of the same time are added up.
         (((10, 90, 1.0), (10, 20, 0.5)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 90, 1.0)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 30, 0.5)), (50.0, 0.0, 0.0)),
         (((10, 80, 0.5), (10, 70, 0.5)), (100.0, 0.0, 0.0)),
-        # What cannot be true was never measured.
+        # An impossible value was never measured.
         (((10, 4_000_000_000, 0.5), (0, 0, 0.5)), (0.0, 0.0, 0.0)),
-        # A load of no listed process: a number of another pid namespace, or one that has just ended.
+        # The load of an unlisted process: a pid of another namespace, or a process that has just ended.
         (((645400, 13, 0.5),), None),
         (((645400, 13, 0.5), (10, 90, 0.5)), None),
         (((645400, 0, 0.5), (10, 90, 0.5)), (90.0, 0.0, 0.0)),
     ],
 )
-def test_the_load_of_each_process(
+def test_reads_the_load_of_each_process(
     machine: Machine, measured: tuple[tuple[int, int, float], ...], loads: tuple[float, ...] | None
 ) -> None:
     machine.plant(Card(compute=((10, 400), (12, 5)), graphics=((11, 90),), measured=measured))
@@ -103,20 +103,22 @@ def test_the_load_of_each_process(
 @pytest.mark.parametrize(
     "code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA, TIMEOUT, UNKNOWN]
 )
-def test_a_driver_that_does_not_tell_loads_of_processes(machine: Machine, code: int) -> None:
+def test_process_loads_are_unknown_if_the_driver_reports_none(machine: Machine, code: int) -> None:
     machine.plant(Card(load=55.0, compute=((10, 400),), errors={"GetProcessUtilization": code}))
     (gpu,) = machine.probe().sample()
     assert (gpu.processes, gpu.load_percent, gpu.fault) == ((GpuProcess(10, 400),), 55.0, None)
 
 
-def test_a_library_without_the_call_tells_no_loads(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_loads_are_unknown_if_the_library_lacks_the_call(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetProcessUtilization")
     machine.plant(Card(compute=((10, 400),), measured=((10, 90, 0.5),)))
     assert machine.probe().sample()[0].processes == (GpuProcess(10, 400),)
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND])
-def test_what_a_gpu_cannot_tell_is_unknown(machine: Machine, code: int) -> None:
+def test_unsupported_value_is_unknown(machine: Machine, code: int) -> None:
     calls = ["GetMemoryInfo", "GetMemoryInfo_v2", "GetUtilizationRates", "GetComputeRunningProcesses"]
     machine.plant(Card(errors=dict.fromkeys(calls, code)))
     (gpu,) = machine.probe().sample()
@@ -124,12 +126,12 @@ def test_what_a_gpu_cannot_tell_is_unknown(machine: Machine, code: int) -> None:
     assert gpu.fault is None
 
 
-def test_an_old_driver_answers_the_first_version_of_the_memory_call(machine: Machine) -> None:
+def test_old_driver_uses_version_1_of_the_memory_call(machine: Machine) -> None:
     machine.plant(Card(used=321, errors={"GetMemoryInfo_v2": FUNCTION_NOT_FOUND}))
     assert machine.probe().sample()[0].used_mib == 321
 
 
-def test_a_fault_keeps_what_was_known_before_it(machine: Machine) -> None:
+def test_fault_keeps_the_values_read_before_it(machine: Machine) -> None:
     machine.plant(Card(used=5, errors={"GetUtilizationRates": UNKNOWN}), Card("GPU-b", 2, used=6))
     first, second = machine.probe().sample()
     assert (first.used_mib, first.load_percent, first.processes) == (5, None, None)
@@ -138,7 +140,7 @@ def test_a_fault_keeps_what_was_known_before_it(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("call", "code", "fault"), ABOUT_ONE)
-def test_an_error_about_one_gpu_is_its_own(call: str, code: int, fault: str | None, machine: Machine) -> None:
+def test_error_of_one_gpu_affects_no_other(call: str, code: int, fault: str | None, machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, errors={call: code}), Card("GPU-c", 3, used=5))
     gpus = machine.probe().sample()
     assert [(g.index, g.fault) for g in gpus] == [(0, None), (1, fault), (2, None)]
@@ -147,9 +149,7 @@ def test_an_error_about_one_gpu_is_its_own(call: str, code: int, fault: str | No
 
 @pytest.mark.parametrize(("code", "said", "remedy"), ABOUT_ALL)
 @pytest.mark.parametrize("at", ["init", "count"])
-def test_an_error_of_the_library_is_about_all(
-    at: str, code: int, said: str, remedy: str, machine: Machine
-) -> None:
+def test_library_error_fails_the_sample(at: str, code: int, said: str, remedy: str, machine: Machine) -> None:
     machine.plant(Card(), **{at: code})
     with pytest.raises(ProbeError) as caught:
         machine.probe().sample()
@@ -159,13 +159,13 @@ def test_an_error_of_the_library_is_about_all(
 
 @pytest.mark.parametrize("call", ["GetHandleByIndex", "GetUtilizationRates"])
 @pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH, NO_MEMORY])
-def test_a_library_that_fails_in_the_middle_loses_no_gpu(call: str, code: int, machine: Machine) -> None:
+def test_library_error_during_a_sample_loses_no_gpu(call: str, code: int, machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, errors={call: code}))
     with pytest.raises(ProbeError, match=r"^NVML: "):
         machine.probe().sample()
 
 
-def test_a_gpu_that_this_user_may_not_open_does_not_count(machine: Machine) -> None:
+def test_gpu_without_permission_is_not_counted(machine: Machine) -> None:
     denied = {"GetHandleByIndex": NO_PERMISSION}
     machine.plant(Card("GPU-a", 1, errors=denied), Card("GPU-b", 2))
     assert [(g.index, g.uuid) for g in machine.probe().sample()] == [(0, "GPU-b")]
@@ -175,7 +175,7 @@ def test_a_gpu_that_this_user_may_not_open_does_not_count(machine: Machine) -> N
     assert "/dev/nvidia*" in caught.value.remedy
 
 
-def test_a_gpu_without_a_handle_goes_by_its_index(machine: Machine) -> None:
+def test_gpu_without_a_handle_is_identified_by_its_index(machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True))
     probe = machine.probe()
     assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("unknown-1", "lost")]
@@ -183,7 +183,7 @@ def test_a_gpu_without_a_handle_goes_by_its_index(machine: Machine) -> None:
     assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("GPU-b", None)]
 
 
-def test_the_library_is_opened_anew_for_a_gpu_that_came_back(
+def test_library_is_reopened_for_a_gpu_that_came_back(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[None] = []
@@ -202,7 +202,7 @@ def test_the_library_is_opened_anew_for_a_gpu_that_came_back(
     assert len(opened) == 3
 
 
-def test_a_mig_mode_that_comes_with_the_next_reset_is_no_fault(machine: Machine) -> None:
+def test_pending_mig_mode_is_not_a_fault(machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2))
     file = machine.folder / "gpus.json"
     world = json.loads(file.read_text())
@@ -212,7 +212,7 @@ def test_a_mig_mode_that_comes_with_the_next_reset_is_no_fault(machine: Machine)
     assert (first.fault, (second.fault or "")[:11]) == (None, "in MIG mode")
 
 
-def test_a_gpu_in_mig_mode_alone_lets_the_library_be(
+def test_mig_mode_alone_does_not_reopen_the_library(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[None] = []
@@ -225,14 +225,14 @@ def test_a_gpu_in_mig_mode_alone_lets_the_library_be(
     assert len(opened) == 1
 
 
-def test_the_fake_says_what_the_real_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_has_the_messages_of_the_real_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     real = importlib.import_module("pynvml")
     assert {code: str(real.NVMLError(code)) for code in SAYS} == SAYS
 
 
-def test_the_library_is_opened_again_after_it_failed(machine: Machine) -> None:
+def test_library_is_reopened_after_a_failure(machine: Machine) -> None:
     machine.plant(init=9)
     probe = machine.probe()
     with pytest.raises(ProbeError, match="Driver Not Loaded"):

@@ -1,4 +1,4 @@
-"""Simulated GPUs, the files that say what is used, and the pretend job that writes them."""
+"""Tests of simulated GPUs, of the usage files, and of the simulated job that writes them."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from tests.probes.waiting import until
         ("1,1:80G", (24576, 81920)),
     ],
 )
-def test_parse_simulate(text: str, totals: tuple[int, ...]) -> None:
+def test_parses_the_simulate_option(text: str, totals: tuple[int, ...]) -> None:
     assert parse_simulate(text) == totals
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "four", "4:", "4:80", "4:0G", "129", "1,,1", "4:80T", "٤", "1.5"]
 )
-def test_parse_simulate_refuses_with_what_is_accepted(text: str) -> None:
+def test_rejects_an_invalid_simulate_option_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(ValueError, match='such as "4"'):
         parse_simulate(text)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 200)), min_size=1, max_size=8))
-def test_parse_simulate_means_what_is_written(parts: list[tuple[int, int]]) -> None:
+def test_parses_any_valid_simulate_option(parts: list[tuple[int, int]]) -> None:
     text = ",".join(f"{count}:{size}G" for count, size in parts)
     assert parse_simulate(text) == tuple(size * 1024 for count, size in parts for _ in range(count))
 
 
-def test_each_process_makes_its_load_unless_the_card_does_not_tell(tmp_path: Path) -> None:
+def test_processes_have_loads_unless_they_are_withheld(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 5, "1": 5}, 70)
     plant(tmp_path, os.getppid(), {"0": 5}, 20)
     loads = {os.getpid(): 70.0, os.getppid(): 20.0}
@@ -63,7 +63,7 @@ def test_each_process_makes_its_load_unless_the_card_does_not_tell(tmp_path: Pat
     assert told() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
 
 
-def test_processes_add_up_and_never_exceed_the_card(tmp_path: Path) -> None:
+def test_usage_adds_up_and_never_exceeds_the_gpu(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 20000, "1": 100}, 70)
     plant(tmp_path, os.getppid(), {"0": 20000}, 70)
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
@@ -72,7 +72,7 @@ def test_processes_add_up_and_never_exceed_the_card(tmp_path: Path) -> None:
     assert {process.pid for process in first.processes or ()} == {os.getpid(), os.getppid()}
 
 
-def test_files_of_the_dead_are_ignored_and_removed(tmp_path: Path) -> None:
+def test_usage_of_dead_processes_is_ignored_and_removed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         mine = plant(tmp_path, child.pid, {"0": 500}, 10)
         other_life = tmp_path / f"{os.getpid()}-1.json"
@@ -82,7 +82,7 @@ def test_files_of_the_dead_are_ignored_and_removed(tmp_path: Path) -> None:
         assert not other_life.exists()
         child.kill()
         until(lambda: usage.start_ticks(child.pid) is None)
-        # A zombie until Popen reaps it: what it held is free all the same.
+        # A zombie until Popen collects it: its memory is free all the same.
         assert probe.sample()[0].used_mib == 0
         assert not mine.exists()
 
@@ -90,13 +90,13 @@ def test_files_of_the_dead_are_ignored_and_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"gpus": 3}', '{"gpus": {"x": 1}}', '{"gpus": {"0": null}}']
 )
-def test_a_file_that_makes_no_sense_counts_for_nothing(tmp_path: Path, text: str) -> None:
+def test_malformed_usage_file_is_ignored(tmp_path: Path, text: str) -> None:
     file = plant(tmp_path, os.getpid(), {}, 0)
     file.write_text(text)
     assert SimulatedProbe([24576], str(tmp_path)).sample()[0].used_mib == 0
 
 
-def test_strangers_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     for name in ("notes.txt", "1-2.json.bak", "x-1.json", ".lock"):
         (tmp_path / name).write_text("{}")
     SimulatedProbe([24576], str(tmp_path)).sample()
@@ -109,12 +109,12 @@ def test_strangers_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_folder_nobody_uses_anything(tmp_path: Path) -> None:
+def test_missing_folder_means_no_usage(tmp_path: Path) -> None:
     assert SimulatedProbe([24576], None).sample()[0].processes == ()
     assert SimulatedProbe([24576], str(tmp_path / "none")).sample()[0].used_mib == 0
 
 
-def test_a_planted_fault(tmp_path: Path) -> None:
+def test_fault_file_sets_the_fault(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text('{"1": "lost"}')
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
     assert (first.fault, second.fault, second.used_mib, second.processes) == (None, "lost", None, None)
@@ -132,7 +132,7 @@ def test_simjob_uses_memory_while_it_runs_and_none_afterwards(tmp_path: Path) ->
     assert list(tmp_path.glob("*-*.json")) == []
 
 
-def test_simjob_killed_outright_holds_nothing(tmp_path: Path) -> None:
+def test_killed_simjob_uses_no_memory(tmp_path: Path) -> None:
     probe = SimulatedProbe([24576], str(tmp_path))
     with start_simjob(tmp_path, "0", "--vram", "8000", "--hold", "30") as job:
         until(lambda: probe.sample()[0].used_mib == 8000)
@@ -141,7 +141,7 @@ def test_simjob_killed_outright_holds_nothing(tmp_path: Path) -> None:
         assert probe.sample()[0].used_mib == 0
 
 
-def test_simjob_runs_out_of_memory_where_the_card_is_full(tmp_path: Path) -> None:
+def test_simjob_runs_out_of_memory_on_a_full_gpu(tmp_path: Path) -> None:
     SimulatedProbe([24576], str(tmp_path)).sample()
     plant(tmp_path, os.getpid(), {"0": 20000}, 0)
     with start_simjob(tmp_path, "0", "--vram", "4000", "--hold", "0") as job:
@@ -160,7 +160,7 @@ def test_simjob_oom_and_exit_code_on_request(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("variable", ["", "-1", "GPU-1234", "0,,1"])
-def test_simjob_refuses_gpus_that_are_none(variable: str) -> None:
+def test_simjob_rejects_invalid_gpu_ids(variable: str) -> None:
     with pytest.raises(SystemExit, match="names no simulated GPU"):
         simjob.visible_gpus(variable)
 

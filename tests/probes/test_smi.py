@@ -1,4 +1,4 @@
-"""Real GPUtil, and the tolerant reader behind it, over what `nvidia-smi` has been seen to print."""
+"""Tests of the real GPUtil and of the tolerant parser behind it, on known outputs of `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def seen(machine: Machine) -> list[Seen]:
 
 
 def begun(found: list[Seen], expected: tuple[Seen, ...]) -> list[Seen]:
-    """What was found, each fault cut to the length of the one that is expected there."""
+    """Returns the samples, each fault cut to the length of the expected one."""
     faults = [None if e[5] is None else len(e[5]) for e in expected]
     cut = [f[5] and f[5][:length] for f, length in zip(found, faults, strict=True)]
     return [(*f[:5], fault) for f, fault in zip(found, cut, strict=True)]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.error], ids=lambda case: case.name)
-def test_every_gpu_is_told_by_its_own_line(case: Case, machine: Machine) -> None:
+def test_each_gpu_is_read_from_its_own_line(case: Case, machine: Machine) -> None:
     plant(machine, case)
     found = seen(machine)
     assert [gpu[1] for gpu in found] == [gpu[1] for gpu in case.seen]
@@ -52,7 +52,7 @@ def test_every_gpu_is_told_by_its_own_line(case: Case, machine: Machine) -> None
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.error], ids=lambda case: case.name)
-def test_an_answer_without_gpus_tells_what_was_said_and_the_remedy(case: Case, machine: Machine) -> None:
+def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: Machine) -> None:
     plant(machine, case)
     with pytest.raises(ProbeError) as caught:
         machine.probe().sample()
@@ -61,7 +61,7 @@ def test_an_answer_without_gpus_tells_what_was_said_and_the_remedy(case: Case, m
     assert str(caught.value).isprintable()
 
 
-def test_gputil_is_asked_once_where_it_can_read_everything(machine: Machine) -> None:
+def test_gputil_runs_once_if_it_reads_everything(machine: Machine) -> None:
     machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, used=5, load=7.0))
     (machine.folder / "calls").touch()
     assert len(machine.probe().sample()) == 2
@@ -69,19 +69,19 @@ def test_gputil_is_asked_once_where_it_can_read_everything(machine: Machine) -> 
     assert "mig.mode" not in call
 
 
-def test_a_driver_that_knows_no_mig_is_asked_without_it(machine: Machine) -> None:
+def test_driver_without_mig_is_queried_without_that_field(machine: Machine) -> None:
     (machine.folder / "old").touch()
     (machine.folder / "smi.csv").write_text(f"{A.replace(', 0,', ', [Not Supported],', 1)}\n{B}\n")
     assert [(gpu[1], gpu[4]) for gpu in seen(machine)] == [("GPU-a", None), ("GPU-b", 97.0)]
 
 
-def test_without_gputil_the_tolerant_reader_serves(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tolerant_parser_works_without_gputil(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "GPUtil", None)
     machine.plant(Card("GPU-a", 1, used=5))
     assert [(gpu[1], gpu[3]) for gpu in seen(machine)] == [("GPU-a", 5)]
 
 
-def test_a_program_that_cannot_be_run_is_told(
+def test_program_that_cannot_be_run_is_reported(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = tmp_path / "bin" / "nvidia-smi"
@@ -94,7 +94,7 @@ def test_a_program_that_cannot_be_run_is_told(
 
 
 @given(st.text(max_size=300))
-def test_no_text_is_too_odd(text: str) -> None:
+def test_parses_any_text_without_an_exception(text: str) -> None:
     answer = parse(text)
     assert len({gpu.index for gpu in answer.gpus}) == len(answer.gpus)
     assert answer.complaint.isprintable()
@@ -105,7 +105,7 @@ def test_no_text_is_too_odd(text: str) -> None:
     | st.sampled_from([f"{NO_HANDLE}0000:02:00.0: Unknown Error", "7, GPU-x", "1, GPU-x, x, y, z", "1,,,,,"]),
     st.integers(0, 3),
 )
-def test_an_odd_line_hides_no_other(odd: str, place: int) -> None:
+def test_malformed_line_hides_no_gpu(odd: str, place: int) -> None:
     lines = [A, B, C]
     lines.insert(place, odd)
     found = {gpu.uuid: gpu for gpu in parse("\n".join(lines)).gpus}

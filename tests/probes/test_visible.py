@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES of the scheduler itself."""
+"""Tests of CUDA_VISIBLE_DEVICES in the environment of the scheduler itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ GPUS = tuple(
         ("\u0661", [], "matches no GPU; correct it"),
     ],
 )
-def test_restrict(variable: str | None, kept: list[int], note: str | None) -> None:
+def test_restricts_the_gpus_to_the_visible_ones(
+    variable: str | None, kept: list[int], note: str | None
+) -> None:
     gpus, said = restrict(GPUS, variable)
     assert [gpu.index for gpu in gpus] == kept
     if note is None:

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do, with a deadline."""
+"""Waits for a condition that other processes bring about, with a deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(true: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Returns when `true()` is; fails with its last answer at the deadline."""
+    """Returns once `true()` returns a true value; fails with the last value at the deadline."""
     end = time.monotonic() + timeout_s
     while not (last := true()):
         assert time.monotonic() < end, f"still {last!r} after {timeout_s:g} s: {true}"

@@ -1,4 +1,4 @@
-"""An attempt's folder and its runners, for tests with real processes."""
+"""Attempts with real folders, runners and processes, for tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: float = 60.0) -> T:
-    """The first true answer; fails with the last one when the deadline passes."""
+    """Returns the first true answer; fails with the last one at the deadline."""
     end = time.monotonic() + deadline_s
     while True:
         answer = question()
@@ -39,7 +39,7 @@ def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: flo
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A folder for Screen's sockets, of a short name. At its end no SCREEN is left to make it anew."""
+    """Makes a folder with a short path for Screen's sockets; removes it after the last SCREEN has ended."""
     folder = Path(tempfile.mkdtemp(prefix="scr", dir="/tmp"))
     mark = f"SCREENDIR={folder}".encode()
     yield folder
@@ -59,7 +59,7 @@ def _any_process_with(variable: bytes) -> bool:
 
 
 class Attempt:
-    """One attempt: `script` is bash text that runs after the begin byte."""
+    """An attempt. script: bash text that runs after the begin byte."""
 
     def __init__(self, home: Path, script: str, name: str = "1-abc", **spec: object) -> None:
         self.token = secrets.token_hex(16)
@@ -85,63 +85,63 @@ class Attempt:
         self.command_sh = BEGIN + script
 
     def prepare(self) -> None:
-        """Make the folder."""
+        """Makes the folder."""
         prepare(self.folder, self.spec, self.command_sh)
 
     def launch(self, executor: Executor | None = None) -> Attempt:
-        """Prepare and start a runner."""
+        """Makes the folder and starts a runner."""
         self.prepare()
         (executor or DirectExecutor()).launch(self.folder)
         return self
 
     def seen(self) -> Seen:
-        """One look."""
+        """Reads the status of the folder."""
         return observe(self.folder, self.token)
 
     def result(self, deadline_s: float = 60.0) -> SeenResult:
-        """The result, waited for."""
+        """Waits for the result and returns it."""
         return wait_for(lambda: self.seen().result, f"a result in {self.seen()}", deadline_s)
 
     def until_live(self) -> Seen:
-        """Wait for a live claim."""
+        """Waits for a live claim."""
         return wait_for(lambda: self.seen().claim == "live" and self.seen(), f"a claim: {self.seen()}")
 
     def until_said(self, text: str) -> None:
-        """Wait until the log has this text."""
+        """Waits until the log contains this text."""
         wait_for(lambda: text in self.output(), f"{text!r} in the log")
 
     def output(self) -> str:
-        """The log."""
+        """Returns the log."""
         return self.log.read_bytes().decode("utf-8", "surrogateescape")
 
     def body(self) -> str:
-        """The log without the runner's last line."""
+        """Returns the log without the last line, which the runner writes."""
         return self.output().rpartition("--- ")[0]
 
     def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: Follow = "kill") -> bool:
-        """Ask the runner to end the command."""
+        """Requests the runner to end the command."""
         return request_stop(self.folder, self.token, cause, grace_s, follow)
 
     def pids(self) -> tuple[int, ...]:
-        """Its living processes."""
+        """Returns the pids of its living processes."""
         return processes_of({self.token: self.folder}).get(self.token, ())
 
     def until_gone(self) -> None:
-        """Wait until no process of it is left."""
+        """Waits until none of its processes is left."""
         wait_for(lambda: not self.pids(), f"nothing left, but {self.pids()}")
 
     def clean(self) -> None:
-        """End everything that is left."""
+        """Ends all processes that are left."""
         wait_for(lambda: not sweep_once(self.folder, self.token, signal.SIGKILL), "sweep")
 
 
 def patched(home: Path, patch: str) -> DirectExecutor:
-    """An executor whose runners first run `patch`, Python text that may replace functions of `os`."""
+    """Returns an executor whose runners first run `patch`, Python code that may replace functions of `os`."""
     start = home / f"start_{secrets.token_hex(4)}.py"
     start.write_text(f"import os, sys\n{patch}\n__file__ = {START!r}\nexec(open({START!r}).read())\n")
     return DirectExecutor(sys.executable, str(start))
 
 
 def killed_at(home: Path, function: str) -> DirectExecutor:
-    """An executor whose runners kill themselves instead of calling `function`, e.g. "os.posix_spawn"."""
+    """Returns an executor whose runners kill themselves instead of calling `function`, e.g. "os.unlink"."""
     return patched(home, f"{function} = lambda *a, **k: os.kill(os.getpid(), 9)")

@@ -1,4 +1,4 @@
-"""Attempts that are ended, whatever a test leaves of them."""
+"""Fixtures: attempts whose processes are ended after the test, and a folder for Screen's sockets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A socket folder for Screen of the test's own; its name must be short."""
+    """Makes a socket folder for Screen with the short path that it needs."""
     if shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
     with socket_folder() as folder:

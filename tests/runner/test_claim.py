@@ -1,4 +1,4 @@
-"""One start per attempt, whoever is killed when."""
+"""Tests that each attempt starts at most once, whichever process is killed and when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runner.conftest import Make
 
 
 def reap(executor: DirectExecutor, count: int) -> None:
-    """Wait until so many runners of the executor have been collected."""
+    """Waits until at most `count` runners of the executor are left uncollected."""
 
     def few() -> bool:
         executor.reap()
@@ -33,7 +33,7 @@ def reap(executor: DirectExecutor, count: int) -> None:
     wait_for(few, f"at most {count} runners")
 
 
-def test_three_launches_one_start(make: Make) -> None:
+def test_three_launches_start_the_command_once(make: Make) -> None:
     executor = DirectExecutor()
     for _ in range(4):
         attempt = make("echo start >&2; exit 0")
@@ -48,7 +48,9 @@ def test_three_launches_one_start(make: Make) -> None:
 
 
 @pytest.mark.parametrize("function", ["os.link", "os.fsync", "os.openpty"])
-def test_killed_before_the_claim_it_runs_once(make: Make, tmp_path: Path, function: str) -> None:
+def test_attempt_runs_once_after_a_runner_is_killed_before_its_claim(
+    make: Make, tmp_path: Path, function: str
+) -> None:
     executor = killed_at(tmp_path, function)
     attempt = make("echo start; exit 4", terminal=True).launch(executor)
     reap(executor, 0)
@@ -58,7 +60,7 @@ def test_killed_before_the_claim_it_runs_once(make: Make, tmp_path: Path, functi
     assert attempt.body() == "start\n"
 
 
-def test_killed_after_the_claim_it_never_runs(make: Make, tmp_path: Path) -> None:
+def test_attempt_never_runs_after_its_runner_is_killed_after_the_claim(make: Make, tmp_path: Path) -> None:
     executor = killed_at(tmp_path, "os.posix_spawn")
     attempt = make("echo start").launch(executor)
     reap(executor, 0)
@@ -70,7 +72,7 @@ def test_killed_after_the_claim_it_never_runs(make: Make, tmp_path: Path) -> Non
     assert attempt.output() == ""
 
 
-def test_killed_while_running(make: Make) -> None:
+def test_runner_killed_while_running_is_dead_and_leaves_processes(make: Make) -> None:
     attempt = make("echo up; (trap '' TERM; while :; do sleep 0.05; done)").launch()
     attempt.until_said("up")
     assert kill_runner(attempt.folder, attempt.token) is True
@@ -81,7 +83,7 @@ def test_killed_while_running(make: Make) -> None:
     assert kill_runner(attempt.folder, attempt.token) is False
 
 
-def test_folder_that_goes_away(make: Make, tmp_path: Path) -> None:
+def test_runner_finishes_after_its_folder_is_removed(make: Make, tmp_path: Path) -> None:
     executor = DirectExecutor()
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 1").launch(executor)
     attempt.until_said("up")
@@ -92,7 +94,7 @@ def test_folder_that_goes_away(make: Make, tmp_path: Path) -> None:
     assert not attempt.folder.exists()
 
 
-def test_result_is_tried_again_until_it_lands(make: Make, tmp_path: Path) -> None:
+def test_result_is_written_again_until_it_succeeds(make: Make, tmp_path: Path) -> None:
     patch = f"""
 real = os.rename
 def fails_while_full(*args, **more):
@@ -111,7 +113,7 @@ os.rename = fails_while_full
     assert attempt.result().exit_code == 3
 
 
-def test_killed_before_the_result_lands(make: Make, tmp_path: Path) -> None:
+def test_runner_killed_before_its_result_has_none(make: Make, tmp_path: Path) -> None:
     executor = killed_at(tmp_path, "os.rename")
     attempt = make("exit 0").launch(executor)
     reap(executor, 0)
@@ -120,7 +122,7 @@ def test_killed_before_the_result_lands(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"token": "', "[]"])
-def test_a_claim_that_a_power_cut_cut_short_is_invalid(make: Make, text: str) -> None:
+def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) -> None:
     attempt = make("echo start")
     attempt.prepare()
     (attempt.folder / "claim").write_text(text)
@@ -129,7 +131,7 @@ def test_a_claim_that_a_power_cut_cut_short_is_invalid(make: Make, text: str) ->
     assert seen.damage == f"the file claim is incomplete ({len(text)} bytes)"
 
 
-def test_taking_the_claim(make: Make) -> None:
+def test_voided_claim_keeps_the_attempt_from_running(make: Make) -> None:
     attempt = make("echo start")
     assert take_claim(attempt.folder, attempt.token) is True
     assert take_claim(attempt.folder, attempt.token) is True, "it has it already"
@@ -140,7 +142,7 @@ def test_taking_the_claim(make: Make) -> None:
     assert attempt.output() == ""
 
 
-def test_taking_a_claim_that_is_taken(make: Make) -> None:
+def test_live_claim_cannot_be_voided(make: Make) -> None:
     attempt = make("exec sleep 300").launch()
     attempt.until_live()
     assert take_claim(attempt.folder, attempt.token) is False
@@ -149,14 +151,14 @@ def test_taking_a_claim_that_is_taken(make: Make) -> None:
     attempt.result()
 
 
-def test_another_boot_is_never_launched(make: Make) -> None:
+def test_runner_rejects_a_spec_of_another_boot(make: Make) -> None:
     executor = DirectExecutor()
     attempt = make("echo start", boot_id="00000000-0000-0000-0000-000000000000").launch(executor)
     reap(executor, 0)
     assert attempt.seen().claim == "none"
 
 
-def test_half_made_folder_is_completed(make: Make) -> None:
+def test_prepare_completes_a_partly_made_folder(make: Make) -> None:
     attempt = make("exit 6")
     attempt.folder.mkdir(parents=True)
     executor = DirectExecutor()
@@ -168,7 +170,7 @@ def test_half_made_folder_is_completed(make: Make) -> None:
     assert attempt.result().exit_code == 6
 
 
-def test_files_that_are_not_whole_or_not_ours(tmp_path: Path) -> None:
+def test_incomplete_files_and_files_of_another_token_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text("")
     (tmp_path / "result").write_text('{"token": "x"')
     seen = observe(tmp_path, "t")
@@ -191,7 +193,7 @@ def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
     attempt.result()
 
 
-def test_runner_that_cannot_begin_says_why(make: Make, tmp_path: Path) -> None:
+def test_failed_runner_reports_the_reason(make: Make, tmp_path: Path) -> None:
     patch = "def broken(fd): raise OSError(5, 'Input/output error')\nos.fsync = broken"
     executor = patched(tmp_path, patch)
     attempt = make("echo start").launch(executor)
@@ -199,7 +201,7 @@ def test_runner_that_cannot_begin_says_why(make: Make, tmp_path: Path) -> None:
     assert attempt.seen().strange == ("the runner failed: OSError: [Errno 5] Input/output error",)
 
 
-def test_tokens_and_sweep(make: Make) -> None:
+def test_sweep_ends_only_processes_with_the_token(make: Make) -> None:
     one, two = make("exec sleep 300").launch(), make("exec sleep 300").launch()
     for attempt in (one, two):
         wait_for(lambda a=attempt: len(a.pids()) == 2, "runner and command")  # type: ignore[misc]
@@ -215,7 +217,7 @@ def test_tokens_and_sweep(make: Make) -> None:
     two.result()
 
 
-def test_a_copied_claim_is_not_dead_while_its_runner_lives(make: Make, tmp_path: Path) -> None:
+def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path: Path) -> None:
     attempt = make("echo start; exec sleep 60").launch()
     attempt.until_said("start")
     pid = attempt.until_live().pid
@@ -230,7 +232,7 @@ def test_a_copied_claim_is_not_dead_while_its_runner_lives(make: Make, tmp_path:
     assert not request_stop(copy, attempt.token, "cancelled", 0.0, "kill")
     assert attempt.seen().claim == "live"
     os.kill(pid, signal.SIGKILL)
-    # Its lock is free before it is a zombie: an ending process is never taken for a living one.
+    # Its lock is free before it is a zombie: an exiting process never counts as alive.
     wait_for(lambda: attempt.seen().claim != "live", "a free lock")
     assert attempt.seen().claim == "dead"
     assert observe(copy, attempt.token).claim == "dead"
@@ -245,7 +247,7 @@ def test_a_copied_claim_is_not_dead_while_its_runner_lives(make: Make, tmp_path:
         {"pid": 2**22 + 1},
     ],
 )
-def test_a_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, object]) -> None:
+def test_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, object]) -> None:
     claim: dict[str, object] = {
         "token": "t", "pid": os.getpid(), "start_ticks": start_ticks(), "boot_id": boot_id(),
     }  # fmt: skip
@@ -255,7 +257,7 @@ def test_a_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, ob
     assert observe(tmp_path, "t").claim == "dead"
 
 
-def test_a_zombie_does_not_live(tmp_path: Path) -> None:
+def test_zombie_counts_as_dead(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         signal.pause()

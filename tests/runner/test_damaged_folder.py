@@ -1,4 +1,4 @@
-"""Runners whose files are removed or replaced while they run."""
+"""Tests of runners whose files are removed or replaced while they run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNTIL = "echo up; until [ -e {} ]; do sleep 0.02; done; exit 3"
 
 
 def known_of(attempt: Attempt) -> Runner:
-    """The runner, as the record would know it."""
+    """Returns the runner as the store would record it."""
     runner = attempt.until_live().runner
     assert runner is not None
     return runner
@@ -42,7 +42,7 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [remove, replace_by_folder, overwrite])
-def test_a_runner_that_the_record_knows_is_not_taken_for_dead(
+def test_runner_in_the_store_is_not_dead_without_its_claim(
     make: Make, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     attempt = make(UNTIL.format(tmp_path / "go")).launch()
@@ -55,7 +55,7 @@ def test_a_runner_that_the_record_knows_is_not_taken_for_dead(
     assert attempt.result().exit_code == 3
 
 
-def test_a_known_runner_without_a_claim_is_told_to_end_and_is_killed(make: Make) -> None:
+def test_runner_in_the_store_can_be_stopped_and_killed_without_a_claim(make: Make) -> None:
     attempts = [make("trap '' TERM; echo up; while :; do sleep 0.05; done").launch() for _ in range(2)]
     for attempt in attempts:
         attempt.until_said("up")
@@ -71,7 +71,7 @@ def test_a_known_runner_without_a_claim_is_told_to_end_and_is_killed(make: Make)
             assert look(attempt, known).damage == "the file claim was removed"
 
 
-def test_a_known_runner_of_another_boot_or_start_is_dead(tmp_path: Path) -> None:
+def test_runner_in_the_store_of_another_boot_or_start_is_dead(tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
     for known in (Runner(os.getpid(), 1, "another"), Runner(1, 2**40, "another")):
         assert observe(tmp_path, "t", known).claim == "dead"
@@ -79,7 +79,7 @@ def test_a_known_runner_of_another_boot_or_start_is_dead(tmp_path: Path) -> None
     assert (gone.claim, gone.is_there) == ("none", False)
 
 
-def test_a_sigterm_beside_a_stop_is_a_cancel(make: Make) -> None:
+def test_sigterm_together_with_a_stop_file_is_a_cancel(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
     attempt.until_said("up")
     known = known_of(attempt)
@@ -90,7 +90,7 @@ def test_a_sigterm_beside_a_stop_is_a_cancel(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stop", ["FIFO", "folder", "the token alone", "a number for a text"])
-def test_a_stop_that_cannot_be_used_neither_ends_nor_holds_up_a_runner(make: Make, stop: str) -> None:
+def test_unusable_stop_file_neither_ends_nor_blocks_a_runner(make: Make, stop: str) -> None:
     attempt = make("echo up; exec sleep 300")
     attempt.prepare()
     path = attempt.folder / "stop"
@@ -110,7 +110,7 @@ def test_a_stop_that_cannot_be_used_neither_ends_nor_holds_up_a_runner(make: Mak
     assert attempt.result().cause == "cancelled"
 
 
-def test_a_folder_in_the_place_of_the_result_is_moved_aside(make: Make) -> None:
+def test_folder_named_result_is_moved_aside(make: Make) -> None:
     attempt = make("exit 4")
     attempt.prepare()
     (attempt.folder / "result" / "x").mkdir(parents=True)
@@ -119,14 +119,14 @@ def test_a_folder_in_the_place_of_the_result_is_moved_aside(make: Make) -> None:
     assert (attempt.folder / "result.aside-2" / "x").is_dir()
 
 
-def test_a_wait_that_a_poll_cannot_take_ends_no_runner(make: Make) -> None:
+def test_timeout_too_long_for_poll_does_not_end_the_runner(make: Make) -> None:
     attempt = make("echo up; exec sleep 300", timeout_s=1e10).launch()
     attempt.until_said("up")
     attempt.stop(grace_s=1.0)
     assert attempt.result().cause == "cancelled"
 
 
-def test_a_variable_with_a_zero_byte_is_told_as_the_reason(make: Make) -> None:
+def test_variable_with_a_null_byte_is_reported_as_the_reason(make: Make) -> None:
     attempt = make("echo ran", env={"PATH": os.environ["PATH"], "A": "x\0y"})
     result = attempt.launch().result()
     assert (result.began, result.exit_code) == (False, None)

@@ -1,4 +1,4 @@
-"""Causes, their order, the grace."""
+"""Tests of the causes of termination, their order and their grace periods."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from gpu_scheduler.runner.ending import Ending, describe
 
 
-def test_nothing_is_due_before_a_cause() -> None:
+def test_nothing_is_due_without_a_cause() -> None:
     assert Ending().due(1e9) is None
 
 
-def test_first_cause_asks_for_term_and_kill_follows_and_is_repeated() -> None:
+def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
     ending = Ending()
     assert ending.tell("cancelled", 10, "kill", now=100) is True
     assert ending.tell("cancelled", 10, "kill", now=101) is False
@@ -36,14 +36,14 @@ def test_first_cause_asks_for_term_and_kill_follows_and_is_repeated() -> None:
         ("preempted", "something new", "something new"),
     ],
 )
-def test_order_of_causes(first: str, second: str, cause: str) -> None:
+def test_stronger_cause_wins(first: str, second: str, cause: str) -> None:
     ending = Ending()
     ending.tell(first, 10, "kill", now=0)
     ending.tell(second, 10, "kill", now=1)
     assert ending.cause == cause
 
 
-def test_a_grace_is_only_made_shorter() -> None:
+def test_later_cause_only_shortens_the_grace_period() -> None:
     ending = Ending()
     ending.tell("cancelled", 10, "kill", now=0)
     ending.tell("cancelled", 60, "kill", now=1)
@@ -52,7 +52,7 @@ def test_a_grace_is_only_made_shorter() -> None:
     assert ending.deadline == 3
 
 
-def test_withdrawal() -> None:
+def test_withdrawal_clears_the_cause() -> None:
     ending = Ending()
     ending.tell("preempted", 10, "withdraw", now=0)
     assert ending.due(10) == "withdraw"
@@ -61,7 +61,7 @@ def test_withdrawal() -> None:
     assert ending.tell("preempted", 5, "withdraw", now=100) is True
 
 
-def test_a_forced_preemption_stays_forced() -> None:
+def test_forced_preemption_stays_forced() -> None:
     ending = Ending()
     ending.tell("preempted", 10, "kill", now=0)
     ending.tell("preempted", 10, "withdraw", now=1)
@@ -75,7 +75,7 @@ def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
     assert ending.due(10) == "kill"
 
 
-def test_no_withdrawal_from_the_end_of_the_machine() -> None:
+def test_machine_shutdown_survives_a_withdrawal() -> None:
     ending = Ending()
     ending.tell("preempted", 10, "withdraw", now=0)
     ending.tell("machine", 10, "kill", now=5)
@@ -99,5 +99,5 @@ def test_no_withdrawal_from_the_end_of_the_machine() -> None:
         ((None, False, None, None), "not_started: nothing was started"),
     ],
 )
-def test_words(facts: tuple[str | None, bool, int | None, int | None], words: str) -> None:
+def test_describes_the_outcome(facts: tuple[str | None, bool, int | None, int | None], words: str) -> None:
     assert describe(*facts) == words

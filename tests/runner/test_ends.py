@@ -1,4 +1,4 @@
-"""How a command ends, and what the result says of it."""
+"""Tests of the end of a command and of the result that reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.runner.conftest import Make
     ("script", "code", "number"),
     [("exit 0", 0, None), ("exit 7", 7, None), ("exit 255", 255, None), ("kill -9 $$", None, 9)],
 )
-def test_code_or_signal(make: Make, script: str, code: int | None, number: int | None) -> None:
+def test_result_has_the_exit_code_or_the_signal(
+    make: Make, script: str, code: int | None, number: int | None
+) -> None:
     attempt = make(f"echo out; echo err >&2; {script}").launch()
     result = attempt.result()
     assert (result.cause, result.exit_code, result.signal, result.began) == (None, code, number, True)
@@ -29,7 +31,7 @@ def test_code_or_signal(make: Make, script: str, code: int | None, number: int |
     assert result.started_at <= result.ended_at
 
 
-def test_output_is_byte_exact_between_header_and_trailer(make: Make) -> None:
+def test_log_has_the_exact_output_between_header_and_trailer(make: Make) -> None:
     script = r"printf 'a\tb\r\n\377\0c'; head -c 300000 /dev/zero | tr '\0' x; exit 3"
     attempt = make(script, header="# job 7\n").launch()
     attempt.result()
@@ -38,7 +40,7 @@ def test_output_is_byte_exact_between_header_and_trailer(make: Make) -> None:
     assert tail.startswith(b"\n--- failed: exit code 3, after 0.")
 
 
-def test_launch_failure_tells_its_reason(make: Make) -> None:
+def test_launch_failure_reports_its_reason(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "printf '!no such thing: a, b' >&3; exit 1\n"
     result = attempt.launch().result()
@@ -46,13 +48,13 @@ def test_launch_failure_tells_its_reason(make: Make) -> None:
     assert "--- not_started: exit code 1" in attempt.output()
 
 
-def test_no_begin_byte_is_not_begun(make: Make) -> None:
+def test_command_without_begin_byte_has_not_begun(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "exit 0\n"
     assert not attempt.launch().result().began
 
 
-def test_missing_working_folder(make: Make) -> None:
+def test_missing_working_folder_is_reported(make: Make) -> None:
     result = make("exit 0", cwd="/nowhere").launch().result()
     assert (result.began, result.exit_code, result.signal) == (False, None, None)
     assert result.message == "the command could not be started: /nowhere: No such file or directory"
@@ -69,16 +71,16 @@ def test_missing_working_folder(make: Make) -> None:
         "(trap '' TERM HUP; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2",
     ],
 )
-def test_what_the_command_leaves_is_ended(make: Make, leave: str) -> None:
+def test_processes_left_by_the_command_are_ended(make: Make, leave: str) -> None:
     attempt = make(f"{leave}\necho done; exit 0", term_grace_s=0.4).launch()
     result = attempt.result()
     assert (result.exit_code, result.survivors) == (0, ())
     assert "done" in attempt.output()
-    # What became an orphan before the runner could adopt it is found by its token alone.
+    # A process orphaned before the runner could adopt it is found by its token alone.
     assert attempt.pids() in ((), (attempt.seen().pid,))
 
 
-def test_last_words_of_what_is_left_are_logged(make: Make) -> None:
+def test_last_output_of_leftover_processes_is_logged(make: Make) -> None:
     script = "(trap 'echo saved; exit' TERM; echo up >&2; while :; do sleep 0.05; done) & sleep 0.3; exit 0"
     attempt = make(script).launch()
     attempt.result()
@@ -104,12 +106,12 @@ def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch)
     assert rest.survivors == [8, 9]
 
 
-def test_timeout(make: Make) -> None:
+def test_timeout_ends_the_command(make: Make) -> None:
     result = make("exec sleep 300", timeout_s=0.3).launch().result()
     assert (result.cause, result.signal) == ("timed_out", signal.SIGTERM)
 
 
-def test_log_that_cannot_be_opened_stops_nothing(make: Make, tmp_path: Path) -> None:
+def test_command_runs_even_if_its_log_cannot_be_opened(make: Make, tmp_path: Path) -> None:
     attempt = make("echo hello; exit 0")
     attempt.log.unlink()
     attempt.log.symlink_to(tmp_path / "victim")
@@ -120,7 +122,7 @@ def test_log_that_cannot_be_opened_stops_nothing(make: Make, tmp_path: Path) -> 
     assert not (tmp_path / "victim").exists()
 
 
-def test_umask_and_folder_and_signals_of_the_command(make: Make, tmp_path: Path) -> None:
+def test_command_has_the_umask_folder_and_default_signals(make: Make, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     attempt = make("umask; pwd; grep SigIgn /proc/self/status; touch made", cwd=str(work), umask=0o027)
@@ -152,14 +154,14 @@ def test_no_descriptor_reaches_runner_or_command(make: Make, tmp_path: Path) -> 
 
 
 def open_files(pid: int | None) -> list[str] | None:
-    """What a process has open; None if one was closed meanwhile."""
+    """Returns the open files of a process; None if one was closed meanwhile."""
     try:
         return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
     except FileNotFoundError:
         return None
 
 
-def test_runner_holds_nothing_of_its_starter(make: Make, tmp_path: Path) -> None:
+def test_runner_keeps_no_descriptor_of_its_starter(make: Make, tmp_path: Path) -> None:
     secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
     try:
         os.set_inheritable(secret, True)
@@ -176,12 +178,12 @@ def test_runner_holds_nothing_of_its_starter(make: Make, tmp_path: Path) -> None
 
 
 def cpu_ticks(pid: int) -> int:
-    """Processor time of a process so far, in hundredths of a second."""
+    """Returns the CPU time of a process so far, in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
-def test_command_that_closes_its_output(make: Make, tmp_path: Path) -> None:
+def test_command_that_closes_its_output_costs_no_cpu_time(make: Make, tmp_path: Path) -> None:
     for terminal in (False, True):
         script = (
             f"echo first; exec </dev/null >&- 2>&-; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"

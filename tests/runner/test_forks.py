@@ -1,4 +1,4 @@
-"""Runners that are forked: what they carry, what they do not inherit, and who may die meanwhile."""
+"""Tests of forked runners: their token, their descriptors, and the death of the helper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.stress.harness import scheduler as scheduling
 
 @pytest.fixture
 def inheritable(tmp_path: Path) -> Iterator[Path]:
-    """A file that is open here and would reach every process that is started."""
+    """Opens an inheritable file, which would reach every process that is started."""
     path = tmp_path / "inheritable"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     os.set_inheritable(fd, True)
@@ -37,7 +37,7 @@ def inheritable(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def executor(inheritable: Path) -> Iterator[ForkingExecutor]:
-    """One whose helper is ready."""
+    """Makes an executor whose helper is ready."""
     made = ForkingExecutor()
     wait_for(made.helper, "the helper")
     yield made
@@ -45,7 +45,7 @@ def executor(inheritable: Path) -> Iterator[ForkingExecutor]:
 
 
 def files_of(pid: int) -> dict[int, str]:
-    """What each descriptor of a process is."""
+    """Returns the target of each descriptor of a process."""
     folder = Path(f"/proc/{pid}/fd")
     return {int(fd.name): os.readlink(fd) for fd in folder.iterdir()}
 
@@ -60,7 +60,7 @@ def is_forked(attempt: Attempt, executor: ForkingExecutor) -> bool:
     return parent_of(pid) == executor.helper()
 
 
-def test_the_helper_holds_two_pipes_and_carries_no_token(executor: ForkingExecutor) -> None:
+def test_helper_has_only_two_pipes_and_no_token(executor: ForkingExecutor) -> None:
     pid = executor.helper()
     assert pid is not None
     files = files_of(pid)
@@ -71,7 +71,7 @@ def test_the_helper_holds_two_pipes_and_carries_no_token(executor: ForkingExecut
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 
-def test_a_forked_runner_looks_like_one_that_was_started(
+def test_forked_runner_equals_a_directly_started_one(
     make: Make, executor: ForkingExecutor, inheritable: Path
 ) -> None:
     script = "umask; grep -E 'Sig(Blk|Ign)' /proc/self/status; set -- /proc/$$/fd/*; echo $#; exec sleep 300"
@@ -96,7 +96,7 @@ def test_a_forked_runner_looks_like_one_that_was_started(
         assert attempt.result().cause == "cancelled"
 
 
-def test_each_of_many_carries_its_own_token(make: Make, executor: ForkingExecutor) -> None:
+def test_each_forked_runner_carries_its_own_token(make: Make, executor: ForkingExecutor) -> None:
     attempts = [make("echo up; exec sleep 300").launch(executor) for _ in range(5)]
     for attempt in attempts:
         attempt.until_said("up")
@@ -111,7 +111,7 @@ def test_each_of_many_carries_its_own_token(make: Make, executor: ForkingExecuto
         attempt.result()
 
 
-def test_runners_outlive_the_helper_and_the_next_are_started_without_one(
+def test_runners_survive_the_helper_and_later_ones_start_without_it(
     make: Make, executor: ForkingExecutor, tmp_path: Path
 ) -> None:
     pid = executor.helper()
@@ -126,7 +126,7 @@ def test_runners_outlive_the_helper_and_the_next_are_started_without_one(
     assert before.result().exit_code == 5
 
 
-def test_a_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
     executor = ForkingExecutor()
     old = wait_for(executor.helper, "the helper")
@@ -142,9 +142,7 @@ def test_a_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) 
     executor.close()
 
 
-def test_an_attempt_whose_forked_runner_could_not_begin_is_launched_again_without_the_helper(
-    make: Make, executor: ForkingExecutor
-) -> None:
+def test_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
     helper = wait_for(executor.helper, "the helper")
     hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(helper, resource.RLIMIT_NOFILE, (3, hard))
@@ -155,7 +153,7 @@ def test_an_attempt_whose_forked_runner_could_not_begin_is_launched_again_withou
     assert attempt.result().exit_code == 3
 
 
-def test_a_helper_that_does_not_answer_is_ended_and_its_launch_is_made_without_it(
+def test_unresponsive_helper_is_killed_and_bypassed(
     make: Make, executor: ForkingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_ANSWER_S", 0.1)
@@ -168,7 +166,7 @@ def test_a_helper_that_does_not_answer_is_ended_and_its_launch_is_made_without_i
     assert attempt.body() == "start\n"
 
 
-def test_ended_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
+def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     make: Make, executor: ForkingExecutor
 ) -> None:
     pid = executor.helper()
@@ -191,9 +189,7 @@ def test_ended_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     wait_for(lambda: tree.ticks_of(orphan) is None, "the helper's end")
 
 
-def test_an_orphan_of_the_first_moment_is_ended_even_without_a_token(
-    make: Make, executor: ForkingExecutor, tmp_path: Path
-) -> None:
+def test_early_orphan_without_a_token_is_ended(make: Make, executor: ForkingExecutor, tmp_path: Path) -> None:
     executors: list[Executor] = [executor, DirectExecutor()]
     for number, one in enumerate(executors):
         orphan = tmp_path / f"orphan{number}"
@@ -206,7 +202,7 @@ def test_an_orphan_of_the_first_moment_is_ended_even_without_a_token(
         assert tree.ticks_of(int(orphan.read_text())) is None
 
 
-def test_where_forking_does_not_work_no_second_helper_is_tried(
+def test_no_second_helper_starts_where_forking_fails(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
@@ -229,7 +225,7 @@ def test_where_forking_does_not_work_no_second_helper_is_tried(
     assert (tmp_path / "tried").read_text() == "x"
 
 
-def test_a_fork_that_is_refused_is_made_up_for_at_once(
+def test_refused_fork_falls_back_to_a_direct_start(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_ANSWER_S", 60.0)
@@ -248,9 +244,7 @@ def test_a_fork_that_is_refused_is_made_up_for_at_once(
     executor.close()
 
 
-def test_a_fork_that_is_refused_for_a_shortage_is_a_failed_launch_with_its_errno(
-    make: Make, tmp_path: Path
-) -> None:
+def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, tmp_path: Path) -> None:
     start = tmp_path / "start.py"
     start.write_text(
         "import os, sys\n"
@@ -266,12 +260,12 @@ def test_a_fork_that_is_refused_for_a_shortage_is_a_failed_launch_with_its_errno
         executor.launch(attempt.folder)
     assert isinstance(refused.value.__cause__, OSError)
     assert refused.value.__cause__.errno == errno.EAGAIN
-    # The helper stays, and nothing else was tried.
+    # The helper stays, and no other start was tried.
     assert (executor.helper(), executor._fallback.running) == (pid, 0)
     executor.close()
 
 
-def test_the_helper_of_a_scheduler_holds_neither_its_lock_nor_its_record(tmp_path: Path) -> None:
+def test_helper_holds_neither_the_lock_nor_the_store_of_the_scheduler(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         scheduler = subprocess.Popen(
             scheduling(tmp_path),
@@ -298,7 +292,7 @@ def test_the_helper_of_a_scheduler_holds_neither_its_lock_nor_its_record(tmp_pat
     wait_for(lambda: tree.ticks_of(pid) is None, "the helper's end")
 
 
-def test_a_token_of_another_length_is_no_request(make: Make, executor: ForkingExecutor) -> None:
+def test_token_of_another_length_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
     attempt = make("exec sleep 300", token="f" * 31)
     attempt.token = "f" * 31
     attempt.launch(executor)

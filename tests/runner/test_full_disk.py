@@ -1,4 +1,4 @@
-"""A full disk loses log bytes, never the code: attempts on a file system of 512 KiB that fills up."""
+"""Tests that a full disk loses log bytes but never the exit code, on a file system of 512 KiB."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = "dd if=/dev/zero of={home}/filler bs=4k 2>/dev/null; head -c 100000 /de
 
 
 def filled_before_the_claim(home: Path) -> None:
-    """Launch an attempt while there is no room for its claim, make room, and say what became of it."""
+    """Launches an attempt without space for its claim, frees space, and prints the outcome."""
     attempt = Attempt(home, f"echo >> {home}/ran; exit 9")
     attempt.prepare()
     filler = os.open(home / "filler", os.O_WRONLY | os.O_CREAT)
@@ -39,14 +39,14 @@ def filled_before_the_claim(home: Path) -> None:
 
 
 def inside(home: Path) -> None:
-    """Run one attempt on the full file system, and say what became of it."""
+    """Runs one attempt on the full file system and prints the outcome."""
     attempt = Attempt(home, SCRIPT.format(home=home)).launch()
     result = attempt.result()
     print(json.dumps([result.exit_code, result.cause, attempt.log.stat().st_size]))
 
 
 def filled_before_the_begin(home: Path) -> None:
-    """Run an attempt whose checks fill the disk, and say whether its command could record itself."""
+    """Runs an attempt whose checks fill the disk; prints whether its command could record itself."""
     attempt = Attempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
     attempt.command_sh = f"dd if=/dev/zero of={home}/filler bs=1k 2>/dev/null\n{attempt.command_sh}"
     attempt.launch()
@@ -59,7 +59,7 @@ def filled_before_the_begin(home: Path) -> None:
 
 
 def on_small_disk(what: str) -> list[object]:
-    """The last words of this module run with its folder on a file system of 512 KiB."""
+    """Runs this module with its folder on a file system of 512 KiB; returns the words of its last line."""
     with tempfile.TemporaryDirectory() as home:
         mount = (
             f"mount -t tmpfs -o size=512k tmpfs {home} && exec {sys.executable} -m {__name__} {home} {what}"
@@ -87,7 +87,7 @@ def test_code_survives_a_full_disk() -> None:
 
 
 @can_mount
-def test_a_runner_that_finds_no_room_for_its_claim_waits_for_it() -> None:
+def test_runner_waits_for_disk_space_for_its_claim() -> None:
     assert on_small_disk("filled_before_the_claim") == [9, None, 1]
 
 

@@ -1,4 +1,4 @@
-"""Processes that show no token: found by what their command has recorded, with real processes."""
+"""Tests that real processes without a visible token are found through the recorded command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep
 from tests.runner.attempt import Attempt, wait_for
 from tests.runner.conftest import Make
 
-#: Writes zeros over its environment, as programs do that set a title, and says its pid.
+#: Overwrites its environment with null bytes, as programs that set a title do, and prints its pid.
 TITLE = """\
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -33,7 +33,7 @@ with open("/proc/self/mem", "wb", 0) as memory:
 print("up", os.getpid(), flush=True)
 signal.pause()
 """
-#: Each process forks the next and ends at once; none of them lives long enough to be looked at twice.
+#: A fork chain: each process forks the next and ends at once, too quickly to be scanned twice.
 CHAIN = """\
 import os, signal, sys, time
 end = time.monotonic() + 60
@@ -46,7 +46,7 @@ while time.monotonic() < end:
     if os.fork():
         os._exit(0)
 """
-#: /proc/PID/stat of process 12, which began at 34.
+#: /proc/PID/stat of process 12, which started at 34.
 STAT = "12 (a) b) S " + "7 " * 18 + "34 0 0"
 HIDDEN = {
     "env -i": "trap '' HUP; exec env -i sh -c 'echo up $$; sleep 300; :'",
@@ -62,14 +62,14 @@ def scripts(tmp_path: Path) -> None:
 
 
 def up(attempt: Attempt) -> int:
-    """The pid that the hidden process says."""
+    """Waits for the pid that the hidden process prints, and returns it."""
     attempt.until_said("up")
     said = wait_for(lambda: [line for line in attempt.output().splitlines() if line.startswith("up")], "pid")
     return int(said[0].split()[1])
 
 
 def without_runner(attempt: Attempt) -> None:
-    """Kill its runner."""
+    """Kills the runner."""
     assert kill_runner(attempt.folder, attempt.token)
     wait_for(lambda: attempt.seen().claim == "dead", "the end of the runner")
 
@@ -94,7 +94,7 @@ def test_hidden_process_in_screen_is_found_and_ended(make: Make, sockets: Path) 
     wait_for(lambda: tree.ticks_of(pid) is None, "its end")
 
 
-def test_session_of_a_command_that_has_ended_with_its_runner(make: Make) -> None:
+def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> None:
     attempt = make("env -i sh -c 'echo up $$; exec sleep 300' & wait").launch()
     pid = up(attempt)
     without_runner(attempt)
@@ -105,8 +105,8 @@ def test_session_of_a_command_that_has_ended_with_its_runner(make: Make) -> None
     assert attempt.pids() == (pid,)
 
 
-def test_process_of_another_attempt_in_the_session_is_spared(make: Make) -> None:
-    """As the jobs of a scheduler that a job started."""
+def test_sweep_spares_a_process_of_another_attempt_in_the_session(make: Make) -> None:
+    """The other attempt is like a job of a scheduler that a job has started."""
     other = secrets.token_hex(16)
     attempt = make(
         f"GPU_SCHEDULER_TOKEN={other} sh -c 'env -i sleep 300 & echo up $$; wait' & exec sleep 300"
@@ -150,7 +150,7 @@ def test_command_records_itself_before_it_begins(make: Make) -> None:
         ("", None),
     ],
 )
-def test_record_of_another_attempt_boot_or_container_or_not_whole_is_none(
+def test_rejects_a_recorded_command_that_is_incomplete_or_of_another_attempt_boot_or_container(
     tmp_path: Path, text: str, recorded: tuple[int, int, str | None] | None
 ) -> None:
     text = text.format(token="t", boot=files.boot_id(), init=files.init_ticks())
@@ -159,7 +159,7 @@ def test_record_of_another_attempt_boot_or_container_or_not_whole_is_none(
     assert (command and (command.pid, command.ticks, command.autogroup)) == recorded
 
 
-def test_record_that_is_no_file_is_none(tmp_path: Path) -> None:
+def test_rejects_a_recorded_command_that_is_not_a_file(tmp_path: Path) -> None:
     assert recorded_command(tmp_path, "t") is None
     os.mkfifo(tmp_path / "command.pid")
     assert recorded_command(tmp_path, "t") is None
@@ -169,7 +169,7 @@ def test_record_that_is_no_file_is_none(tmp_path: Path) -> None:
     assert recorded_command(tmp_path / "gone", "t") is None
 
 
-def test_without_a_record_the_token_tells(make: Make) -> None:
+def test_token_identifies_processes_without_a_recorded_command(make: Make) -> None:
     attempt = make("echo up $$; exec sleep 300").launch()
     pid = up(attempt)
     (attempt.folder / "command.pid").unlink()
@@ -180,7 +180,7 @@ def test_without_a_record_the_token_tells(make: Make) -> None:
 @pytest.mark.parametrize("executor", ["direct", "screen"])
 @pytest.mark.parametrize("leaves", ["", "setsid"])
 @pytest.mark.usefixtures("scripts")
-def test_fork_chain_does_not_outlive_its_job(
+def test_fork_chain_does_not_survive_its_job(
     make: Make, request: pytest.FixtureRequest, executor: str, leaves: str
 ) -> None:
     one: Executor = DirectExecutor()
@@ -200,7 +200,7 @@ def test_fork_chain_does_not_outlive_its_job(
 
 
 def until_over(attempt: Attempt) -> None:
-    """Wait until scans that miss nothing find no process of the attempt, five in a row."""
+    """Waits until five scans in a row miss nothing and find no process of the attempt."""
 
     def over() -> bool:
         return not any(processes_of({attempt.token: attempt.folder}, [attempt.token]) for _ in range(5))

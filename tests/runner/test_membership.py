@@ -1,4 +1,4 @@
-"""Which processes belong to an attempt: the rule, on tables of processes."""
+"""Tests the rule that decides which processes belong to an attempt, on tables of processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from gpu_scheduler.runner.membership import Command, Membership, Process, below
 
 A, B = "a" * 32, "b" * 32
-#: The command of attempt A, and the scheduler that asks.
+#: The command of attempt A, and the asking scheduler.
 COMMAND, ASKER = Command(100, 500, "/autogroup-7"), 50
 
 
@@ -28,7 +28,7 @@ def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -
     return p(100, parent=90, start=start, ended=ended, token=token)
 
 
-#: Process 1, the asker and a shell of the user, which are in every table.
+#: Process 1, the asker and a shell of the user, which every table contains.
 ALWAYS = (p(1, 0, 1, start=1), p(ASKER, 1, ASKER, start=300), p(60, 1, 60, start=300))
 
 
@@ -57,7 +57,7 @@ def members(*processes: Process, attempts: dict[str, Command | None] | None = No
         pytest.param([p(200, ended=True)], [], id="a zombie"),
     ],
 )  # fmt: skip
-def test_members(processes: list[Process], found: list[int]) -> None:
+def test_finds_the_members_of_an_attempt(processes: list[Process], found: list[int]) -> None:
     assert members(*processes) == ({A: found} if found else {})
 
 
@@ -75,41 +75,41 @@ def test_members(processes: list[Process], found: list[int]) -> None:
         pytest.param([p(200, 100, 200, start=400), leader()], id="its parent began later"),
     ],
 )
-def test_strangers(processes: list[Process]) -> None:
+def test_excludes_foreign_processes(processes: list[Process]) -> None:
     assert 200 not in members(*processes).get(A, [])
     assert 100 not in members(*processes).get(A, []) or processes[-1].start == 500
 
 
 @pytest.mark.parametrize("autogroup", [None, "/autogroup-7"])
-def test_without_autogroups_the_session_number_decides(autogroup: str | None) -> None:
+def test_session_id_decides_without_autogroups(autogroup: str | None) -> None:
     assert members(p(200, autogroup=autogroup)) == {A: [200]}
     assert members(p(200), attempts={A: Command(100, 500, None)}) == {A: [200]}
 
 
-def test_without_a_recorded_command_the_token_decides() -> None:
+def test_token_decides_without_a_recorded_command() -> None:
     assert members(leader(), p(200, 100), attempts={A: None}) == {}
     assert members(leader(token=A), p(200, 100, 200), attempts={A: None}) == {A: [100, 200]}
 
 
-def test_a_token_of_its_own_wins() -> None:
-    """A job that started a scheduler, whose job 300 hides in its own session."""
+def test_own_token_of_a_process_wins() -> None:
+    """Job A started a scheduler, whose job is process 300 in its own session."""
     nested = [leader(), p(200, 100, 200, token=B), p(300, 200, 300), p(301, 300, 300)]
     assert members(*nested) == {A: [100]}
     both: dict[str, Command | None] = {A: COMMAND, B: Command(300, 600)}
     assert members(*nested, attempts=both) == {A: [100], B: [200, 300, 301]}
 
 
-def test_a_token_of_a_parent_in_the_session_wins_over_the_session() -> None:
+def test_token_of_a_parent_in_the_session_wins_over_the_session() -> None:
     assert members(leader(), p(200, 100, token=B), p(201, 200), p(202, 201)) == {A: [100]}
 
 
-def test_the_session_of_another_attempt_is_not_taken_for_the_parents() -> None:
+def test_session_of_another_attempt_outranks_the_parent() -> None:
     both: dict[str, Command | None] = {A: COMMAND, B: Command(300, 600)}
     assert members(leader(), p(300, 100, 300), p(301, 300, 301), attempts=both) == {A: [100], B: [300, 301]}
 
 
 def test_asker_and_its_helpers_belong_to_no_attempt() -> None:
-    """A scheduler that was started in the session of a job, with a helper and a runner."""
+    """The scheduler was started in the session of a job and has a helper and a runner."""
     asker = p(ASKER, 100, 100, token=A)
     helper, runner, command = p(200, ASKER), p(300, ASKER, 300, token=A), p(301, 300, 301)
     assert members(leader(), asker, helper, runner, command) == {A: [100, 300, 301]}
@@ -119,10 +119,10 @@ def test_process_1_belongs_to_no_attempt() -> None:
     assert members(p(1, 0, 100, start=600, token=A), p(200, 1, 200)) == {}
 
 
-def test_a_table_with_a_circle_ends() -> None:
+def test_cycle_of_parents_ends() -> None:
     assert members(p(200, 201, 201), p(201, 200, 200)) == {}
 
 
-def test_below() -> None:
+def test_finds_living_descendants() -> None:
     table = [*ALWAYS, p(200, 60), p(201, 200, ended=True), p(202, 200), p(203, 202, start=700), p(204)]
     assert below(60, table) == {200: 600, 202: 600, 203: 700}

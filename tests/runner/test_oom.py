@@ -1,4 +1,4 @@
-"""What the runner says of the kernel's out-of-memory killer: its counter before the command, and after."""
+"""Tests of the counter of processes that the kernel's OOM killer has killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runner.conftest import Make
         ("nothing here\n", "oom_kill 1\n", None),
     ],
 )
-def test_the_counter(
+def test_counts_kills_since_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, kills: int | None
 ) -> None:
     file = tmp_path / "memory.events"
@@ -35,9 +35,7 @@ def test_the_counter(
     assert counter.kills() == kills
 
 
-def test_a_file_that_does_not_count_kills_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skips_a_file_without_a_kill_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "memory.oom_control", tmp_path / "vmstat"
     monkeypatch.setattr(oom, "_places", lambda: iter([str(first), str(second)]))
     first.write_text("oom_kill_disable 0\nunder_oom 0\n")
@@ -47,7 +45,7 @@ def test_a_file_that_does_not_count_kills_is_passed_over(
     assert counter.kills() == 2
 
 
-def test_a_counter_that_is_nowhere_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_counter_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oom, "_places", lambda: iter(()))
     assert OomCounter().kills() is None
 
@@ -61,15 +59,17 @@ def test_a_counter_that_is_nowhere_is_unknown(monkeypatch: pytest.MonkeyPatch) -
         ("nonsense\n", "/sys/fs/cgroup/memory.events"),
     ],
 )
-def test_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str) -> None:
+def test_prefers_the_counter_of_the_own_cgroup(
+    monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str
+) -> None:
     monkeypatch.setattr(oom, "_text", lambda path: cgroup)
     places = list(oom._places())
     assert places[0] == place
     assert places[-1] == "/proc/vmstat"
 
 
-def test_the_result_says_how_many_were_killed(make: Make, tmp_path: Path) -> None:
-    """With a counter in a file, which the command lets go up as the kernel would."""
+def test_result_has_the_number_of_kills(make: Make, tmp_path: Path) -> None:
+    """The command itself increments a counter file, as the kernel would."""
     counter = tmp_path / "counter"
     counter.write_text("oom_kill 4\n")
     no_cgroup = f"""
@@ -86,7 +86,7 @@ os.open = without_cgroup
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """A memory cgroup of 48 MiB below our own."""
+    """Makes a memory cgroup of 48 MiB below our own."""
     own = next((Path(path).parent for path in oom._places() if os.path.exists(path)), Path("/proc"))
     limit = "memory.max" if (own / "memory.max").exists() else "memory.limit_in_bytes"
     group = own / f"gpu_scheduler_test_{os.getpid()}"
@@ -105,7 +105,9 @@ def small_memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("through_a_shell", [False, True])
-def test_the_kernel_itself(make: Make, tmp_path: Path, small_memory: Path, through_a_shell: bool) -> None:
+def test_counts_real_kills_of_the_kernel(
+    make: Make, tmp_path: Path, small_memory: Path, through_a_shell: bool
+) -> None:
     join = f"open({str(small_memory / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
     eat = "python3 -S -c 'x = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1'"
     hungry = make(f"{eat}; exit $?" if through_a_shell else f"exec {eat}").launch(patched(tmp_path, join))

@@ -1,4 +1,4 @@
-"""The files of an attempt, whatever is in their place: each look ends in a value."""
+"""Tests that reading the files of an attempt returns a value, whatever is in their place."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_cannot_be_used_is_reported_and_read_as_nothing(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_unusable_file_is_reported_and_counts_as_absent(tmp_path: Path, name: str, kind: str) -> None:
     KINDS[kind](tmp_path / name)
     seen = observe(tmp_path, "t")
     assert (seen.stop, seen.withdrawn, seen.result, seen.pid) == (None, False, None, None)
@@ -80,13 +78,13 @@ def test_a_file_that_cannot_be_used_is_reported_and_read_as_nothing(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text(json.dumps(CLAIM))
     (tmp_path / "claim").chmod(0)
     assert observe(tmp_path, "t").damage == "the file claim is not readable"
 
 
-def test_whole_files_are_read(tmp_path: Path) -> None:
+def test_reads_complete_files(tmp_path: Path) -> None:
     for name, value in {"claim": CLAIM, "stop": STOP, "result": RESULT}.items():
         (tmp_path / name).write_text(f" {json.dumps(value)}  \n")
     seen = observe(tmp_path, "t")
@@ -98,7 +96,7 @@ def test_whole_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", PARSERS)
-def test_each_field_must_be_there_and_have_a_value_that_it_can_have(file: str) -> None:
+def test_rejects_missing_fields_and_invalid_values(file: str) -> None:
     parse, good = PARSERS[file]
     assert not isinstance(parse(good, "t"), Problem)
     for field in good.keys() - {"lost_bytes"}:
@@ -115,7 +113,7 @@ def test_each_field_must_be_there_and_have_a_value_that_it_can_have(file: str) -
         {"start_ticks": None}, {"start_ticks": False}, {"boot_id": 1}, {"session": 1},
     ],
 )  # fmt: skip
-def test_a_claim_names_a_process(change: dict[str, object]) -> None:
+def test_rejects_a_claim_without_a_valid_process(change: dict[str, object]) -> None:
     assert isinstance(claim_of({**CLAIM, **change}, "t"), Problem)
 
 
@@ -133,17 +131,17 @@ def test_a_claim_names_a_process(change: dict[str, object]) -> None:
         {"ended_at": None},
     ],
 )
-def test_a_result_tells_one_end(change: dict[str, object]) -> None:
+def test_rejects_a_result_without_exactly_one_end(change: dict[str, object]) -> None:
     assert isinstance(result_of({**RESULT, **change}, "t"), Problem)
 
 
-def test_a_message_that_is_no_utf_8_fits_the_record() -> None:
+def test_message_is_converted_to_valid_utf_8() -> None:
     found = result_of({**RESULT, "message": "x\ud800"}, "t")
     assert not isinstance(found, Problem)
     assert found.message == "x?"
 
 
-def test_a_spec_that_cannot_be_used_is_no_reason_to_launch(tmp_path: Path) -> None:
+def test_unusable_spec_is_not_launched(tmp_path: Path) -> None:
     (tmp_path / "command.sh").touch()
     spec = tmp_path / "spec.json"
     assert not is_usable(tmp_path, "t")
@@ -161,7 +159,7 @@ def test_a_spec_that_cannot_be_used_is_no_reason_to_launch(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_gets_through_whatever_stands_in_its_place(tmp_path: Path, kind: str) -> None:
+def test_stop_request_replaces_any_file_in_its_place(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "stop")
     request_stop(tmp_path, "t", "cancelled", 2.0, "kill")
     seen: Seen = observe(tmp_path, "t")

@@ -1,4 +1,4 @@
-"""A runner that lacks processes or open files: it waits before its claim, and tells of it afterwards."""
+"""Tests of a runner that lacks processes or open files: it waits before its claim and reports it after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
-#: Text for `patched`: a function of `os` that fails on the calls with these numbers, counted from 0.
+#: Code for `patched`: makes a function of `os` fail on the calls with these numbers, counted from 0.
 FAILING = """
 def failing(name, number, calls):
     real, made = getattr(os, name), []
@@ -29,21 +29,21 @@ def failing(name, number, calls):
 NO_FORK = "Resource temporarily unavailable"
 
 
-def test_a_command_that_cannot_be_spawned_for_a_shortage_tells_its_errno(make: Make, tmp_path: Path) -> None:
+def test_command_not_spawned_because_of_a_shortage_reports_the_errno(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(99))")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EAGAIN)
     assert result.message == f"the command could not be started: bash: {NO_FORK}"
 
 
-def test_the_pipe_of_a_claimed_command_may_fail_for_a_shortage(make: Make, tmp_path: Path) -> None:
-    # Pipes: signals, output, and the third the words of command.sh.
+def test_shortage_at_the_pipe_of_a_claimed_command_is_reported(make: Make, tmp_path: Path) -> None:
+    # The pipes are for signals, output and, as the third, the report of command.sh.
     executor = patched(tmp_path, FAILING + "failing('pipe', 24, [2])")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EMFILE)
 
 
-def test_a_shell_that_cannot_fork_fails_for_the_shortage(make: Make, tmp_path: Path) -> None:
+def test_shell_that_cannot_fork_reports_the_shortage(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(1, 99))")
     attempt = make("")
     attempt.command_sh = "printf '!no environment' >&3; exit 1"
@@ -52,7 +52,7 @@ def test_a_shell_that_cannot_fork_fails_for_the_shortage(make: Make, tmp_path: P
     assert result.message == f"no process could be started: {NO_FORK} (no environment)"
 
 
-def test_what_fails_without_a_shortage_tells_of_none(make: Make) -> None:
+def test_failure_without_a_shortage_reports_none(make: Make) -> None:
     attempt = make("exit 1")
     began = attempt.launch().result()
     assert (began.began, began.shortage) == (True, None)
@@ -62,13 +62,13 @@ def test_what_fails_without_a_shortage_tells_of_none(make: Make) -> None:
     assert (failed.began, failed.shortage, failed.message) == (False, None, "no environment")
 
 
-def test_a_runner_waits_for_open_files_before_its_claim(make: Make, tmp_path: Path) -> None:
+def test_runner_waits_for_file_descriptors_before_its_claim(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, FAILING + "failing('pipe', 24, [0, 2, 4])")
     result = make("exit 5").launch(executor).result()
     assert (result.exit_code, result.shortage) == (5, None)
 
 
-def test_leftovers_that_cannot_be_looked_for_cost_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_scan_for_leftovers_does_not_lose_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(tokens: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -80,7 +80,7 @@ def test_leftovers_that_cannot_be_looked_for_cost_no_result(monkeypatch: pytest.
     assert leftovers.survivors == []
 
 
-def test_a_scan_that_cannot_be_made_does_not_find_that_nobody_is_there(
+def test_failed_scan_raises_instead_of_finding_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(pid: int, name: str) -> bytes:
@@ -92,7 +92,7 @@ def test_a_scan_that_cannot_be_made_does_not_find_that_nobody_is_there(
             look()
 
 
-def test_processes_are_tried_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_error_starts_all_processes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned: list[int] = []
 
     def spawn(program: str, argv: list[str], env: dict[str, str], **more: object) -> int:

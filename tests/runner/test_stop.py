@@ -1,4 +1,4 @@
-"""`stop` at every moment: before the claim, after it, during the run, after its end, and the machine's."""
+"""Tests of a stop request before and after the claim, during the run, after the end and at a shutdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.runner.conftest import Make
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.05; done"
 SAVING = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 
-#: Text of a patch that writes a stop before the real function is called.
+#: A patch that writes `stop` before it calls the real function.
 WRITES_STOP = """
 real = {function}
 def first(*args, **more):
@@ -33,13 +33,13 @@ def first(*args, **more):
 
 
 def command_of(attempt: Attempt) -> int:
-    """The pid of the command, once it has said "up"."""
+    """Returns the pid of the command once it has printed "up"."""
     attempt.until_said("up")
     runner = attempt.seen().pid
     return min(pid for pid in attempt.pids() if pid != runner and os.getpgid(pid) == pid)
 
 
-def test_before_the_claim_nothing_is_started(make: Make) -> None:
+def test_stop_before_the_claim_starts_nothing(make: Make) -> None:
     attempt = make("echo ran")
     attempt.prepare()
     assert attempt.stop() is False
@@ -52,14 +52,16 @@ def test_before_the_claim_nothing_is_started(make: Make) -> None:
     ("function", "when", "started"),
     [("os.unlink", "args[0].startswith('.claim')", False), ("os.posix_spawn", "True", True)],
 )
-def test_after_the_claim(make: Make, tmp_path: Path, function: str, when: str, started: bool) -> None:
+def test_stop_right_after_the_claim(
+    make: Make, tmp_path: Path, function: str, when: str, started: bool
+) -> None:
     attempt = make("exec sleep 300")
     result = attempt.launch(patched(tmp_path, WRITES_STOP.format(function=function, when=when))).result()
     assert result.cause == "cancelled"
     assert (result.signal is not None) is started
 
 
-def test_while_running(make: Make) -> None:
+def test_stop_ends_a_running_command(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
     attempt.until_said("up")
     assert attempt.stop() is True
@@ -68,7 +70,7 @@ def test_while_running(make: Make) -> None:
     assert "--- cancelled: signal 15" in attempt.output()
 
 
-def test_term_ignored_is_killed_after_the_grace(make: Make) -> None:
+def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Make) -> None:
     attempt = make(STUBBORN).launch()
     attempt.until_said("up")
     start = time.monotonic()
@@ -77,14 +79,14 @@ def test_term_ignored_is_killed_after_the_grace(make: Make) -> None:
     assert time.monotonic() - start >= 0.5
 
 
-def test_a_stopped_command_is_ended_too(make: Make) -> None:
+def test_suspended_command_is_ended_too(make: Make) -> None:
     attempt = make("echo up; kill -STOP $$; exit 1").launch()
     attempt.until_said("up")
     attempt.stop()
     assert attempt.result().signal == signal.SIGTERM
 
 
-def test_shorter_grace_given_later(make: Make) -> None:
+def test_later_request_shortens_the_grace_period(make: Make) -> None:
     attempt = make(STUBBORN).launch()
     attempt.until_said("up")
     attempt.stop(grace_s=60)
@@ -92,7 +94,7 @@ def test_shorter_grace_given_later(make: Make) -> None:
     assert attempt.result(5).signal == signal.SIGKILL
 
 
-def test_withdraw_leaves_it_running(make: Make, tmp_path: Path) -> None:
+def test_withdrawn_request_leaves_the_command_running(make: Make, tmp_path: Path) -> None:
     attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
     attempt.until_said("up")
     assert attempt.stop("preempted", 0.2, "withdraw") is True
@@ -104,7 +106,7 @@ def test_withdraw_leaves_it_running(make: Make, tmp_path: Path) -> None:
     assert (result.cause, result.exit_code) == (None, 5)
 
 
-def test_preempted_command_that_saves(make: Make) -> None:
+def test_preempted_command_can_save_its_state(make: Make) -> None:
     attempt = make(SAVING).launch()
     attempt.until_said("up")
     attempt.stop("preempted", 5, "withdraw")
@@ -113,7 +115,7 @@ def test_preempted_command_that_saves(make: Make) -> None:
     assert "saved" in attempt.output()
 
 
-def test_cancel_that_comes_with_the_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> None:
+def test_cancel_during_a_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> None:
     patch = WRITES_STOP.format(function="os.rename", when="args[0] == 'stop'").replace("5.0", "0.1")
     attempt = make(STUBBORN).launch(patched(tmp_path, patch))
     attempt.until_said("up")
@@ -125,7 +127,7 @@ def test_cancel_that_comes_with_the_withdrawal_is_obeyed(make: Make, tmp_path: P
     assert (seen.stop.cause, seen.withdrawn) == ("cancelled", False)
 
 
-def test_cancel_outranks_preempt_whatever_comes_first(make: Make) -> None:
+def test_cancel_outranks_preemption_in_any_order(make: Make) -> None:
     for causes in (("preempted", "cancelled"), ("cancelled", "preempted")):
         attempt = make(STUBBORN).launch()
         attempt.until_said("up")
@@ -153,7 +155,7 @@ def test_stop_after_the_end_changes_nothing(make: Make) -> None:
     ("script", "expected"),
     [("echo up; exec sleep 300", ("machine", None, 15)), (SAVING, (None, 0, None))],
 )
-def test_machine_ends(
+def test_machine_shutdown_interrupts_the_command(
     make: Make, script: str, expected: tuple[str | None, int | None, int | None], runner_first: bool
 ) -> None:
     attempt = make(script).launch()
@@ -169,7 +171,7 @@ def test_machine_ends(
     assert (result.cause, result.exit_code, result.signal) == expected
 
 
-def test_machine_that_ends_later_changes_nothing(make: Make) -> None:
+def test_later_machine_shutdown_changes_nothing(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=1.2).launch()
     command, runner = command_of(attempt), attempt.seen().pid
@@ -182,7 +184,7 @@ def test_machine_that_ends_later_changes_nothing(make: Make) -> None:
     assert (result.cause, result.exit_code) == (None, 3)
 
 
-def test_machine_ends_before_the_command_began(make: Make) -> None:
+def test_machine_shutdown_before_the_command_begins(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "echo up; sleep 300; printf . >&3\n"
     attempt.launch()
@@ -206,7 +208,7 @@ def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
     assert attempt.result().cause is None
 
 
-def test_nobody_is_signalled_where_nobody_is(tmp_path: Path) -> None:
+def test_no_process_is_signalled_without_a_claim(tmp_path: Path) -> None:
     assert request_stop(tmp_path / "none", "t", "cancelled", 1, "kill") is False
     assert nudge(tmp_path, "t") is False
     claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}

@@ -1,4 +1,4 @@
-"""The command's terminal and the window that looks at it: a real Screen, a real tmux, a pty of our own."""
+"""Tests of the command's terminal and of its window, in real Screen, real tmux and a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESIZED = (
 
 
 class Window:
-    """A terminal of the test's own, with the runner in it as Screen would start it."""
+    """A pseudo-terminal with a runner in it, as Screen would start it."""
 
     def __init__(self, attempt: Attempt, rows: int, columns: int) -> None:
         self.master, slave = os.openpty()
@@ -42,15 +42,15 @@ class Window:
         self.shown = b""
 
     def resize(self, rows: int, columns: int) -> None:
-        """Give it a size."""
+        """Sets the size."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("hhhh", rows, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
-        """Press keys."""
+        """Types keys."""
         os.write(self.master, keys)
 
     def read(self) -> bytes:
-        """All that was shown."""
+        """Returns all output shown so far."""
         while select.select([self.master], [], [], 0)[0]:
             try:
                 self.shown += os.read(self.master, 1 << 16)
@@ -59,7 +59,7 @@ class Window:
         return self.shown
 
     def close(self) -> None:
-        """Hang up, and collect the runner."""
+        """Hangs up and collects the runner."""
         for fd in (self.master, self.slave):
             os.close(fd)
         os.waitpid(self.pid, 0)
@@ -67,7 +67,7 @@ class Window:
 
 @pytest.fixture
 def screened(make: Make, sockets: Path) -> Iterator[Make]:
-    """Attempts in real Screen sessions, already launched and claimed."""
+    """Makes attempts in real Screen sessions, launched and claimed."""
     executor = ScreenExecutor()
     made: list[Attempt] = []
 
@@ -84,7 +84,7 @@ def screened(make: Make, sockets: Path) -> Iterator[Make]:
 
 
 def screen(attempt: Attempt, *command: str) -> None:
-    """Send a command to the attempt's session."""
+    """Sends a Screen command to the session of the attempt."""
     session = attempt.seen().session
     assert session is not None
     subprocess.run(
@@ -92,7 +92,7 @@ def screen(attempt: Attempt, *command: str) -> None:
     )
 
 
-def test_command_has_a_terminal_and_the_log_its_bytes(make: Make) -> None:
+def test_command_has_a_terminal_and_the_log_has_its_exact_output(make: Make) -> None:
     attempt = make("tty -s && echo yes; stty size; printf 'a\\r\\nb\\n'; exit 3", terminal=True)
     window = Window(attempt, 33, 111)
     try:
@@ -103,13 +103,13 @@ def test_command_has_a_terminal_and_the_log_its_bytes(make: Make) -> None:
         window.close()
 
 
-def test_without_a_window_it_has_24_by_80(make: Make) -> None:
+def test_terminal_without_a_window_has_24_by_80(make: Make) -> None:
     attempt = make("stty size; echo $TERM", terminal=True).launch()
     attempt.result()
     assert attempt.body() == "24 80\nscreen\n"
 
 
-def test_keys_resize_and_hang_up(make: Make, tmp_path: Path) -> None:
+def test_keys_resizes_and_hangup_reach_the_command(make: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     attempt = make(f"read line; echo got $line; {RESIZED.format(go=go)}; echo last; exit 8", terminal=True)
     window = Window(attempt, 24, 80)
@@ -129,7 +129,7 @@ def test_keys_resize_and_hang_up(make: Make, tmp_path: Path) -> None:
     assert attempt.body().endswith("last\n")
 
 
-def test_window_that_takes_nothing_stops_nothing(make: Make) -> None:
+def test_blocked_window_does_not_block_the_command(make: Make) -> None:
     attempt = make("head -c 3000000 /dev/zero | tr '\\0' y; exit 2", terminal=True)
     window = Window(attempt, 24, 80)
     try:
@@ -139,7 +139,7 @@ def test_window_that_takes_nothing_stops_nothing(make: Make) -> None:
         window.close()
 
 
-def test_terminal_is_given_back(make: Make) -> None:
+def test_terminal_mode_is_restored(make: Make) -> None:
     attempt = make("exit 0", terminal=True)
     window = Window(attempt, 24, 80)
     before = termios.tcgetattr(window.slave)[3]
@@ -152,7 +152,7 @@ def test_terminal_is_given_back(make: Make) -> None:
         window.close()
 
 
-def test_ctrl_c_and_ctrl_s_in_screen(screened: Make) -> None:
+def test_ctrl_c_ends_and_ctrl_s_does_not_stop_a_command_in_screen(screened: Make) -> None:
     attempt = screened("n=0; while :; do n=$((n+1)); echo $n; sleep 0.02; done")
     attempt.until_said("\n3\n")
     screen(attempt, "stuff", "^S")
@@ -163,7 +163,7 @@ def test_ctrl_c_and_ctrl_s_in_screen(screened: Make) -> None:
     assert (result.cause, result.signal or result.exit_code) in ((None, signal.SIGINT), (None, 130))
 
 
-def test_screen_killed_keeps_code_and_log(screened: Make, tmp_path: Path) -> None:
+def test_exit_code_and_log_survive_a_killed_screen(screened: Make, tmp_path: Path) -> None:
     attempt = screened(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo last; exit 6")
     attempt.until_said("up")
     session = attempt.seen().session
@@ -180,7 +180,7 @@ def test_screen_killed_keeps_code_and_log(screened: Make, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-def test_attach_resize_detach(screened: Make, tmp_path: Path) -> None:
+def test_screen_session_can_be_attached_resized_and_detached(screened: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     attempt = screened(RESIZED.format(go=go) + "; exit 4")
     session = attempt.seen().session

@@ -1,4 +1,4 @@
-"""Finding the processes of an attempt, and hitting no others."""
+"""Tests that the processes of an attempt are found and that no others are signalled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runner.attempt import wait_for
 
 @pytest.fixture
 def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """A token, and the pid of a process that carries it and spends its life inside exec."""
+    """Starts a process with a token that is almost always inside exec; yields the token and the pid."""
     token = secrets.token_hex(16)
     script = tmp_path / "again.sh"
     script.write_text('exec bash "$0"\n')
@@ -29,13 +29,13 @@ def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
     process.wait()
 
 
-def test_a_process_inside_exec_is_found(restless: tuple[str, int]) -> None:
+def test_finds_a_process_inside_exec(restless: tuple[str, int]) -> None:
     token, pid = restless
     seen = [set(tree.scan({token: None}).found.get(token, {})) for _ in range(150)]
     assert [found for found in seen if found != {pid}] == []
 
 
-def test_process_without_an_environment_is_nobodys() -> None:
+def test_process_without_an_environment_has_no_token() -> None:
     process = subprocess.Popen(["sleep", "60"], env={})
     try:
         assert tree.scan({"x": None}).found == {}
@@ -46,13 +46,13 @@ def test_process_without_an_environment_is_nobodys() -> None:
 
 @pytest.mark.parametrize("equals", ["=", "\0"])
 @pytest.mark.parametrize("text", ["{0}abc\0A=1\0", "A=1\0{0}abc\0", "X{0}no\0{0}abc\0B=2\0", "A=1\0{0}abc"])
-def test_token_while_bash_takes_its_variables_apart(text: str, equals: str) -> None:
+def test_token_is_found_while_bash_parses_its_environment(text: str, equals: str) -> None:
     assert tree.token_in(text.format(TOKEN + equals).encode()) == b"abc"
     assert tree.token_in(text.format(f"{TOKEN}S=").encode()) == b""
 
 
 @pytest.mark.parametrize("env", [{"A": "1"}, {}])
-def test_token_first_or_later(env: dict[str, str]) -> None:
+def test_token_is_found_at_any_position(env: dict[str, str]) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={**env, TOKEN: token})
     try:
@@ -63,7 +63,7 @@ def test_token_first_or_later(env: dict[str, str]) -> None:
         process.wait()
 
 
-def test_descendants_without_zombies() -> None:
+def test_descendants_exclude_zombies() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60 & wait"])
     try:
         wait_for(lambda: len(tree.descendants(process.pid)) == 2, "two children")
@@ -77,7 +77,7 @@ def test_descendants_without_zombies() -> None:
         process.wait()
 
 
-def test_another_start_is_another_process() -> None:
+def test_process_with_another_start_is_not_signalled() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         ticks = tree.ticks_of(process.pid)
@@ -92,8 +92,8 @@ def test_another_start_is_another_process() -> None:
         process.wait()
 
 
-def test_scan_that_met_a_new_zombie_has_missed_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose first process collects nobody: the one that ended may have forked before."""
+def test_scan_with_a_new_zombie_has_missed_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose process 1 collects no children: the zombie may have forked before it ended."""
     process = subprocess.Popen(["sleep", "60"], env={})
 
     def ends_then() -> list[int]:
@@ -101,7 +101,7 @@ def test_scan_that_met_a_new_zombie_has_missed_what_it_left(monkeypatch: pytest.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return [process.pid]
 
-    # However long ago it started.
+    # The age of the process does not matter.
     monkeypatch.setattr("time.clock_gettime", lambda clock: 1e9)
     try:
         with monkeypatch.context() as patch:
@@ -116,7 +116,7 @@ def test_scan_that_met_a_new_zombie_has_missed_what_it_left(monkeypatch: pytest.
         process.wait()
 
 
-def test_process_that_ends_within_a_scan_stands_for_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_ends_during_a_scan_stands_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
     fields_of = tree.fields_of
@@ -138,7 +138,7 @@ def test_process_that_ends_within_a_scan_stands_for_what_it_left(monkeypatch: py
         process.wait()
 
 
-def test_group_whose_number_is_another_sessions_now_is_not_signalled() -> None:
+def test_reused_process_group_is_not_signalled() -> None:
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = tree.ticks_of(process.pid)
@@ -153,7 +153,7 @@ def test_group_whose_number_is_another_sessions_now_is_not_signalled() -> None:
         process.wait()
 
 
-def test_nothing_is_signalled_where_proc_shows_another_pid_namespace(
+def test_nothing_is_signalled_if_proc_shows_another_pid_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
