@@ -72,9 +72,9 @@ def runner_of(row: sqlite3.Row) -> Runner | None:
 def sight(store: Store, row: sqlite3.Row) -> Sighting:
     """Reads the status of an attempt from its folder. Raises OSError."""
     folder = store.home.attempt(row["job_id"], row["number"], row["token"])
-    seen = observe(folder, row["token"], runner_of(row))
-    stop = StopNote(seen.stop.cause, seen.stop.grace_s, seen.stop.follow) if seen.stop else None
-    ended = seen.result
+    status = observe(folder, row["token"], runner_of(row))
+    stop = StopNote(status.stop.cause, status.stop.grace_s, status.stop.follow) if status.stop else None
+    ended = status.result
     result = (
         ResultNote(
             ended.cause, ended.exit_code, ended.signal, ended.began, ended.message, ended.survivors,
@@ -84,7 +84,7 @@ def sight(store: Store, row: sqlite3.Row) -> Sighting:
         else None
     )  # fmt: skip
     return Sighting(
-        seen.claim, seen.pid, seen.session, stop, seen.withdrawn, result, seen.log, seen.strange, seen.window,
-        None if seen.runner is None else (seen.runner.pid, seen.runner.start_ticks), seen.damage,
-        seen.is_there,
+        status.claim, status.pid, status.session, stop, status.withdrawn, result, status.log, status.strange,
+        status.window, None if status.runner is None else (status.runner.pid, status.runner.start_ticks),
+        status.damage, status.is_there,
     )  # fmt: skip

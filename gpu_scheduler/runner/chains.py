@@ -63,13 +63,13 @@ def send_children(signal: int) -> int | None:
     A child keeps its pid until this process collects it, so the signal cannot hit another process.
     """
     me = os.getpid()
-    seen = None
+    last_pid = None
     for pid in (*_youngest(), *newest_first()):
         fields = fields_of(pid)
         if fields is not None and int(fields[1]) == me and not has_ended(fields):
-            seen = pid
+            last_pid = pid
             os.kill(pid, signal)
-    return seen
+    return last_pid
 
 
 def _is_in_group(pid: int, command: Command) -> bool:

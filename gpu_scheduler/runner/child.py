@@ -90,8 +90,8 @@ class Child:
                 os.close(record)
 
     def _start(self, inner: int, terminal: str | None, record: int | None) -> None:
-        self._hears, says = os.pipe()
-        says = high(says)
+        self._hears, report_end = os.pipe()
+        report_end = high(report_end)
         if terminal is None:
             actions: list[tuple[Any, ...]] = [
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -103,13 +103,13 @@ class Child:
                 (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
             ]
-        actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, says, 3)]
+        actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, report_end, 3)]
         if record is not None:
             actions.append((os.POSIX_SPAWN_DUP2, record, 4))
         try:
             self._pid = self._spawn(actions, terminal is not None)
         finally:
-            os.close(says)
+            os.close(report_end)
         os.set_blocking(self._hears, False)
         self._loop.watch(self._hears, select.POLLIN, self._hear)
 
@@ -157,11 +157,11 @@ class Child:
 
     def _hear(self, _events: int) -> None:
         try:
-            heard = os.read(self._hears, 1 << 16)
+            data = os.read(self._hears, 1 << 16)
         except OSError:
             return
-        self._said += heard
-        if not heard:
+        self._said += data
+        if not data:
             self._loop.drop(self._hears)
 
     def signal_group(self, number: int) -> None:

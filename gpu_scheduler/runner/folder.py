@@ -285,11 +285,11 @@ def reserve_command(folder: int, token: str, boot: str) -> int | None:
     command starts, so that a full disk cannot truncate the entry.
     """
     try:
-        said = f"{token} {boot} {init_ticks()}\n".encode("ascii")
+        header = f"{token} {boot} {init_ticks()}\n".encode("ascii")
         fd = os.open(COMMAND, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
-            _write_all(fd, said.ljust(COMMAND_SIZE))
-            os.lseek(fd, len(said), os.SEEK_SET)
+            _write_all(fd, header.ljust(COMMAND_SIZE))
+            os.lseek(fd, len(header), os.SEEK_SET)
             return fd
         except OSError:
             os.close(fd)

@@ -80,8 +80,8 @@ class Leftovers:
         if self._command is not None:
             chains.send_group(self._command, self._token, number)
         for _ in range(_HUNTS):
-            seen = chains.send_children(number)
-            self._seen = seen or self._seen
+            pid = chains.send_children(number)
+            self._seen = pid or self._seen
 
 
 def _any_lives(processes: dict[int, int]) -> bool:

@@ -76,32 +76,32 @@ def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
     Reads the claim first, because a runner that is found dead writes nothing afterwards. known: the runner in
     the store.
     """
-    look = _Look(folder, token)
-    claim, holder = look.claim()
+    reader = _Look(folder, token)
+    claim, holder = reader.claim()
     state = _state_of(claim, holder, known, folder)
-    result = look.file("result", result_of)
-    stop = look.file("stop", stop_of)
-    taken = look.file("withdrawn", stop_of)
-    if stop is None and taken is not None and taken.follow == "kill":
+    result = reader.file("result", result_of)
+    stop = reader.file("stop", stop_of)
+    withdrawn = reader.file("withdrawn", stop_of)
+    if stop is None and withdrawn is not None and withdrawn.follow == "kill":
         # The runner moved a cancel aside together with the request that it withdrew, and obeys it.
-        stop = taken
+        stop = withdrawn
     runner = claim.runner if isinstance(claim, SeenClaim) else known if state == "unclaimed" else None
     session = claim.session if isinstance(claim, SeenClaim) else None
-    strange = list(look.strange.values())
+    anomalies = list(reader.strange.values())
     if result is None:
-        strange += _fault(folder) if state == "none" else _anomaly(folder, state, claim, runner)
+        anomalies += _fault(folder) if state == "none" else _anomaly(folder, state, claim, runner)
     return Seen(
         claim=state,
         pid=holder or (runner.pid if runner is not None else None),
         session=session,
         stop=stop,
-        withdrawn=taken is not None and taken.follow == "withdraw",
+        withdrawn=withdrawn is not None and withdrawn.follow == "withdraw",
         result=result,
         log=claim.log if isinstance(claim, SeenClaim) else None,
-        strange=tuple(strange),
+        strange=tuple(anomalies),
         window=has_terminal(holder) if state == "live" and holder and session and result is None else None,
         runner=runner if state == "live" and runner is not None and runner.pid == holder else None,
-        damage=look.damage(claim, state),
+        damage=reader.damage(claim, state),
         is_there=state != "none" or _is_folder(folder),
     )
 
@@ -208,8 +208,8 @@ def request_stop(
     or a withdrawal follows the grace period; known: as for `observe`. Returns False if the folder is missing
     or no process holds the claim. Raises OSError if the file cannot be written.
     """
-    there = _Look(folder, token).file("stop", stop_of)
-    if there is None or _rank(cause) >= _rank(there.cause):
+    earlier = _Look(folder, token).file("stop", stop_of)
+    if earlier is None or _rank(cause) >= _rank(earlier.cause):
         text = json.dumps({"token": token, "cause": cause, "grace_s": grace_s, "follow": follow})
         try:
             replace(folder, "stop", text.encode("ascii"))
@@ -252,8 +252,8 @@ def _is_alive(runner: Runner | None) -> bool:
 
 def _holder(fd: int) -> int | None:
     """Returns the pid that holds the lock (0: in another pid namespace); None if it is free."""
-    asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = struct.unpack(_LOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    query = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    answer = struct.unpack(_LOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
     return None if answer[0] == fcntl.F_UNLCK else answer[4]
 
 

@@ -27,8 +27,8 @@ def command_of(folder: int, token: str) -> Command | None:
         if error.errno in SHORTAGE:
             raise
         return None
-    whose, stat, *rest = [*text.split("\n"), ""]
-    if whose.split() != [token, boot_id(), init_ticks()] or not rest[:-1]:
+    identity, stat, *rest = [*text.split("\n"), ""]
+    if identity.split() != [token, boot_id(), init_ticks()] or not rest[:-1]:
         return None
     # The name in /proc/PID/stat may hold anything.
     pid, ticks = stat.partition(" ")[0], [*stat.rpartition(")")[2].split(), *[""] * 20][19]

@@ -1,7 +1,7 @@
-"""The same cases for every probe, in this process and in one of its own.
+"""Tests that every probe passes the same cases, in this process and in a probe process.
 
-GPUtil's own code runs over a fake `nvidia-smi` first on PATH; NVML is a fake `pynvml`, put into sys.modules
-here and found by PYTHONPATH in the probe's own process.
+GPUtil runs its own code over a fake `nvidia-smi`, first on PATH. NVML is a fake `pynvml`, in sys.modules here
+and on PYTHONPATH in the probe process.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def test_nvml_without_a_driver_names_the_remedy(
     machine.plant(init=9)
     with pytest.raises(GpuStateError) as caught:
         sample(machine, where)
-    said = getattr(caught.value, "remedy", str(caught.value))
+    remedy = getattr(caught.value, "remedy", str(caught.value))
     assert "Driver Not Loaded" in str(caught.value)
-    assert "--simulate 4" in said
+    assert "--simulate 4" in remedy
 
 
 def test_gputil_without_nvidia_smi_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""The fake conda. `plant` makes an installation. Run as a program, by conda.sh, it prints what the shell has
-to do to activate or deactivate an environment, by the rules of the real conda:
+"""A fake conda: `plant` makes an installation.
 
-- Activating keeps the active environment below the new one, unless it is the same one. Its deactivate.d hooks
-  run, but the variables that its own settings (conda-meta/state, etc/conda/env_vars.d) gave stay.
-- A variable that an environment sets and that was set before is kept as __CONDA_SHLVL_<level below>_<name>.
-- Deactivating runs the hooks of deactivate.d, last name first, with the PATH that comes after; takes the
-  environment's variables back to what was kept; and activates what is below, with its hooks, if anything is.
-- An environment given by its folder has to have conda-meta in it.
+As a program run by conda.sh, it prints the shell commands that activate or deactivate an environment, by the
+rules of the real conda:
+
+- Activation stacks the new environment on the active one, unless it is the same one. The deactivate.d hooks
+  of the active one run, but the variables of its settings (conda-meta/state, etc/conda/env_vars.d) stay.
+- If an environment sets a variable that is already set, the old value is saved as
+  __CONDA_SHLVL_<level below>_<name>.
+- Deactivation runs the hooks of deactivate.d, last name first, with the PATH of afterwards; restores the
+  saved variables; and activates the environment below, if any, with its hooks.
+- An environment that is given by its folder must contain conda-meta.
 """
 
 from __future__ import annotations

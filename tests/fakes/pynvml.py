@@ -1,4 +1,4 @@
-"""Stands for nvidia-ml-py: the calls that the probe makes, answered from gpus.json in the folder $FAKE_GPUS.
+"""A fake nvidia-ml-py: answers the calls of the probe from gpus.json in the folder $FAKE_GPUS.
 
     {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
                               "compute": [[pid, MiB]], "graphics": [[pid, MiB]],
@@ -6,9 +6,8 @@
                               "mig": null, or the mode, or [the mode, that after the next reset],
                               "errors": {"call": code}}]}
 
-An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that card;
-`init` and `count` hold such a code for the library. With a file `hang` there every count waits until that is
-gone.
+An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that GPU;
+`init` and `count` hold such a code for the library. While the folder has a file `hang`, every count blocks.
 """
 
 from __future__ import annotations

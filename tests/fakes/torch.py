@@ -1,6 +1,6 @@
-"""Stands for PyTorch: what tools/torchjob.py calls, on the first GPU of tests/fakes/pynvml.py.
+"""A fake PyTorch: the calls of tools/torchjob.py, on the first GPU of tests/fakes/pynvml.py.
 
-A process appears there with what it took and a context of CONTEXT_MIB, and disappears when it ends.
+A process is listed there with its allocations and a context of CONTEXT_MIB, until it ends.
 """
 
 from __future__ import annotations

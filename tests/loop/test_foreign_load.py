@@ -56,17 +56,17 @@ def why_it_waits(rig: Rig) -> str:
     return reason or ""
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "withheld"])
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "withheld"])
 def test_second_job_starts_beside_an_idle_foreign_process_while_our_own_job_makes_the_load(
-    rig: Rig, told: bool
+    rig: Rig, reported: bool
 ) -> None:
     first, pid = half_job_runs(rig)
-    ours = GpuProcess(pid, 5000, load_percent=90.0 if told else None)
-    theirs = GpuProcess(THEM, 5, load_percent=0.0 if told else None)
+    ours = GpuProcess(pid, 5000, load_percent=90.0 if reported else None)
+    theirs = GpuProcess(THEM, 5, load_percent=0.0 if reported else None)
     for _ in range(3):
         sample(rig, 90.0, (ours, theirs))
         rig.tick()
-    assert loads(rig)[-3:] == ([0.0] * 3 if told else [None] * 3)
+    assert loads(rig)[-3:] == ([0.0] * 3 if reported else [None] * 3)
     second = rig.add("sleep 60", share=500)
     rig.tick()
     assert rig.job(second)["state"] in ("starting", "running")

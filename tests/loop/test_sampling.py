@@ -27,7 +27,7 @@ ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
 
 
 def card(index: int, uuid: str, fault: str | None = None) -> GpuSample:
-    return GpuSample(uuid, index, f"card {uuid[-1]}", 24576, 0, 0.0, (), fault)
+    return GpuSample(uuid, index, f"Fake {uuid[-1]}", 24576, 0, 0.0, (), fault)
 
 
 FOUR = tuple(card(i, f"GPU-{c}") for i, c in enumerate("abcd"))
@@ -123,8 +123,8 @@ def test_lost_gpu_recovers_after_three_good_samples(bench: Bench, caplog: pytest
             seen.append(bench.faults()[1])
     assert seen == [ONE, TWO, None, None]
     assert [r.message for r in caplog.records if r.message.startswith("GPU 1 ")] == [
-        "GPU 1 (card b, GPU-b): lost; it accepts no new jobs",
-        "GPU 1 (card b, GPU-b) is back after 3 good samples in a row; it accepts jobs again",
+        "GPU 1 (Fake b, GPU-b): lost; it accepts no new jobs",
+        "GPU 1 (Fake b, GPU-b) is back after 3 good samples in a row; it accepts jobs again",
     ]
 
 

@@ -31,8 +31,8 @@ def rig(tmp_path: Path) -> Rig:
 def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.loop.told = Telling(rig.store, rig.clock, rig.loop.settings, None).told
     caplog.set_level(logging.INFO)
-    (rig.folder / "said").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
-    job = rig.add("cat said; exit 1")
+    (rig.folder / "output").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
+    job = rig.add("cat output; exit 1")
     assert rig.ends(job)["reason"] == "exit code 1: ValueError: bad rate"
     assert rig.store.attempts(job)[0]["reason"] == "exit code 1: ValueError: bad rate"
     assert re.search(
@@ -147,8 +147,8 @@ def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureF
     again.loop.told = Telling(again.store, again.clock, again.loop.settings, None).told
     on_gpu_1(again, pid)
     again.tick()
-    told = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]
-    assert [text.partition(":")[0] for text in told] == [
+    messages = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]
+    assert [text.partition(":")[0] for text in messages] == [
         f"job {job} was given GPU 0 but uses GPU 1 (process {pid})",
         f"job {job} was given GPU 0 but uses GPU 2 (process {pid})",
     ]

@@ -131,8 +131,8 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     job = rig.add("exit 7")
     rig.until(lambda: len(rig.store.attempts(job)) > settings.max_assign_attempts, "attempts")
     assert rig.job(job)["launch_failures"] == 0
-    told = [row["reason"] for row in rig.store.history(job) if row["state"] == "queued" and row["reason"]]
-    assert "the command could not be started: bash: Resource temporarily unavailable" in told[-1]
+    messages = [row["reason"] for row in rig.store.history(job) if row["state"] == "queued" and row["reason"]]
+    assert "the command could not be started: bash: Resource temporarily unavailable" in messages[-1]
     (tmp_path / "room").touch()
     row = rig.ends(job)
     assert (row["exit_code"], row["outcome"], row["launch_failures"]) == (7, "failed", 0)
@@ -222,7 +222,7 @@ def test_console_stops_following_during_a_shortage_and_resumes(
     with monkeypatch.context() as short:
         short.setattr(consoles, "open", refuse(errno.EMFILE), raising=False)
         console.follow(rig.store.attempts(job)[0]["id"], rig.store)
-        wait_for(lambda: shown, "what is said")
+        wait_for(lambda: shown, "output on the console")
         console.finish(job, 1)
     wait_for(lambda: not console._wanted.is_set(), "the end of the log")
     console.close()
@@ -299,8 +299,8 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
     monkeypatch.setattr(daemon, "_turn", turn)
     assert daemon.serve() == 7
     for number in (errno.EMFILE, errno.ENOMEM):
-        told = f"{described(number)}; retrying every second, running jobs continue"
-        assert caplog.text.count(told) == 1
+        messages = f"{described(number)}; retrying every second, running jobs continue"
+        assert caplog.text.count(messages) == 1
 
 
 def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

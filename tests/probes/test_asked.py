@@ -34,9 +34,9 @@ def answer(probe: AskedProbe, timeout_s: float = 10.0) -> Snapshot | ProbeFailur
     end = time.monotonic() + timeout_s
     while True:
         select.select([probe], [], [], max(0.0, end - time.monotonic()))
-        said = probe.read()
-        if said is not None:
-            return said
+        reply = probe.read()
+        if reply is not None:
+            return reply
         assert time.monotonic() < end, "no answer"
 
 
@@ -74,10 +74,10 @@ def test_each_query_has_one_answer(tmp_path: Path) -> None:
         asked_at = probe.asked_at
         probe.ask()
         assert probe.asked_at == asked_at
-        said = answer(probe)
-        assert isinstance(said, Snapshot)
-        assert [gpu.uuid for gpu in said.gpus] == ["SIM-0", "SIM-1"]
-        assert before <= said.taken_at <= boot_time()
+        reply = answer(probe)
+        assert isinstance(reply, Snapshot)
+        assert [gpu.uuid for gpu in reply.gpus] == ["SIM-0", "SIM-1"]
+        assert before <= reply.taken_at <= boot_time()
         assert (probe.asked_at, probe.read()) == (None, None)
         assert select.select([probe], [], [], 0.1) == ([], [], [])
 
@@ -102,9 +102,9 @@ def test_hanging_query_is_killed_and_repeated(hanging: Machine) -> None:
         assert first is not None
         assert probe.read() is None
         assert probe.expire(now=104.9) is None
-        said = probe.expire(now=105.0)
-        assert isinstance(said, ProbeFailure)
-        assert "no answer from the GPU driver within 5 s" in said.text
+        reply = probe.expire(now=105.0)
+        assert isinstance(reply, ProbeFailure)
+        assert "no answer from the GPU driver within 5 s" in reply.text
         assert (probe.asked_at, probe.pid, probe.expire(now=999.0)) == (None, None, None)
         until(lambda: usage.start_ticks(smi) is None)
         until(lambda: usage.start_ticks(first) is None)
@@ -127,9 +127,9 @@ def test_at_most_three_unkillable_queries_linger(hanging: Machine, monkeypatch: 
         assert all(usage.start_ticks(pid) is not None for pid in left)
         for _ in range(2):
             probe.ask()
-            said = probe.read()
-            assert isinstance(said, ProbeFailure)
-            assert said.text == "3 earlier queries still hang in the driver"
+            reply = probe.read()
+            assert isinstance(reply, ProbeFailure)
+            assert reply.text == "3 earlier queries still hang in the driver"
         assert (len(left), (hanging.folder / "hanging").exists()) == (3, False)
         (hanging.folder / "hang").unlink()
         until(lambda: all(usage.start_ticks(pid) is None for pid in left))
@@ -184,9 +184,9 @@ def test_ended_process_fails_the_query_and_the_next_one_works(tmp_path: Path) ->
         answer(probe)
         assert probe.pid is not None
         os.kill(probe.pid, signal.SIGKILL)
-        said = answer(probe)
-        assert isinstance(said, ProbeFailure)
-        assert "process ended" in said.text
+        reply = answer(probe)
+        assert isinstance(reply, ProbeFailure)
+        assert "process ended" in reply.text
         probe.ask()
         assert isinstance(answer(probe), Snapshot)
 
@@ -269,10 +269,10 @@ def test_no_process_survives_a_killed_client(hang: bool, hanging: Machine) -> No
 
 def test_answer_survives_encoding() -> None:
     gpu = GpuSample("GPU-a", 0, "Fake", 24576, None, None, (GpuProcess(7, None, True, 5.5),), "lost: é\n")
-    for said in (Snapshot(12.5, (gpu,)), Snapshot(1.0, ()), ProbeFailure("broken", "mend it")):
-        line = encode(3, said)
+    for reply in (Snapshot(12.5, (gpu,)), Snapshot(1.0, ()), ProbeFailure("broken", "mend it")):
+        line = encode(3, reply)
         assert line.count(b"\n") == 1
-        assert decode(line) == (3, said)
+        assert decode(line) == (3, reply)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ CARD = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (CARD, None),
         (replace(CARD, used_mib=1400, load_percent=None), None),
@@ -34,13 +34,13 @@ CARD = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
         (replace(CARD, used_mib=9000), "9000 MiB in use"),
     ],
 )
-def test_reports_differences_between_samples(other: GpuSample, said: str | None) -> None:
+def test_reports_differences_between_samples(other: GpuSample, message: str | None) -> None:
     found = differences([CARD], [other])
-    assert found == [] if said is None else said in "; ".join(found)
+    assert found == [] if message is None else message in "; ".join(found)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said", "wrong"),
+    ("before", "after", "message", "wrong"),
     [
         ((500, 2), (2548, 2050), "grown by 2048 and 2048 MiB; the rest, 498 MiB", False),
         ((500, 2), (2446, 2050), "grown by 1946 and 2048 MiB", False),
@@ -50,10 +50,10 @@ def test_reports_differences_between_samples(other: GpuSample, said: str | None)
     ],
 )
 def test_tolerates_small_differences_between_nvml_and_pytorch(
-    before: tuple[int | None, int], after: tuple[int | None, int], said: str, wrong: bool
+    before: tuple[int | None, int], after: tuple[int | None, int], message: str, wrong: bool
 ) -> None:
-    told, faults = grown(before, after)
-    assert said in told
+    report, faults = grown(before, after)
+    assert message in report
     assert bool(faults) is wrong
 
 

@@ -147,13 +147,15 @@ def test_error_of_one_gpu_affects_no_other(call: str, code: int, fault: str | No
     assert (gpus[0].used_mib, gpus[2].used_mib) == (0, 5)
 
 
-@pytest.mark.parametrize(("code", "said", "remedy"), ABOUT_ALL)
+@pytest.mark.parametrize(("code", "message", "remedy"), ABOUT_ALL)
 @pytest.mark.parametrize("at", ["init", "count"])
-def test_library_error_fails_the_sample(at: str, code: int, said: str, remedy: str, machine: Machine) -> None:
+def test_library_error_fails_the_sample(
+    at: str, code: int, message: str, remedy: str, machine: Machine
+) -> None:
     machine.plant(Card(), **{at: code})
     with pytest.raises(ProbeError) as caught:
         machine.probe().sample()
-    assert str(caught.value) == f"NVML: {said}"
+    assert str(caught.value) == f"NVML: {message}"
     assert remedy in caught.value.remedy
 
 

@@ -54,13 +54,13 @@ def test_processes_have_loads_unless_they_are_withheld(tmp_path: Path) -> None:
     plant(tmp_path, os.getppid(), {"0": 5}, 20)
     loads = {os.getpid(): 70.0, os.getppid(): 20.0}
 
-    def told() -> list[dict[int, float | None]]:
+    def reported() -> list[dict[int, float | None]]:
         gpus = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
         return [{process.pid: process.load_percent for process in gpu.processes or ()} for gpu in gpus]
 
-    assert told() == [loads, {os.getpid(): 70.0}]
+    assert reported() == [loads, {os.getpid(): 70.0}]
     usage.write_json(str(tmp_path / "withheld.json"), {"0": "process loads"})
-    assert told() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
+    assert reported() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
 
 
 def test_usage_adds_up_and_never_exceeds_the_gpu(tmp_path: Path) -> None:
