@@ -81,7 +81,7 @@ def _cancel(job: JobFact, args: Any, settings: Settings) -> Answer:
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
         return [OpenCancel(job.job_id, "cancelled", grace_s)], "being stopped"
-    return [], f"job {job.job_id} is finished already ({job.outcome})"
+    return [], f"job {job.job_id} is already finished ({job.outcome})"
 
 
 def _retry(job: JobFact, args: Any, settings: Settings) -> Answer:

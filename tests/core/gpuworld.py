@@ -22,7 +22,7 @@ def gpu(
     """Returns a GPU of 24 GiB whose recorded sample is 1 s old. used: None = the sum of its processes."""
     if used is None and processes is not None:
         used = sum(process.used_mib or 0 for process in processes)
-    sample = GpuSample(f"U{index}", index, "card", TOTAL, used, 0.0, processes)
+    sample = GpuSample(f"U{index}", index, "GPU", TOTAL, used, 0.0, processes)
     base = Gpu(
         f"U{index}",
         index,

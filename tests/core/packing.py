@@ -143,13 +143,13 @@ class Machine:
             owners: dict[int, int | None] = {}
             starts: dict[int, float] = {}
             load, foreign = self.scene.loads[self.tick][index], False
-            for n, stranger in enumerate(self.scene.strangers):
-                use = stranger.use(self.tick)
-                if stranger.gpu == index and use is not None:
+            for n, foreign_plan in enumerate(self.scene.strangers):
+                use = foreign_plan.use(self.tick)
+                if foreign_plan.gpu == index and use is not None:
                     # The first of them causes all of the load; that of a display does not count.
-                    makes = 97.0 if stranger.graphics else 0.0 if foreign else load
-                    foreign = foreign or not stranger.graphics
-                    processes.append(GpuProcess(100 + n, use, stranger.graphics, makes))
+                    makes = 97.0 if foreign_plan.graphics else 0.0 if foreign else load
+                    foreign = foreign or not foreign_plan.graphics
+                    processes.append(GpuProcess(100 + n, use, foreign_plan.graphics, makes))
                     owners[100 + n], starts[100 + n] = None, n + 0.5
                     self.stranger_peaks[n] = max(use, self.stranger_peaks.get(n, 0))
             for one in self.running.values():
@@ -161,8 +161,10 @@ class Machine:
                     self.peaks[attempt_id, index] = max(use, self.peaks.get((attempt_id, index), 0))
             used = self.scene.kept + sum(process.used_mib or 0 for process in processes)
             self.foreign_loads.setdefault(index, []).append(load if foreign else 0.0)
-            seen = GpuSample(f"U{index}", index, "card", total, used, 97.0, tuple(processes))
-            self.samples[index] = Gpu(f"U{index}", index, False, seen, self.now.boot, 97.0, owners, starts)
+            gpu_sample = GpuSample(f"U{index}", index, "GPU", total, used, 97.0, tuple(processes))
+            self.samples[index] = Gpu(
+                f"U{index}", index, False, gpu_sample, self.now.boot, 97.0, owners, starts
+            )
 
     def facts(self) -> Facts:
         gpus = []
@@ -264,11 +266,11 @@ class Machine:
         total = self.scene.totals[index]
         if attempt.whole:
             return total
-        seen = self.peaks.get((attempt.attempt_id, index), 0) if isinstance(attempt, Attempt) else 0
-        held = math.ceil(seen * (1 + SPIKE))
+        peak = self.peaks.get((attempt.attempt_id, index), 0) if isinstance(attempt, Attempt) else 0
+        buffered = math.ceil(peak * (1 + SPIKE))
         if attempt.vram is not None:
-            return held if seen > attempt.vram else attempt.vram
-        return max(attempt.share * total // 1000, held)
+            return buffered if peak > attempt.vram else attempt.vram
+        return max(attempt.share * total // 1000, buffered)
 
     def share(self, attempt: Attempt | act.Start, index: int) -> int:
         if attempt.whole:
@@ -282,9 +284,9 @@ class Machine:
         listed = {process.pid for process in (sample.processes if sample else None) or ()}
         alive = [
             n
-            for n, stranger in enumerate(self.scene.strangers)
-            if stranger.gpu == index and n in self.stranger_peaks
-            if stranger.lives(self.tick) or 100 + n in listed
+            for n, foreign_plan in enumerate(self.scene.strangers)
+            if foreign_plan.gpu == index and n in self.stranger_peaks
+            if foreign_plan.lives(self.tick) or 100 + n in listed
         ]
         return self.scene.kept + sum(math.ceil(self.stranger_peaks[n] * (1 + SPIKE)) for n in alive)
 
@@ -312,9 +314,9 @@ class Machine:
             return False
         if need.vram is None:
             return True
-        booked = max(sum(self.budget(a, index) for a in old) + self.strangers_on(index), sample.used_mib)
-        booked += sum(self.budget(a, index) for a in here if a.job_id in new)
-        return booked + need.vram + MARGIN <= total
+        committed = max(sum(self.budget(a, index) for a in old) + self.strangers_on(index), sample.used_mib)
+        committed += sum(self.budget(a, index) for a in here if a.job_id in new)
+        return committed + need.vram + MARGIN <= total
 
     def check_start(self, facts: Facts, action: act.Start, started: list[act.Start]) -> None:
         job = self.queued[action.job_id]
@@ -340,8 +342,8 @@ class Machine:
         for one in self.running.values():
             attempt = one.attempt
             for uuid in attempt.gpus if attempt.outcome is None else ():
-                seen = self.peaks.get((attempt.attempt_id, int(uuid[1:])), 0)
-                assert attempt.peaks.get(uuid, 0) == seen
+                peak = self.peaks.get((attempt.attempt_id, int(uuid[1:])), 0)
+                assert attempt.peaks.get(uuid, 0) == peak
                 declared = self.declared_on(attempt, int(uuid[1:]))
-                over = declared is not None and seen > declared * (1 + TOLERANCE)
+                over = declared is not None and peak > declared * (1 + TOLERANCE)
                 assert self.told[attempt.attempt_id, uuid] == over

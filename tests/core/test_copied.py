@@ -27,8 +27,8 @@ def left(attempt: Attempt) -> list[act.Action]:
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
 def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: Cancel | None) -> None:
-    seen = Sighting(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
-    close, *rest = left(replace(OPEN, job_state=state, cancel=cancel, sighting=seen, survivors=(77,)))
+    status = Sighting(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
+    close, *rest = left(replace(OPEN, job_state=state, cancel=cancel, sighting=status, survivors=(77,)))
     assert isinstance(close, act.Close)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
     assert close.reason == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"

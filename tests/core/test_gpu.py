@@ -14,7 +14,7 @@ Values = tuple[int | None, int | None, float | None]
 
 
 @pytest.mark.parametrize(
-    ("said", "believed"),
+    ("raw", "expected"),
     [
         ((100, 5, 7.0), (100, 5, 7.0)),
         ((100, 100, 100.0), (100, 100, 100.0)),
@@ -30,9 +30,9 @@ Values = tuple[int | None, int | None, float | None]
         ((100, 5, float("nan")), (100, 5, None)),
     ],
 )
-def test_impossible_values_become_unknown(said: Values, believed: Values) -> None:
-    found = without_impossible(GpuSample("GPU-a", 0, "card", *said))
-    assert (found.total_mib, found.used_mib, found.load_percent) == believed
+def test_impossible_values_become_unknown(raw: Values, expected: Values) -> None:
+    found = without_impossible(GpuSample("GPU-a", 0, "GPU", *raw))
+    assert (found.total_mib, found.used_mib, found.load_percent) == expected
 
 
 @pytest.mark.parametrize(

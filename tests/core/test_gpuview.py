@@ -72,8 +72,8 @@ def test_a_peak_counts_on_its_own_gpu_only() -> None:
 
 
 def test_a_released_attempt_makes_its_gpu_unavailable_until_its_memory_is_free() -> None:
-    cooling = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
-    found = seen(gpu(0), cooling)
+    released = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
+    found = seen(gpu(0), released)
     assert (found.booked, found.memory_mib, found.taken, found.closed) == (
         0,
         0,
@@ -112,10 +112,10 @@ def test_drops_the_foreign_peak_of_a_process_identified_as_ours() -> None:
 
 
 def test_a_misplaced_process_has_a_foreign_peak() -> None:
-    stray = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
+    misplaced = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
     attempt = running(1, "U0", vram=4000)
-    assert held_now(stray, (attempt,)) == {(7, 0.0): 2000}
-    assert seen(stray, attempt).memory_mib == 2200
+    assert held_now(misplaced, (attempt,)) == {(7, 0.0): 2000}
+    assert seen(misplaced, attempt).memory_mib == 2200
 
 
 def test_memory_in_use_is_never_allocated_again() -> None:
@@ -169,8 +169,8 @@ def test_a_little_memory_counts_as_no_foreign_process_without_a_list(mib: int, w
 
 
 def test_memory_is_unknown_without_any_value() -> None:
-    blind = seen(gpu(0, None, None))
-    assert (blind.foreign_mib, blind.memory_mib) == (None, None)
+    unsampled = seen(gpu(0, None, None))
+    assert (unsampled.foreign_mib, unsampled.memory_mib) == (None, None)
     assert seen(Gpu("U0", 0)).memory_mib is None
     sized = replace(
         gpu(0, None, (GpuProcess(7, 30),)), sample=GpuSample("U0", 0, "GB10", None, None, 0.0, ())
@@ -193,16 +193,16 @@ def test_unattributed_memory_is_reserved_and_foreign_beyond_the_driver_allowance
 
 
 def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
-    hidden = gpu(0, 9000)
+    unlisted = gpu(0, 9000)
     ours = running(1, vram=10_000, baseline_mib={"U0": 300})
-    assert (seen(hidden, ours).memory_mib, seen(hidden, ours).foreign_mib) == (10_300, 0)
+    assert (seen(unlisted, ours).memory_mib, seen(unlisted, ours).foreign_mib) == (10_300, 0)
     assert seen(gpu(0, 14_000), ours).memory_mib == 10_000 + 4000
     assert seen(gpu(0, 14_000), ours).foreign_mib == 4000 - 512
     shown = gpu(0, 9000, (GpuProcess(7, 1000),), owners={7: 1})
     assert seen(shown, ours).memory_mib == 10_000 + 8000
     # The baseline from before its start stays unattributed.
     stuck = replace(ours, baseline_mib={"U0": 5000})
-    assert seen(hidden, stuck).memory_mib == 10_000 + 5000
+    assert seen(unlisted, stuck).memory_mib == 10_000 + 5000
     assert seen(gpu(0, 2000), stuck).memory_mib == 10_000 + 2000
 
 
@@ -271,8 +271,8 @@ def test_the_load_of_foreign_processes_in_one_sample(
     one, ours = at_work(95.0, 5600 if processes is None else None, processes, owners={7: 1}), running(1)
     assert foreign_load(one, (ours,), LIMITS) == with_ours
     assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
-    cooling = replace(ours, outcome=Outcome.COMPLETED, released_at=999.5)
-    assert foreign_load(one, (cooling,), LIMITS) == with_ours
+    released = replace(ours, outcome=Outcome.COMPLETED, released_at=999.5)
+    assert foreign_load(one, (released,), LIMITS) == with_ours
     # A job on another GPU does not count here; its process is foreign.
     assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
 
@@ -281,7 +281,7 @@ def test_the_load_of_foreign_processes_in_one_sample(
     "untold",
     [
         {"unmatched": True},
-        {"sample": GpuSample("U0", 0, "card", TOTAL, 9000, 95.0, (THEIRS,))},
+        {"sample": GpuSample("U0", 0, "GPU", TOTAL, 9000, 95.0, (THEIRS,))},
     ],
     ids=["a pid of another namespace", "a process that is not listed"],
 )

@@ -101,7 +101,7 @@ def test_measures_nothing_without_a_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "tolerance", "told"),
+    ("declared", "tolerance", "reported"),
     [
         (4818, 0.1, True),
         (4819, 0.1, False),
@@ -111,14 +111,14 @@ def test_measures_nothing_without_a_sample() -> None:
         (None, 0.1, False),
     ],
 )
-def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, told: bool) -> None:
+def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, reported: bool) -> None:
     attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
     notes = measure(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
-    assert notes[1:] == ([NoteExceeded(90, 9, "U0", 5300, declared)] if told and declared else [])
+    assert notes[1:] == ([NoteExceeded(90, 9, "U0", 5300, declared)] if reported and declared else [])
 
 
 @pytest.mark.parametrize(
-    ("used", "share", "values", "told"),
+    ("used", "share", "values", "reported"),
     [
         # A quarter of 24 GiB is 6144 MiB, and 6758.4 are tolerated.
         (6759, 250, {}, 6144),
@@ -138,12 +138,12 @@ def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: fl
     ],
 )
 def test_records_overuse_of_the_memory_of_a_share(
-    used: int, share: int, values: dict[str, Any], told: int | None
+    used: int, share: int, values: dict[str, Any], reported: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
     notes = measure(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
     of_share = None if "vram" in values else share
-    assert notes[1:] == ([] if told is None else [NoteExceeded(90, 9, "U0", used, told, of_share)])
+    assert notes[1:] == ([] if reported is None else [NoteExceeded(90, 9, "U0", used, reported, of_share)])
 
 
 def test_judges_a_share_by_the_size_of_each_gpu() -> None:
@@ -167,11 +167,11 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
 def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     other = replace(OURS, uuid="U1", index=1)
     small = running(9, "U0", "U1", vram=100, measured_at=None)
-    told = [n.uuid for n in measure(facts(OURS, other, attempts=(small,))) if isinstance(n, NoteExceeded)]
-    assert told == ["U0", "U1"]
+    reported = [n.uuid for n in measure(facts(OURS, other, attempts=(small,))) if isinstance(n, NoteExceeded)]
+    assert reported == ["U0", "U1"]
     once = replace(small, exceeded=("U1",))
-    told = [n.uuid for n in measure(facts(OURS, other, attempts=(once,))) if isinstance(n, NoteExceeded)]
-    assert told == ["U0"]
+    reported = [n.uuid for n in measure(facts(OURS, other, attempts=(once,))) if isinstance(n, NoteExceeded)]
+    assert reported == ["U0"]
     assert measure(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
 
 

@@ -112,8 +112,8 @@ def test_the_workload_class_is_set_only_without_a_declaration() -> None:
     assert Ask.of(replace(plain, command="python train.py --lr 2"), learn=True).family == FAMILY
     model = Ask.of(replace(plain, command="python train.py --llm b"), learn=True)
     assert (model.llm, model.family) == ("b", '["train.py", "b"]')
-    for said in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
-        assert Ask.of(replace(plain, **said), learn=True).family is None  # type: ignore[arg-type]
+    for declaration in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
+        assert Ask.of(replace(plain, **declaration), learn=True).family is None  # type: ignore[arg-type]
     assert Ask.of(plain, 5, learn=True).family == FAMILY
 
 
@@ -160,7 +160,7 @@ def test_torchrun_applies_declared_memory_to_each_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("need", "words"),
+    ("need", "text"),
     [
         (Need(1, 1000), "1 free GPU"),
         (Need(3, 1000), "3 free GPUs"),
@@ -179,8 +179,8 @@ def test_torchrun_applies_declared_memory_to_each_gpu() -> None:
         (Need(2, vram=18432, exclusive=True), "18.0 GiB of each of 2 GPUs, each alone"),
     ],
 )
-def test_formats_a_need(need: Need, words: str) -> None:
-    assert str(need) == words
+def test_formats_a_need(need: Need, text: str) -> None:
+    assert str(need) == text
 
 
 def test_torchrun_sets_the_need_whatever_the_model() -> None:

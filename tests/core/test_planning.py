@@ -35,7 +35,7 @@ HALF, WHOLE, TWO = Ask(share=500), Ask(share=1000), Ask(gpus=2, share=1000)
 
 
 def gpu(index: int, used: int = 0, processes: tuple[GpuProcess, ...] | None = (), **values: object) -> Gpu:
-    sample = GpuSample(f"U{index}", index, "card", 24576, used, 0.0, processes)
+    sample = GpuSample(f"U{index}", index, "GPU", 24576, used, 0.0, processes)
     base = Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, load=0.0, foreign_load_at=999.0)
     return replace(base, **values)  # type: ignore[arg-type]
 
@@ -277,7 +277,7 @@ def test_a_start_records_unattributed_memory_as_its_baseline() -> None:
 def test_a_gpu_without_a_sample_or_with_a_fault_accepts_no_jobs() -> None:
     unseen = Gpu("U0", 0)
     assert "GPU 0 not reported by the probe" in reason_on(unseen)
-    lost = replace(gpu(0), sample=GpuSample("U0", 0, "card", 24576, None, None, None, "lost"))
+    lost = replace(gpu(0), sample=GpuSample("U0", 0, "GPU", 24576, None, None, None, "lost"))
     assert "GPU 0 lost" in reason_on(lost)
     assert "GPU 0 paused" in reason_on(gpu(0, paused=True))
 
@@ -326,7 +326,7 @@ def test_every_job_waits_for_a_storage_issue_with_that_reason() -> None:
 
 
 def sized(index: int, total: int | None, **values: object) -> Gpu:
-    sample = GpuSample(f"U{index}", index, "card", total, 0, 0.0, ())
+    sample = GpuSample(f"U{index}", index, "GPU", total, 0, 0.0, ())
     return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
 
 

@@ -44,9 +44,9 @@ def told(
 def test_previews_need_priority_environment_and_command(
     line: str, need: str, priority: int, conda: str | None, command: str
 ) -> None:
-    seen = told(line)
-    assert (str(seen.need), seen.priority, seen.conda, seen.command) == (need, priority, conda, command)
-    assert seen.warnings == ()
+    found = told(line)
+    assert (str(found.need), found.priority, found.conda, found.command) == (need, priority, conda, command)
+    assert found.warnings == ()
 
 
 def test_previews_no_environment_without_conda() -> None:

@@ -16,11 +16,11 @@ BLIND = f"{UNREADABLE}no answer"
 
 
 def sample(index: int, uuid: str, fault: str | None = None) -> GpuSample:
-    return GpuSample(uuid, index, "card", 24576, 0, 0.0, (), fault)
+    return GpuSample(uuid, index, "GPU", 24576, 0, 0.0, (), fault)
 
 
 def known(index: int, uuid: str, fault: str | None = None) -> Known:
-    return Known(uuid, index, "card", fault)
+    return Known(uuid, index, "GPU", fault)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_an_unlisted_gpu_is_lost_at_its_index_and_comes_back() -> None:
         [sample(0, "GPU-a"), sample(2, "GPU-c")], [known(i, f"GPU-{c}") for i, c in enumerate("abc")]
     )
     assert [(gpu.index, gpu.uuid, gpu.name, gpu.fault) for gpu in shown] == [
-        (0, "GPU-a", "card", None),
-        (1, "GPU-b", "card", UNLISTED),
-        (2, "GPU-c", "card", None),
+        (0, "GPU-a", "GPU", None),
+        (1, "GPU-b", "GPU", UNLISTED),
+        (2, "GPU-c", "GPU", None),
     ]
     assert changes == (Change(shown[1], back=False),)
     (back,), _ = settle([sample(1, "GPU-b")], [known(1, "GPU-b", UNLISTED)])
@@ -109,7 +109,7 @@ def test_a_gpu_without_a_uuid_is_identified_as_the_missing_one() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b"), known(2, "GPU-c")]
     faulty = replace(sample(1, "unknown-1", "lost"), name="unknown")
     shown, changes = settle([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
-    assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "card")
+    assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "GPU")
     assert changes == (Change(shown[1], back=False),)
     # At another index, since the order changed: still the only candidate.
     moved = replace(faulty, index=0, uuid="unknown-0")

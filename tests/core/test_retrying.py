@@ -58,8 +58,8 @@ def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None
     ],
 )
 def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], raised: int) -> None:
-    verdict = after_failure(replace(failed(), **values), SETTINGS, CARDS)  # type: ignore[arg-type]
-    assert (verdict.again, verdict.raised_mib, verdict.oom) == (True, raised, True)
+    decision = after_failure(replace(failed(), **values), SETTINGS, CARDS)  # type: ignore[arg-type]
+    assert (decision.again, decision.raised_mib, decision.oom) == (True, raised, True)
 
 
 def test_retries_an_oom_unchanged_without_any_known_memory() -> None:
@@ -119,8 +119,8 @@ def test_retries_of_failures_back_off_up_to_a_limit() -> None:
 
 
 def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
-    verdict = after_failure(failed(oom=3, oom_used=3, fail=2, fail_used=1), SETTINGS, CARDS)
-    assert verdict == Verdict(True, "OOM retries used up (3); retry 2 of 2 in 20 s", 20.0)
+    decision = after_failure(failed(oom=3, oom_used=3, fail=2, fail_used=1), SETTINGS, CARDS)
+    assert decision == Verdict(True, "OOM retries used up (3); retry 2 of 2 in 20 s", 20.0)
     none = after_failure(failed(oom=0, fail=1), SETTINGS, CARDS)
     assert none == Verdict(True, "retry 1 of 1 in 10 s", 10.0)
     first = after_failure(failed(oom=3, fail=2), SETTINGS, CARDS)
@@ -201,7 +201,7 @@ def test_a_failed_launch_uses_no_retries() -> None:
 
 
 def card(index: int, total: int | None, **values: object) -> Gpu:
-    sample = GpuSample(f"U{index}", index, "card", total, 0, 0.0, ())
+    sample = GpuSample(f"U{index}", index, "GPU", total, 0, 0.0, ())
     return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
 
 
@@ -272,15 +272,15 @@ def test_repeated_oom_retries_raise_memory_until_nothing_larger_fits(
 ) -> None:
     limits = Limits()
     attempt = replace(failed(oom=retries), vram=declared, peaks=peaks)
-    cards = Cards({"U0": total}, total - limits.margin_mib)
+    inventory = Cards({"U0": total}, total - limits.margin_mib)
     for used in range(retries + 2):
-        verdict = after_failure(attempt, SETTINGS, cards)
-        if not verdict.again:
+        decision = after_failure(attempt, SETTINGS, inventory)
+        if not decision.again:
             assert used == retries or (attempt.vram or 0) >= total - limits.margin_mib
             return
-        assert verdict.raised_mib is not None
-        assert (attempt.vram or 0) < verdict.raised_mib
+        assert decision.raised_mib is not None
+        assert (attempt.vram or 0) < decision.raised_mib
         world: Facts = facts(card(0, total))
-        assert could_fit(need_of(Ask(vram=verdict.raised_mib), world), total, limits)
-        attempt = replace(attempt, vram=verdict.raised_mib, oom_used=used + 1)
+        assert could_fit(need_of(Ask(vram=decision.raised_mib), world), total, limits)
+        attempt = replace(attempt, vram=decision.raised_mib, oom_used=used + 1)
     pytest.fail("it never gives up")

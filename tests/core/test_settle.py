@@ -56,8 +56,8 @@ def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
 def test_rule_1_the_result_decides_the_outcome(result: ResultNote, outcome: Outcome, state: JobState) -> None:
     end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
-    told = (result.exit_code, result.signal) if result.began else (None, None)
-    assert (end.exit_code, end.signal) == told
+    expected = (result.exit_code, result.signal) if result.began else (None, None)
+    assert (end.exit_code, end.signal) == expected
 
 
 def test_an_unreadable_folder_changes_nothing() -> None:
@@ -135,18 +135,20 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
     ]
     stopping = replace(live, job_state=JobState.STOPPING, stopping_at=995.0)
     assert settle(stopping, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
-    told = replace(stopping, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5)
-    assert settle(told, NOW, SETTINGS) == []
-    assert settle(replace(told, signalled_at=998.0), NOW, SETTINGS) == [act.Nudge(1)]
-    late = replace(told, signalled_at=998.0, stopping_at=1000.0 - 13.0)
+    notified = replace(
+        stopping, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5
+    )
+    assert settle(notified, NOW, SETTINGS) == []
+    assert settle(replace(notified, signalled_at=998.0), NOW, SETTINGS) == [act.Nudge(1)]
+    late = replace(notified, signalled_at=998.0, stopping_at=1000.0 - 13.0)
     assert settle(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
 def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
     stopped = replace(OPEN, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)))
     assert settle(stopped, NOW, SETTINGS) == [act.Move(7, 1, JobState.STOPPING)]
-    back = replace(OPEN, job_state=JobState.STOPPING, sighting=seen(claim="live", withdrawn=True))
-    assert settle(back, NOW, SETTINGS) == [act.Move(7, 1, JobState.RUNNING)]
+    withdrawn = replace(OPEN, job_state=JobState.STOPPING, sighting=seen(claim="live", withdrawn=True))
+    assert settle(withdrawn, NOW, SETTINGS) == [act.Move(7, 1, JobState.RUNNING)]
 
 
 def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
@@ -161,9 +163,9 @@ def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
     end = closed(replace(swept, dead_at=939.0))
     assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
     assert "44" in (end.reason or "")
-    gone = closed(replace(dead, survivors=()))
-    assert (gone.outcome, gone.state) == (Outcome.INTERRUPTED, JobState.HELD)
-    assert gone.reason == "its runner was killed; `retry 7` runs it again"
+    interrupted = closed(replace(dead, survivors=()))
+    assert (interrupted.outcome, interrupted.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert interrupted.reason == "its runner was killed; `retry 7` runs it again"
     restarted = closed(replace(dead, survivors=(), boot_id="another"))
     assert "the machine was restarted" in (restarted.reason or "")
 
@@ -193,8 +195,8 @@ def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
 def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) -> None:
-    gone = seen(is_there=False)
-    lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0, sighting=gone)
+    removed = seen(is_there=False)
+    lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0, sighting=removed)
     assert needs_scan(lost, NOW)
     assert settle(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
         act.NoteDead(1),
@@ -272,12 +274,12 @@ def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> 
     moved = act.Move(7, 1, JobState.STOPPING)
     assert settle(attempt, NOW, SETTINGS) == [moved, act.WriteStop(1, "cancelled", 3.0)]
     assert settle(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
-    told = replace(
+    notified = replace(
         attempt, job_state=JobState.STOPPING, sighting=replace(INVALID, stop=StopNote("cancelled", 3.0))
     )
-    assert settle(told, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
-    assert settle(replace(told, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    end = closed(replace(told, survivors=()))
+    assert settle(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert settle(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    end = closed(replace(notified, survivors=()))
     assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
@@ -301,9 +303,9 @@ def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
 def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
     slow = StopNote("cancelled", 60.0)
     live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
-    told = replace(live, sighting=seen(claim="live", stop=slow), signalled_at=998.0)
-    assert settle(told, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
-    longer = replace(told, cancel=Cancel("cancelled", 90.0))
+    notified = replace(live, sighting=seen(claim="live", stop=slow), signalled_at=998.0)
+    assert settle(notified, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
+    longer = replace(notified, cancel=Cancel("cancelled", 90.0))
     assert settle(longer, NOW, SETTINGS) == [act.Nudge(1)]
 
 

@@ -22,7 +22,7 @@ RUNNING = Attempt(
 
 
 def gpu(index: int, *processes: GpuProcess, owners: dict[int, int | None] | None = None) -> Gpu:
-    sample = GpuSample(f"U{index}", index, "card", 24576, 0, 0.0, processes)
+    sample = GpuSample(f"U{index}", index, "GPU", 24576, 0, 0.0, processes)
     return Gpu(f"U{index}", index, False, sample, 1.0, 0.0, owners or {}, foreign_load_at=1.0)
 
 
@@ -48,20 +48,20 @@ def test_reports_every_gpu_including_unmanaged_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "attempt"),
+    ("sampled", "attempt"),
     [
         (gpu(0, GpuProcess(71, 300), owners={71: 1}), RUNNING),
         (gpu(2, GpuProcess(71, 300), owners={71: None}), RUNNING),
         (gpu(2, GpuProcess(71, 300), owners={71: 99}), RUNNING),
         (gpu(2, GpuProcess(71, 300, graphics_only=True), owners={71: 1}), RUNNING),
-        (replace(HERE, sample=GpuSample("U2", 2, "card", 24576, 300, 0.0, None)), RUNNING),
+        (replace(HERE, sample=GpuSample("U2", 2, "GPU", 24576, 300, 0.0, None)), RUNNING),
         (replace(HERE, sample=None), RUNNING),
         (HERE, replace(RUNNING, outcome=Outcome.COMPLETED, released_at=1.0)),
     ],
     ids=["its own", "foreign", "unknown", "a display", "no list", "no sample", "ended"],
 )
-def test_ignores_processes_that_are_not_misplaced(seen: Gpu, attempt: Attempt) -> None:
-    assert strays(facts(seen, attempt=attempt)) == []
+def test_ignores_processes_that_are_not_misplaced(sampled: Gpu, attempt: Attempt) -> None:
+    assert strays(facts(sampled, attempt=attempt)) == []
 
 
 def test_the_message_names_both_gpus() -> None:
