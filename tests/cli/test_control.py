@@ -45,7 +45,7 @@ def test_with_a_scheduler_up_the_answers_are_printed(desk: Desk) -> None:
         assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
         code, out, err = desk.run("cancel", job)
         assert (code, out) == (1, "")
-        assert err == f"gpu-scheduler: job {job} is finished already (cancelled)\n"
+        assert err == f"gpu-scheduler: job {job} is already finished (cancelled)\n"
         assert desk.run("retry", job) == (0, f"job {job}: queued again\n", "")
         assert desk.run("release", job)[0] == 1
         assert desk.state(job) == "queued"
