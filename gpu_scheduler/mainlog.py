@@ -39,9 +39,9 @@ class MainLog(RotatingFileHandler):
             self._let_go()
         super().emit(record)
         if self._problem is not None and not self._failed:
-            lost = f"{self._lost} line{'' if self._lost == 1 else 's'}"
+            lines = f"{self._lost} line{'' if self._lost == 1 else 's'}"
             self._problem, self._lost = None, 0
-            self._say(f"the main log {self.baseFilename} can be written again; {lost} missing")
+            self._say(f"the main log {self.baseFilename} can be written again; {lines} missing")
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Reports an OSError once per problem. Called by `emit` in its except clause."""

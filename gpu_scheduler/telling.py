@@ -62,9 +62,9 @@ class Telling:
         self._verbose = verbose
         newest = events.newest(store)
         # Never beyond the newest event: a power cut may have lost some that were reported.
-        told = [min(id, newest) for id in json.loads(store.db.meta(_TOLD) or f"[{newest}, {newest}]")]
-        self._logged, journaled = told
-        self._remembered = told
+        positions = [min(id, newest) for id in json.loads(store.db.meta(_TOLD) or f"[{newest}, {newest}]")]
+        self._logged, journaled = positions
+        self._remembered = positions
         self._run = _Run(store, newest)
         self._peaks = {
             (row["id"], uuid): mib
@@ -140,13 +140,13 @@ class Telling:
                 log.info("job %d gpu%d %d MiB (peak so far%s)", action.job_id, gpu, mib, declared)
 
     def _remember(self) -> None:
-        told = [self._logged, self._journal.at]
-        if told == self._remembered:
+        positions = [self._logged, self._journal.at]
+        if positions == self._remembered:
             return
         # A power cut may lose this write: the journal itself then shows how far it goes.
         with self._store.db.transaction(synced=False) as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_TOLD, json.dumps(told)))
-        self._remembered = told
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_TOLD, json.dumps(positions)))
+        self._remembered = positions
 
     def _try(self, name: str, write: Callable[[], None], now: float) -> None:
         """Writes an output unless a retry is not due yet; logs each problem once."""

@@ -72,12 +72,12 @@ def _gpus(board: Board) -> Iterator[str]:
         load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f}"
         used = "?" if gpu.used_mib is None else str(gpu.used_mib)
         total = "?" if gpu.total_mib is None else str(gpu.total_mib)
-        booked = (
+        allocated = (
             f"allocated {format_share(gpu.share)}, {'?' if gpu.booked_mib is None else gpu.booked_mib} MiB"
         )
         fault = f": {visible(gpu.fault)}" if gpu.fault else ""
         yield (
-            f"gpu{gpu.index}  {used}/{total} MiB  load {load}%  {booked}  {gpu.state}{fault}"
+            f"gpu{gpu.index}  {used}/{total} MiB  load {load}%  {allocated}  {gpu.state}{fault}"
             f"  {visible(gpu.name)}"
         )
 
@@ -109,10 +109,10 @@ def _running(board: Board, job: JobShown) -> str:
     if use is None:
         return words
     each = zip(use.gpus, use.now, use.peaks, strict=True)
-    seen = ", ".join(f"gpu{gpu}:{_used(now, peak)}" for gpu, now, peak in each)
+    memory = ", ".join(f"gpu{gpu}:{_used(now, peak)}" for gpu, now, peak in each)
     declared = [f"share {format_share(use.share)}"] if use.share else []
     declared += [f"declared {use.declared}"] if use.declared is not None else []
-    return f"{words}  {seen} MiB now/peak, {', '.join(declared) or 'no declaration'}"
+    return f"{words}  {memory} MiB now/peak, {', '.join(declared) or 'no declaration'}"
 
 
 def _used(now: int | None, peak: int | None) -> str:

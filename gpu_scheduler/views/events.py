@@ -192,8 +192,8 @@ def _exceeded(event: Event) -> str:
 
 
 def _above(event: Event) -> str:
-    seen, declared = event.data["observed"], event.data["declared"]
-    return f"+{round(100 * (seen - declared) / declared)}%"
+    observed, declared = event.data["observed"], event.data["declared"]
+    return f"+{round(100 * (observed - declared) / declared)}%"
 
 
 def _ended(event: Event, tolerance: float) -> Told:

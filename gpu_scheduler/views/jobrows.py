@@ -26,8 +26,8 @@ def running(job: JobShown, now: float) -> Entry:
     """Returns the row of a job with an open attempt, with its last output line."""
     took = "" if job.started_at is None else elapsed(now - job.started_at)
     # The end of a progress bar is as informative as its beginning.
-    told = ["window closed"] * job.window_closed + [_text(job.last_line)] * bool(job.last_line)
-    last = Cell("; ".join(told), keeps_end=True) if told else Cell(_text(job.reason), YELLOW)
+    parts = ["window closed"] * job.window_closed + [_text(job.last_line)] * bool(job.last_line)
+    last = Cell("; ".join(parts), keeps_end=True) if parts else Cell(_text(job.reason), YELLOW)
     return _entry(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
 
 
@@ -50,8 +50,8 @@ def finished(job: JobShown, now: float) -> Entry:
     colour = of_outcome(outcome)
     about = Cell(_text(job.reason), colour if colour == RED else "")
     if not job.reason and outcome == Outcome.FAILED.value:
-        told = outcome_words(outcome, job.exit_code, job.signal)
-        about = Cell(told.partition(", ")[2], colour)
+        text = outcome_words(outcome, job.exit_code, job.signal)
+        about = Cell(text.partition(", ")[2], colour)
     if not about.text:
         about = Cell(ago(job.finished_at, now), FAINT)
     return _entry(job, Cell(state_word(outcome), colour), took, about)
@@ -73,14 +73,14 @@ def grouped(jobs: Iterable[JobShown], now: float) -> list[Entry]:
 def below(job: JobShown) -> list[str]:
     """Returns lines with the details of a job: memory, session, window, log, warnings."""
     closed = f"closed; `logs {job.id} -f` follows the job" if job.window_closed else None
-    told = [
+    details = [
         ("memory", memory_words(job.peaks, job.vram_declared)),
         ("session", job.session),
         ("window", closed),
         ("log", job.log),
         *(("warning", text) for text in job.warnings),
     ]
-    return [f"{name} {visible(text)}" for name, text in told if text]
+    return [f"{name} {visible(text)}" for name, text in details if text]
 
 
 def _entry(job: JobShown, state: Cell, time: str, about: Cell) -> Entry:

@@ -90,8 +90,8 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         peaks=peaks_of(attempt, context.indices),
     )
     fact = context.open.get(attempt["id"])
-    seen = values if fact is None else _as_seen(values, fact, context)
-    return replace(seen, reason=_not_begun(attempt)) if seen.state == JobState.STARTING.value else seen
+    view = values if fact is None else _as_seen(values, fact, context)
+    return replace(view, reason=_not_begun(attempt)) if view.state == JobState.STARTING.value else view
 
 
 def _not_begun(attempt: Row) -> str | None:
@@ -104,15 +104,15 @@ def _not_begun(attempt: Row) -> str | None:
 def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
     """Returns the warnings about an attempt: memory use above its declaration, and processes on GPUs that
     were not allocated to it."""
-    told = [_exceeded(attempt, uuid, indices) for uuid in json.loads(attempt["exceeded"])]
+    texts = [_exceeded(attempt, uuid, indices) for uuid in json.loads(attempt["exceeded"])]
     strays = json.loads(attempt["strays"])
     if strays:
         from gpu_scheduler.core.strays import stray_words
 
-        given = indices_of(attempt, indices)
+        allocated = indices_of(attempt, indices)
         job = f"job {attempt['job_id']}"
-        told += [f"{job} {stray_words(given, indices.get(uuid, -1), pid)}" for uuid, pid in strays]
-    return tuple(told)
+        texts += [f"{job} {stray_words(allocated, indices.get(uuid, -1), pid)}" for uuid, pid in strays]
+    return tuple(texts)
 
 
 def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
@@ -156,9 +156,9 @@ def _retry_is_due(job: Row, context: Context) -> bool:
 
 def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
     state = JobState(job["state"])
-    wish = context.wished.get(job["id"])
-    if wish is not None:
-        return f"{wish} requested; waiting for the scheduler"
+    request = context.wished.get(job["id"])
+    if request is not None:
+        return f"{request} requested; waiting for the scheduler"
     if (job["reason"] and not _retry_is_due(job, context)) or state not in WAITING:
         return str(job["reason"]) if job["reason"] else None
     if state is JobState.HELD:
@@ -198,13 +198,13 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
     from gpu_scheduler.core.facts import Settings
     from gpu_scheduler.core.settle import has_no_runner, settle
 
-    seen = attempt.sighting
-    closed = values.window_closed or seen.window is False
-    session = None if closed else seen.session or values.session
-    values = replace(values, session=session, window_closed=closed, log=values.log or seen.log)
-    if seen.claim != "none":
-        told = tuple(f"job {attempt.job_id}: {text}" for text in seen.strange)
-        values = replace(values, warnings=(*values.warnings, *told))
+    status = attempt.sighting
+    closed = values.window_closed or status.window is False
+    session = None if closed else status.session or values.session
+    values = replace(values, session=session, window_closed=closed, log=values.log or status.log)
+    if status.claim != "none":
+        anomalies = tuple(f"job {attempt.job_id}: {text}" for text in status.strange)
+        values = replace(values, warnings=(*values.warnings, *anomalies))
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     # Front ends do not scan processes, on which the outcome of an attempt without a known runner depends.
     survivors = None if has_no_runner(attempt) else ()

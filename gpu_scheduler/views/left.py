@@ -17,11 +17,11 @@ _LONGEST = 200
 
 def left_words(malformed: Sequence[MalformedShown], jobs: Sequence[JobShown]) -> str:
     """Lists the malformed lines, then the unfinished jobs; returns "" if there are none."""
-    told = [*map(_line, malformed[:MOST]), *map(_job, jobs)][:MOST]
-    more = len(malformed) + len(jobs) - len(told)
+    items = [*map(_line, malformed[:MOST]), *map(_job, jobs)][:MOST]
+    more = len(malformed) + len(jobs) - len(items)
     if more:
-        told.append(f"and {more:,} more (see `status --all`)")
-    return "; ".join(told)
+        items.append(f"and {more:,} more (see `status --all`)")
+    return "; ".join(items)
 
 
 def _line(line: MalformedShown) -> str:

@@ -118,16 +118,16 @@ def table(columns: Sequence[Column], entries: Sequence[Entry], width: int | None
 
 def printed(line: Line, screen: Screen) -> str:
     """Renders a line, never wider than the screen."""
-    told, room = [], screen.width
+    parts, room = [], screen.width
     for cell in line:
         text = cell.text
         if room is not None and not (cell.is_path and screen.rows is None):
             text = cut_in_the_middle(text, room) if cell.keeps_end else cut(text, room)
             room -= columns_of(text)
-        told.append(painted(text, cell.colour) if screen.colour else text)
+        parts.append(painted(text, cell.colour) if screen.colour else text)
         if room is not None and room <= 0:
             break
-    return "".join(told)
+    return "".join(parts)
 
 
 def _room(at: int, sizes: Sequence[int], width: int) -> int:

@@ -29,10 +29,10 @@ class Linted:
 def to_text(linted: Linted) -> str:
     """Formats every line in order, then the counts by kind."""
     blocks = [(line.number, _line(linted.path, line)) for line in linted.lines]
-    told: set[str | None] = set()
+    shown: set[str | None] = set()
     for bad in linted.malformed:
-        blocks.append((bad.number, _bad(bad, bad.accepted not in told)))
-        told.add(bad.accepted)
+        blocks.append((bad.number, _bad(bad, bad.accepted not in shown)))
+        shown.add(bad.accepted)
     same = sum(line.same_as is not None for line in linted.lines)
     warned = sum(bool(line.warnings) for line in linted.lines)
     counts = [plural(len(linted.lines) - same, "job")]

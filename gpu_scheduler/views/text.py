@@ -113,13 +113,13 @@ def _numbers(report: Report) -> dict[JobState | Outcome, int]:
 def _head(report: Report, screen: Screen, *, everything: bool, verbose: bool, clock: str) -> list[Line]:
     first = [*_summary(report)]
     up = "" if report.pid is None else f"scheduler {pid_words(report.pid)}"
-    told = sum(columns_of(cell.text) for cell in first)
-    fits = screen.width is None or told + 2 + len(up) + len(clock) + 2 <= screen.width
+    used = sum(columns_of(cell.text) for cell in first)
+    fits = screen.width is None or used + 2 + len(up) + len(clock) + 2 <= screen.width
     if up and fits:
         first.append(Cell(f"; {up}"))
-        told += len(up) + 2
-    if clock and screen.width is not None and told + 2 + len(clock) <= screen.width:
-        first.append(Cell(f"{clock:>{screen.width - told}}"))
+        used += len(up) + 2
+    if clock and screen.width is not None and used + 2 + len(clock) <= screen.width:
+        first.append(Cell(f"{clock:>{screen.width - used}}"))
     lines: list[Line] = [first]
     if up and not fits:
         lines.append([Cell(up)])
@@ -184,11 +184,11 @@ def _warnings(report: Report) -> list[str]:
 def _malformed(report: Report) -> Iterator[str]:
     """Yields the malformed lines: number, reason, then the text. The accepted form follows only the first
     line that it applies to."""
-    told: set[str] = set()
+    shown: set[str] = set()
     for bad in report.malformed:
-        is_new = bad.accepted and bad.accepted not in told
+        is_new = bad.accepted and bad.accepted not in shown
         accepted = f" (accepted: {visible(bad.accepted or '')})" if is_new else ""
-        told.add(bad.accepted or "")
+        shown.add(bad.accepted or "")
         where = f"{visible(posixpath.basename(bad.path))}:{bad.number}"
         line = f"{visible(shortened(bad.reason))}{accepted}: {visible(shortened(bad.text))}"
         yield f"Malformed: {where}: {line}"

@@ -104,8 +104,8 @@ def memory_words(peaks: Mapping[int, int], declared: int | None) -> str:
     18432 MiB" before the first measurement; "" if neither is known."""
     if not peaks and declared is None:
         return ""
-    told = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
-    peak = ", ".join(told) if len(told) > 1 else str(max(peaks.values(), default="?"))
+    parts = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
+    peak = ", ".join(parts) if len(parts) > 1 else str(max(peaks.values(), default="?"))
     return f"{peak} MiB" if declared is None else f"{peak} of {declared} MiB"
 
 
@@ -126,8 +126,8 @@ def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> st
 
 def explanation(reason: str | None, exit_code: int | None, signal: int | None) -> str:
     """Returns the reason of an end without the exit code or signal, which `outcome_words` already names."""
-    told = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
-    return "" if reason is None or reason == told else reason.removeprefix(f"{told}: ")
+    known = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
+    return "" if reason is None or reason == known else reason.removeprefix(f"{known}: ")
 
 
 def plural(count: int, noun: str) -> str:

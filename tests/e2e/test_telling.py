@@ -1,4 +1,4 @@
-"""The journal, the board and `events` of a real scheduler that is killed and started again."""
+"""The journal, the status board and `events` of a real scheduler that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 
-def test_they_agree_over_a_kill(world: World) -> None:
+def test_journal_board_and_events_agree_after_a_kill(world: World) -> None:
     world.append("[share=0.5] echo one", "[share=0.5] sleep 600", "[hold] echo three")
     world.start()
     world.finished(1)
@@ -21,7 +21,7 @@ def test_they_agree_over_a_kill(world: World) -> None:
         text = board.read_text()
         return all(re.search(f"^{row}", text, re.MULTILINE) for row in rows)
 
-    # What is on the board is remembered as told; of what was told since, a kill has the log say it twice.
+    # Events on the board are saved as reported; those logged later are logged again after a kill.
     wait_for(lambda: shows(r"▶ job 2  gpu \[0\] ", r"✓ job 1  \[OK\]"), "both jobs on the board")
     assert shows(r"· job 3  held by its line — echo three$")
     assert world.end(signal.SIGKILL) == -signal.SIGKILL
@@ -35,7 +35,7 @@ def test_they_agree_over_a_kill(world: World) -> None:
     assert journal == world.ok("events", "--jsonl")
     events = [json.loads(line) for line in journal.splitlines()]
     assert [one["id"] for one in events] == list(range(1, len(events) + 1))
-    # A job that ends at once may never be seen to run.
+    # A job that ends at once may never be observed running.
     kinds = [one["event"] for one in events if one["job"] == 1 and one["event"] != "running"]
     assert kinds == ["queued", "starting", "finished"]
     assert len(re.findall(r"job 1 finished \[OK\]", world.said())) == 1

@@ -1,4 +1,4 @@
-"""`start` on a real terminal, and what a pipe and the main log get at the same time."""
+"""The output of `start` on a real terminal, in a pipe and in the main log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAR = "python3 -c 'for n in range(101): print(end=chr(13) + str(n) + chr(37))'; 
 
 
 def drained_on_terminal(world: World, **env: str) -> list[str]:
-    """The lines of a terminal of 80 columns in which a scheduler has run its jobs."""
+    """Runs a scheduler until its jobs are done on a terminal of 80 columns; returns the terminal's lines."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
@@ -53,7 +53,7 @@ def jobs(world: World) -> World:
     return world
 
 
-def test_a_terminal_gets_short_coloured_lines_and_the_log_file_full_ones(jobs: World) -> None:
+def test_terminal_lines_are_short_and_coloured_and_log_lines_full(jobs: World) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="utf-8")
     clock = r"\x1b\[2m\d\d:\d\d:\d\d\x1b\[0m  "
     found(lines, rf"{clock}· job 1 bar: queued: jobs.txt, line 1")
@@ -71,14 +71,14 @@ def test_a_terminal_gets_short_coloured_lines_and_the_log_file_full_ones(jobs: W
     assert "jobs.txt, line 2: job 2: exit 7\n" in main_log
 
 
-def test_no_color_and_an_encoding_without_the_marks_are_obeyed(jobs: World) -> None:
+def test_obeys_no_color_and_an_ascii_encoding(jobs: World) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="ascii", NO_COLOR="1")
     found(lines, r"\d\d:\d\d:\d\d  \+ job 1 bar: finished \[OK\] .*")
     found(lines, r"\d\d:\d\d:\d\d  x job 2 bad: finished \[FAILED\] .*")
     assert not any("\x1b" in line or "\\u" in line for line in lines)
 
 
-def test_a_pipe_gets_full_lines(jobs: World) -> None:
+def test_pipe_gets_full_lines(jobs: World) -> None:
     done = jobs.cli("start", "--simulate", "1", "--log-dir", "logs", "--drain")
     assert done.returncode == 7
     assert re.search(

@@ -1,4 +1,4 @@
-"""The lines on the terminal of `start`."""
+"""The terminal output of `start`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 
 
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> str:
-    """Returns the console's output for a direct job that runs this."""
+    """Returns the console output of a direct job that runs the command."""
     rig, console = Rig(tmp_path), Console()
     job = rig.add(command)
     rig.tick()
@@ -44,7 +44,7 @@ def test_a_progress_bar_is_printed_at_most_once_a_second_and_its_last_frame_whol
     assert lines[len(frames) - 1 : len(frames) + 2] == end
 
 
-def test_all_output_of_an_attempt_comes_before_its_end_is_told(
+def test_prints_all_output_of_an_attempt_before_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, console = Rig(tmp_path), Console()
@@ -59,18 +59,18 @@ def test_all_output_of_an_attempt_comes_before_its_end_is_told(
     assert (len(lines), lines[-1]) == (3002, "drained")
 
 
-def test_a_last_line_without_a_newline_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_a_last_line_without_newline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[job 1] one\n[job 1] two\n" in output(tmp_path, capsys, "echo one; printf two")
 
 
-def test_a_very_long_line_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncates_a_very_long_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = output(tmp_path, capsys, "head -c 5000000 /dev/zero | tr '\\0' x; echo; echo after")
     first, second = out.splitlines()[:2]
     assert re.fullmatch(r"\[job 1\] x{4096}…", first)
     assert second == "[job 1] after"
 
 
-def test_only_colours_of_a_job_act_on_the_terminal_of_start(
+def test_job_output_keeps_colours_but_no_other_escape_sequences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = r"\033]0;owned\007one\033[2J\n\033[31mtwo\033[6n\033]52;c;aGk=\nthree\007\n"
@@ -78,7 +78,7 @@ def test_only_colours_of_a_job_act_on_the_terminal_of_start(
     assert out.startswith("[job 1] one\n[job 1] \x1b[31mtwo\x1b[0m\n[job 1] three\n")
 
 
-def test_the_header_of_a_log_is_text_of_one_line_each(tmp_path: Path) -> None:
+def test_log_header_escapes_the_command_to_one_line(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     job = rig.add("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
     rig.tick()
@@ -89,7 +89,7 @@ def test_the_header_of_a_log_is_text_of_one_line_each(tmp_path: Path) -> None:
     assert (first, second) == (b"# job 1, attempt 1: " + shown, b"# command: " + shown)
 
 
-def test_of_output_that_comes_too_fast_the_last_is_printed(
+def test_prints_only_the_end_of_output_that_comes_too_fast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, console = Rig(tmp_path), Console()
@@ -103,9 +103,7 @@ def test_of_output_that_comes_too_fast_the_last_is_printed(
     assert lines[1] == "[job 1] last"
 
 
-def test_lines_are_printed_again_once_a_full_disk_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prints_again_once_a_full_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         is_full = True
 

@@ -32,7 +32,7 @@ from tests.loop.hands import Hands
 
 
 class Desk:
-    """A record with two GPUs, and what tells of it; `new` is a restart."""
+    """A store with two GPUs and its event reporter; `new` restarts the reporter."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class Desk:
         return self.store.home.folder / "status.txt"
 
     def ids(self, path: Path | None = None) -> list[int]:
-        """The ids in the journal, each a whole line of JSON."""
+        """Returns the ids in the journal; every line must be complete JSON."""
         text = (path or self.journal).read_text()
         assert text.endswith("\n")
         return [json.loads(line)["id"] for line in text.splitlines()]
@@ -87,335 +87,329 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def harness(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     yield made
     made.store.close()
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What was logged at info and above since the last call."""
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns a function that returns the lines logged at info and above since its last call."""
     caplog.set_level(logging.INFO)
 
-    def told() -> list[str]:
+    def take() -> list[str]:
         lines = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return lines
 
-    return told
+    return take
 
 
-def test_each_start_says_how_many_jobs_wait_no_more(desk: Desk, said: Callable[[], list[str]]) -> None:
-    jobs = [desk.job(f"echo {n}") for n in range(3)]
-    desk.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
-    desk.telling.told(act.WishDone(1, ""))
-    assert said() == [
+def test_start_lines_count_dispatched_jobs(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    jobs = [harness.job(f"echo {n}") for n in range(3)]
+    harness.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
+    harness.telling.told(act.WishDone(1, ""))
+    assert logged() == [
         "job 1 starts on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
         "job 2 starts on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
     ]
-    desk.turn()
-    assert said() == []
+    harness.turn()
+    assert logged() == []
 
 
-def test_the_count_of_dispatched_jobs_never_goes_down(desk: Desk, said: Callable[[], list[str]]) -> None:
-    job, other = desk.job("echo a"), desk.job("echo b")
-    attempt = desk.start(job)
-    desk.turn()
-    desk.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
-    desk.start(other)
-    desk.start(job)
-    desk.turn()
-    told = [line for line in said() if "dispatched" in line]
+def test_dispatched_count_never_decreases(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    job, other = harness.job("echo a"), harness.job("echo b")
+    attempt = harness.start(job)
+    harness.turn()
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+    harness.start(other)
+    harness.start(job)
+    harness.turn()
+    told = [line for line in logged() if "dispatched" in line]
     assert ["1/2" in told[0], "2/2" in told[1], "2/2" in told[2]] == [True, True, True]
 
 
-def test_jobs_that_ran_when_the_scheduler_came_up_stay_dispatched(
-    desk: Desk, said: Callable[[], list[str]]
-) -> None:
-    running, other = desk.job("echo a"), desk.job("echo b")
-    attempt = desk.start(running)
-    desk.turn()
-    desk.new()
-    said()
-    _again(desk, running, attempt)
-    desk.start(other)
-    desk.start(running)
-    desk.turn()
-    assert ["(2/2 dispatched" in line for line in said() if "dispatched" in line] == [True, True]
+def test_jobs_running_at_startup_stay_dispatched(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    running, other = harness.job("echo a"), harness.job("echo b")
+    attempt = harness.start(running)
+    harness.turn()
+    harness.new()
+    logged()
+    _again(harness, running, attempt)
+    harness.start(other)
+    harness.start(running)
+    harness.turn()
+    assert ["(2/2 dispatched" in line for line in logged() if "dispatched" in line] == [True, True]
 
 
-def test_a_launch_that_fails_is_not_called_started(desk: Desk, said: Callable[[], list[str]]) -> None:
-    job = desk.job("echo a")
-    attempt = desk.start(job)
-    desk.record(act.Close(job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason="no script"))
-    desk.turn()
-    assert [line.partition(" (")[0] for line in said()] == [
+def test_failed_launch_is_logged_as_not_started(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    job = harness.job("echo a")
+    attempt = harness.start(job)
+    harness.record(act.Close(job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason="no script"))
+    harness.turn()
+    assert [line.partition(" (")[0] for line in logged()] == [
         "job 1 starts on gpu [0]",
         "job 1 not started, queued again — no script",
     ]
 
 
-def test_the_end_of_an_attempt_is_announced_before_it_is_told(
-    desk: Desk, said: Callable[[], list[str]]
+def test_calls_back_before_logging_the_end_of_an_attempt(
+    harness: Desk, logged: Callable[[], list[str]]
 ) -> None:
     ended: list[tuple[int, int, list[str]]] = []
-    desk.telling = Telling(
-        desk.store, desk.clock, Settings(), None,
-        ended=lambda job, number: ended.append((job, number, said())),
+    harness.telling = Telling(
+        harness.store, harness.clock, Settings(), None,
+        ended=lambda job, number: ended.append((job, number, logged())),
     )  # fmt: skip
-    job = desk.job("echo a")
-    desk.end(job, desk.start(job))
-    desk.turn()
+    job = harness.job("echo a")
+    harness.end(job, harness.start(job))
+    harness.turn()
     [(ended_job, number, told_before)] = ended
     assert (ended_job, number, len(told_before)) == (job, 1, 1)
-    assert "finished [OK]" in said()[0]
+    assert "finished [OK]" in logged()[0]
 
 
-def _again(desk: Desk, job: int, attempt: int) -> None:
-    """It waits once more."""
-    desk.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+def _again(harness: Desk, job: int, attempt: int) -> None:
+    """Queues the job again."""
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
 
 
-def _finished(desk: Desk, job: int, attempt: int) -> None:
-    """One that never started is cancelled."""
-    desk.record(act.Finish(desk.job("echo other"), Outcome.CANCELLED, "why not"))
+def _finished(harness: Desk, job: int, attempt: int) -> None:
+    """Cancels another job that never started."""
+    harness.record(act.Finish(harness.job("echo other"), Outcome.CANCELLED, "why not"))
 
 
-def _retried(desk: Desk, job: int, attempt: int) -> None:
-    """It has finished in this run, and runs once more."""
-    desk.end(job, attempt)
-    desk.record(act.Requeue(job, "asked for"))
+def _retried(harness: Desk, job: int, attempt: int) -> None:
+    """Finishes the job in this run, then retries it."""
+    harness.end(job, attempt)
+    harness.record(act.Requeue(job, "asked for"))
 
 
 @pytest.mark.parametrize(
     ("then", "told"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
 )
-def test_of_several_events_that_are_told_together_each_has_the_count_of_its_moment(
-    desk: Desk, said: Callable[[], list[str]], then: Callable[[Desk, int, int], None], told: list[str]
+def test_events_logged_together_have_the_count_of_their_moment(
+    harness: Desk, logged: Callable[[], list[str]], then: Callable[[Desk, int, int], None], told: list[str]
 ) -> None:
-    job, last = desk.job("echo a"), desk.job("echo last")
-    then(desk, job, desk.start(job))
-    desk.start(last)
-    desk.turn()
-    lines = [line for line in said() if "dispatched" in line]
+    job, last = harness.job("echo a"), harness.job("echo last")
+    then(harness, job, harness.start(job))
+    harness.start(last)
+    harness.turn()
+    lines = [line for line in logged() if "dispatched" in line]
     assert [line.partition("(")[2].partition(" ")[0] for line in lines] == told
 
 
-def test_jobs_that_were_finished_when_it_came_up_are_none_of_this_run(
-    desk: Desk, said: Callable[[], list[str]]
-) -> None:
-    old, kept = desk.job("echo old"), desk.job("echo kept")
+def test_jobs_finished_before_startup_do_not_count(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    old, kept = harness.job("echo old"), harness.job("echo kept")
     for job in (old, kept):
-        desk.end(job, desk.start(job))
-    desk.turn()
-    desk.new()
-    said()
-    new = desk.job("echo new")
-    desk.start(new)
-    desk.turn()
-    assert "(1/1 dispatched" in said()[0]
-    # One of them runs again: now it is.
-    desk.record(act.Requeue(old, "asked for"))
-    desk.turn()
-    desk.end(new, 3)
-    desk.start(old)
-    desk.turn()
-    told = said()
+        harness.end(job, harness.start(job))
+    harness.turn()
+    harness.new()
+    logged()
+    new = harness.job("echo new")
+    harness.start(new)
+    harness.turn()
+    assert "(1/1 dispatched" in logged()[0]
+    # One of them is retried: now it counts.
+    harness.record(act.Requeue(old, "asked for"))
+    harness.turn()
+    harness.end(new, 3)
+    harness.start(old)
+    harness.turn()
+    told = logged()
     assert told[0] == "job 1 queued: asked for"
     assert "(2/2 dispatched" in told[-1]
-    # And one of this run, once more.
-    desk.record(act.Requeue(new, "asked for"))
-    desk.start(new)
-    desk.turn()
-    assert "(2/2 dispatched" in said()[-1]
+    # A job of this run is retried.
+    harness.record(act.Requeue(new, "asked for"))
+    harness.start(new)
+    harness.turn()
+    assert "(2/2 dispatched" in logged()[-1]
 
 
-def test_a_job_that_runs_again_is_counted_once_however_often_it_is_held(
-    desk: Desk, said: Callable[[], list[str]]
+def test_retried_job_counts_once_however_often_it_is_held(
+    harness: Desk, logged: Callable[[], list[str]]
 ) -> None:
-    old = desk.job("echo old")
-    desk.end(old, desk.start(old))
-    desk.turn()
-    desk.new()
+    old = harness.job("echo old")
+    harness.end(old, harness.start(old))
+    harness.turn()
+    harness.new()
     for _ in range(2):
-        desk.record(act.Requeue(old, "asked for"))
-        desk.record(act.Hold(old, "user", "held by the user"))
-    desk.record(act.Requeue(old, "asked for"))
-    desk.start(old)
-    desk.turn()
-    assert "(1/1 dispatched" in said()[-1]
+        harness.record(act.Requeue(old, "asked for"))
+        harness.record(act.Hold(old, "user", "held by the user"))
+    harness.record(act.Requeue(old, "asked for"))
+    harness.start(old)
+    harness.turn()
+    assert "(1/1 dispatched" in logged()[-1]
 
 
-def test_what_a_killed_scheduler_recorded_and_did_not_say_is_said_by_the_next(
-    desk: Desk, said: Callable[[], list[str]]
+def test_restart_logs_events_that_a_killed_scheduler_did_not_log(
+    harness: Desk, logged: Callable[[], list[str]]
 ) -> None:
-    job = desk.job("echo a")
-    desk.start(job)
-    desk.turn()
-    said()
-    desk.record(act.Hold(desk.job("echo b"), "user", "held by the user"))
-    desk.new()
-    desk.turn()
-    desk.turn()
-    assert said() == ["job 2 held: held by the user"]
-    assert desk.ids() == desk.events()
+    job = harness.job("echo a")
+    harness.start(job)
+    harness.turn()
+    logged()
+    harness.record(act.Hold(harness.job("echo b"), "user", "held by the user"))
+    harness.new()
+    harness.turn()
+    harness.turn()
+    assert logged() == ["job 2 held: held by the user"]
+    assert harness.ids() == harness.events()
 
 
-def test_a_record_that_was_never_told_of_is_not_told_from_its_beginning(
-    desk: Desk, said: Callable[[], list[str]]
-) -> None:
-    desk.start(desk.job())
-    desk.new()
-    desk.turn()
-    assert said() == []
-    assert not desk.journal.exists()
+def test_first_reporter_does_not_log_earlier_events(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    harness.start(harness.job())
+    harness.new()
+    harness.turn()
+    assert logged() == []
+    assert not harness.journal.exists()
 
 
-def test_what_is_told_only_where_it_is_asked_for(desk: Desk, said: Callable[[], list[str]]) -> None:
-    job = desk.job()
-    attempt = desk.start(job, vram=9000)
-    desk.new(verbose=True)
+def test_logs_growing_peaks_only_if_verbose(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    job = harness.job()
+    attempt = harness.start(job, vram=9000)
+    harness.new(verbose=True)
     for mib in (0, 3000, 2000, 3001):
         use = act.NoteUse(job, attempt, float(mib), (("U0", mib, 50.0), ("U1", None, None)))
-        desk.record(use)
-        desk.telling.told(use)
-    assert said() == [
+        harness.record(use)
+        harness.telling.told(use)
+    assert logged() == [
         "job 1 gpu0 3000 MiB (peak so far; declared 9000)",
         "job 1 gpu0 3001 MiB (peak so far; declared 9000)",
     ]
-    share = desk.job()
-    use = act.NoteUse(share, desk.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
-    desk.record(use)
-    desk.telling.told(use)
-    assert said()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
-    # Nor is it told again by the next one.
-    desk.new(verbose=True).told(use)
-    desk.new().told(act.NoteUse(job, attempt, 9.0, (("U0", 9000, 50.0),)))
-    assert said() == []
+    share = harness.job()
+    use = act.NoteUse(share, harness.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
+    harness.record(use)
+    harness.telling.told(use)
+    assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
+    # The next reporter does not log it again.
+    harness.new(verbose=True).told(use)
+    harness.new().told(act.NoteUse(job, attempt, 9.0, (("U0", 9000, 50.0),)))
+    assert logged() == []
 
 
-def test_the_journal_has_every_event_once(desk: Desk) -> None:
-    job = desk.job()
-    desk.turn()
-    attempt = desk.start(job)
-    desk.turn()
-    desk.new()
-    desk.end(job, attempt)
-    desk.turn()
-    assert desk.ids() == desk.events() == [1, 2, 3]
-    lines = [json.loads(line) for line in desk.journal.read_text().splitlines()]
+def test_journal_has_every_event_once(harness: Desk) -> None:
+    job = harness.job()
+    harness.turn()
+    attempt = harness.start(job)
+    harness.turn()
+    harness.new()
+    harness.end(job, attempt)
+    harness.turn()
+    assert harness.ids() == harness.events() == [1, 2, 3]
+    lines = [json.loads(line) for line in harness.journal.read_text().splitlines()]
     assert [(one["event"], one["job"]) for one in lines] == [("queued", 1), ("starting", 1), ("finished", 1)]
     assert lines[2]["outcome"] == "completed"
-    assert os.stat(desk.journal).st_mode & 0o777 == 0o600
+    assert os.stat(harness.journal).st_mode & 0o777 == 0o600
 
 
-def _behind(desk: Desk) -> None:
-    """It died after the lines were appended, and before that was remembered."""
-    desk.store.db.set_meta("told", "[3, 1]")
+def _behind(harness: Desk) -> None:
+    """Killed after the lines were appended and before the position was saved."""
+    harness.store.db.set_meta("told", "[3, 1]")
 
 
-def _torn(desk: Desk) -> None:
-    """It died while it wrote."""
-    with desk.journal.open("ab") as file:
+def _torn(harness: Desk) -> None:
+    """Killed during a write."""
+    with harness.journal.open("ab") as file:
         file.write(b'{"id": 4, "at": "2026-')
 
 
-def _torn_at_once(desk: Desk) -> None:
-    """It died while it wrote the first line."""
-    desk.journal.write_bytes(b'{"id": 1, "at": "2026-')
-    desk.store.db.set_meta("told", "[0, 0]")
+def _torn_at_once(harness: Desk) -> None:
+    """Killed while writing the first line."""
+    harness.journal.write_bytes(b'{"id": 1, "at": "2026-')
+    harness.store.db.set_meta("told", "[0, 0]")
 
 
-def _lost(desk: Desk) -> None:
-    """A power cut took the last lines of the file."""
-    lines = desk.journal.read_bytes().splitlines(keepends=True)
-    desk.journal.write_bytes(b"".join(lines[:1]))
+def _lost(harness: Desk) -> None:
+    """A power cut lost the last lines of the file."""
+    lines = harness.journal.read_bytes().splitlines(keepends=True)
+    harness.journal.write_bytes(b"".join(lines[:1]))
 
 
 @pytest.mark.parametrize("happened", [_behind, _torn, _torn_at_once, _lost])
-def test_the_seam_of_two_runs(desk: Desk, happened: Callable[[Desk], None]) -> None:
+def test_journal_is_complete_after_a_crash(harness: Desk, happened: Callable[[Desk], None]) -> None:
     for _ in range(3):
-        desk.job()
-    desk.turn()
-    happened(desk)
-    desk.new()
-    desk.job()
-    desk.turn()
-    assert desk.ids() == desk.events() == [1, 2, 3, 4]
+        harness.job()
+    harness.turn()
+    happened(harness)
+    harness.new()
+    harness.job()
+    harness.turn()
+    assert harness.ids() == harness.events() == [1, 2, 3, 4]
 
 
-def test_a_journal_that_was_removed_or_is_of_another_record_goes_on(desk: Desk) -> None:
+def test_continues_after_the_journal_was_removed_or_replaced(harness: Desk) -> None:
     for _ in range(3):
-        desk.job()
-    desk.turn()
-    desk.journal.unlink()
-    desk.new()
-    desk.job()
-    desk.turn()
-    assert desk.ids() == [4]
+        harness.job()
+    harness.turn()
+    harness.journal.unlink()
+    harness.new()
+    harness.job()
+    harness.turn()
+    assert harness.ids() == [4]
     foreign = '{"id": 2, "at": "2020-01-01T00:00:00.000+00:00", "event": "queued", "job": 2}\nno JSON\n'
     for text in (foreign, foreign[:-8], "[]\n"):
-        desk.journal.write_text(text)
-        desk.new()
-        desk.job()
-        desk.turn()
-        assert desk.journal.read_text().startswith(text)
-        assert json.loads(desk.journal.read_text().splitlines()[-1])["id"] == desk.events()[-1]
-        assert len(desk.journal.read_text().splitlines()) == len(text.splitlines()) + 1
+        harness.journal.write_text(text)
+        harness.new()
+        harness.job()
+        harness.turn()
+        assert harness.journal.read_text().startswith(text)
+        assert json.loads(harness.journal.read_text().splitlines()[-1])["id"] == harness.events()[-1]
+        assert len(harness.journal.read_text().splitlines()) == len(text.splitlines()) + 1
 
 
 @pytest.mark.parametrize("other", [{"at": 1.0}, {"job": 2}, {"event": "held"}, {"id": 2}])
-def test_a_last_line_goes_for_one_of_this_record_only_if_all_of_it_is(
-    desk: Desk, other: dict[str, Any]
+def test_accepts_a_last_line_only_if_all_its_values_match_the_store(
+    harness: Desk, other: dict[str, Any]
 ) -> None:
-    desk.job()
-    desk.job()
-    desk.clock.boot += 60
-    desk.job()
-    desk.turn()
-    line = json.loads(desk.journal.read_text().splitlines()[0])
+    harness.job()
+    harness.job()
+    harness.clock.boot += 60
+    harness.job()
+    harness.turn()
+    line = json.loads(harness.journal.read_text().splitlines()[0])
     if "at" in other:
-        other = {"at": iso(desk.clock.now().wall - 60 + other["at"])}
-    desk.journal.write_text(f"{json.dumps({**line, **other})}\n")
-    desk.new()
-    desk.job()
-    desk.turn()
-    assert desk.ids()[1:] == [4]
+        other = {"at": iso(harness.clock.now().wall - 60 + other["at"])}
+    harness.journal.write_text(f"{json.dumps({**line, **other})}\n")
+    harness.new()
+    harness.job()
+    harness.turn()
+    assert harness.ids()[1:] == [4]
 
 
-def test_what_was_remembered_and_lost_with_the_power_is_told_anew(
-    desk: Desk, said: Callable[[], list[str]]
+def test_reports_again_if_a_power_cut_lost_reported_events(
+    harness: Desk, logged: Callable[[], list[str]]
 ) -> None:
-    job = desk.job()
-    desk.turn()
-    desk.store.db.set_meta("told", "[100, 100]")
-    desk.new()
-    desk.record(act.Hold(job, "user", "held by the user"))
-    desk.turn()
-    assert desk.ids() == [1, 2]
-    assert said() == ["job 1 held: held by the user"]
+    job = harness.job()
+    harness.turn()
+    harness.store.db.set_meta("told", "[100, 100]")
+    harness.new()
+    harness.record(act.Hold(job, "user", "held by the user"))
+    harness.turn()
+    assert harness.ids() == [1, 2]
+    assert logged() == ["job 1 held: held by the user"]
 
 
-def test_what_cannot_be_read_from_the_record_is_said_with_the_next_action(
-    desk: Desk, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+def test_logs_events_with_the_next_action_after_a_failed_read(
+    harness: Desk, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
         raise sqlite3.OperationalError("disk I/O error")
 
-    job = desk.job()
-    desk.record(act.Hold(job, "user", "held by the user"))
+    job = harness.job()
+    harness.record(act.Hold(job, "user", "held by the user"))
     with monkeypatch.context() as patch:
         patch.setattr("gpu_scheduler.telling.events.newest", fail)
-        desk.telling.told(act.WishDone(1, ""))
-    assert said() == []
-    desk.telling.told(act.WishDone(1, ""))
-    assert said() == ["job 1 held: held by the user"]
+        harness.telling.told(act.WishDone(1, ""))
+    assert logged() == []
+    harness.telling.told(act.WishDone(1, ""))
+    assert logged() == ["job 1 held: held by the user"]
 
 
 @contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """As on a full disk, a write that goes beyond this size is cut there."""
+    """Truncates writes beyond a file size, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -424,172 +418,170 @@ def _no_file_above(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_leaves_whole_lines_and_the_rest_comes_later(
-    desk: Desk, said: Callable[[], list[str]]
+def test_full_disk_leaves_complete_lines_and_the_rest_follows(
+    harness: Desk, logged: Callable[[], list[str]]
 ) -> None:
-    desk.turn()
+    harness.turn()
     for _ in range(20):
-        desk.job()
-    desk.turn()
-    full = desk.journal.stat().st_size
+        harness.job()
+    harness.turn()
+    full = harness.journal.stat().st_size
     for _ in range(2000):
-        desk.job()
+        harness.job()
     line = (full // 20) * 500 + 17
-    kept = journal.Journal(desk.store, lambda: desk.store.home.folder, 20)
+    kept = journal.Journal(harness.store, lambda: harness.store.home.folder, 20)
     with _no_file_above(full + line), pytest.raises(OSError, match="No space"):
         kept.write()
-    some = desk.ids()
+    some = harness.ids()
     assert 20 < len(some) < 2020
     assert (kept.at, kept.behind) == (some[-1], False)
     kept.write()
-    assert desk.ids() == desk.events()
-    assert len(desk.events()) == 2020
+    assert harness.ids() == harness.events()
+    assert len(harness.events()) == 2020
 
 
-def test_what_cannot_be_written_is_told_once_and_tried_again(
-    desk: Desk, said: Callable[[], list[str]]
-) -> None:
-    desk.journal.mkdir()
-    desk.job()
-    desk.turn()
-    desk.turn()
-    [told] = said()
+def test_logs_a_write_error_once_and_retries(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    harness.journal.mkdir()
+    harness.job()
+    harness.turn()
+    harness.turn()
+    [told] = logged()
     assert told.startswith("journal.jsonl cannot be written: ")
     assert told.endswith("; jobs continue, retrying")
-    assert desk.telling.again_at == desk.clock.boot + RETRY_S
-    assert "1 queued" in desk.board.read_text()
-    desk.clock.boot += RETRY_S
-    desk.turn()
-    assert said() == []
-    assert desk.telling.again_at == desk.clock.boot + RETRY_S
-    # Another fault is told too.
-    desk.journal.rmdir()
-    desk.journal.symlink_to("nowhere")
-    desk.clock.boot += RETRY_S
-    desk.turn()
-    [told] = said()
+    assert harness.telling.again_at == harness.clock.boot + RETRY_S
+    assert "1 queued" in harness.board.read_text()
+    harness.clock.boot += RETRY_S
+    harness.turn()
+    assert logged() == []
+    assert harness.telling.again_at == harness.clock.boot + RETRY_S
+    # A different error is logged too.
+    harness.journal.rmdir()
+    harness.journal.symlink_to("nowhere")
+    harness.clock.boot += RETRY_S
+    harness.turn()
+    [told] = logged()
     assert "Too many levels of symbolic links" in told
-    desk.journal.unlink()
-    desk.turn()
-    assert not desk.journal.exists()
-    desk.clock.boot += RETRY_S
-    desk.turn()
-    assert said() == ["journal.jsonl can be written again"]
-    assert desk.ids() == [1]
-    assert desk.telling.again_at is None
+    harness.journal.unlink()
+    harness.turn()
+    assert not harness.journal.exists()
+    harness.clock.boot += RETRY_S
+    harness.turn()
+    assert logged() == ["journal.jsonl can be written again"]
+    assert harness.ids() == [1]
+    assert harness.telling.again_at is None
 
 
-def test_what_is_no_file_is_not_written(desk: Desk, said: Callable[[], list[str]]) -> None:
-    os.mkfifo(desk.journal)
-    desk.job()
-    desk.turn()
-    assert said() == ["journal.jsonl cannot be written: not a file; jobs continue, retrying"]
+def test_rejects_a_journal_that_is_a_fifo(harness: Desk, logged: Callable[[], list[str]]) -> None:
+    os.mkfifo(harness.journal)
+    harness.job()
+    harness.turn()
+    assert logged() == ["journal.jsonl cannot be written: not a file; jobs continue, retrying"]
 
 
-def test_the_last_words_are_tried_whatever_failed_before(desk: Desk) -> None:
-    desk.journal.mkdir()
-    desk.job()
-    desk.turn()
-    desk.journal.rmdir()
-    desk.telling.close()
-    assert desk.ids() == [1]
+def test_close_writes_despite_earlier_errors(harness: Desk) -> None:
+    harness.journal.mkdir()
+    harness.job()
+    harness.turn()
+    harness.journal.rmdir()
+    harness.telling.close()
+    assert harness.ids() == [1]
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "status.txt"])
-def test_a_link_is_not_written_through(desk: Desk, name: str) -> None:
-    target = desk.folder / "precious"
+def test_never_writes_through_a_symbolic_link(harness: Desk, name: str) -> None:
+    target = harness.folder / "precious"
     target.write_text("mine\n")
-    (desk.store.home.folder / name).symlink_to(target)
-    desk.job()
-    desk.turn()
-    desk.telling.close()
+    (harness.store.home.folder / name).symlink_to(target)
+    harness.job()
+    harness.turn()
+    harness.telling.close()
     assert target.read_text() == "mine\n"
 
 
-def test_a_large_journal_is_put_aside(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotates_a_large_journal(harness: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_BYTES", 500)
     for _ in range(20):
-        desk.job()
-        desk.turn()
-    aside = desk.ids(desk.journal.with_name("journal.jsonl.1"))
-    assert aside + desk.ids() == list(range(aside[0], 21))
-    assert 500 <= desk.journal.with_name("journal.jsonl.1").stat().st_size < 1000
-    assert desk.journal.stat().st_size < 1000
+        harness.job()
+        harness.turn()
+    aside = harness.ids(harness.journal.with_name("journal.jsonl.1"))
+    assert aside + harness.ids() == list(range(aside[0], 21))
+    assert 500 <= harness.journal.with_name("journal.jsonl.1").stat().st_size < 1000
+    assert harness.journal.stat().st_size < 1000
 
 
-def test_a_full_disk_after_a_journal_was_put_aside_leaves_whole_lines(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_full_disk_after_rotation_leaves_complete_lines(
+    harness: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(20):
-        desk.job()
-    desk.turn()
+        harness.job()
+    harness.turn()
     monkeypatch.setattr(journal, "MOST_BYTES", 1000)
-    line = desk.journal.stat().st_size // 20
+    line = harness.journal.stat().st_size // 20
     for _ in range(20):
-        desk.job()
+        harness.job()
     with _no_file_above(5 * line):
-        desk.turn()
-    assert desk.ids()[0] == 21
-    assert len(desk.ids()) < 20
-    desk.clock.boot += RETRY_S
-    desk.turn()
-    assert desk.ids() == list(range(21, 41))
+        harness.turn()
+    assert harness.ids()[0] == 21
+    assert len(harness.ids()) < 20
+    harness.clock.boot += RETRY_S
+    harness.turn()
+    assert harness.ids() == list(range(21, 41))
 
 
-def test_many_events_are_appended_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appends_many_events_in_batches(harness: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "AT_A_TIME", 10)
     for _ in range(25):
-        desk.job()
-    desk.turn()
-    assert desk.ids() == list(range(1, 11))
-    assert desk.telling.again_at == desk.clock.boot
-    desk.turn()
-    desk.turn()
-    assert desk.ids() == desk.events()
-    assert desk.telling.again_at is None
+        harness.job()
+    harness.turn()
+    assert harness.ids() == list(range(1, 11))
+    assert harness.telling.again_at == harness.clock.boot
+    harness.turn()
+    harness.turn()
+    assert harness.ids() == harness.events()
+    assert harness.telling.again_at is None
     for _ in range(25):
-        desk.job()
-    desk.telling.close()
-    assert desk.ids() == desk.events()
+        harness.job()
+    harness.telling.close()
+    assert harness.ids() == harness.events()
 
 
-def test_both_lie_in_the_folder_of_the_job_logs_where_one_is_named(desk: Desk, tmp_path: Path) -> None:
+def test_writes_both_files_to_the_log_folder_if_given(harness: Desk, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    desk.new(LogFolder.of(str(logs)))
-    desk.job()
-    desk.turn()
+    harness.new(LogFolder.of(str(logs)))
+    harness.job()
+    harness.turn()
     assert sorted(os.listdir(logs)) == ["journal.jsonl", "status.txt"]
     for name in os.listdir(logs):
         (logs / name).unlink()
     logs.rmdir()
-    desk.clock.boot += 1
-    desk.job()
-    desk.turn()
+    harness.clock.boot += 1
+    harness.job()
+    harness.turn()
     assert sorted(os.listdir(logs)) == ["journal.jsonl", "status.txt"]
-    assert not desk.journal.exists()
+    assert not harness.journal.exists()
 
 
-def test_the_board_follows_events_and_samples(desk: Desk) -> None:
-    desk.turn()
-    first = os.stat(desk.board)
-    assert f"scheduler pid {os.getpid()}  0 running, 0 queued" in desk.board.read_text()
-    desk.clock.boot += 1
-    desk.turn()
-    assert os.stat(desk.board).st_ino == first.st_ino
-    job = desk.job("python train.py")
-    attempt = desk.start(job, vram=9000)
-    desk.record(act.Move(job, attempt, JobState.RUNNING))
+def test_board_follows_events_and_samples(harness: Desk) -> None:
+    harness.turn()
+    first = os.stat(harness.board)
+    assert f"scheduler pid {os.getpid()}  0 running, 0 queued" in harness.board.read_text()
+    harness.clock.boot += 1
+    harness.turn()
+    assert os.stat(harness.board).st_ino == first.st_ino
+    job = harness.job("python train.py")
+    attempt = harness.start(job, vram=9000)
+    harness.record(act.Move(job, attempt, JobState.RUNNING))
     use = act.NoteUse(job, attempt, 101.0, (("U0", 8000, 50.0),))
-    desk.record(use)
+    harness.record(use)
     sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
-    desk.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
+    harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
     fact = Attempt(
         attempt, job, "token", "boot", JobState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
         peaks={"U0": 8000},
     )  # fmt: skip
-    desk.clock.boot += 7
-    desk.telling.turn(desk.facts(fact))
-    text = desk.board.read_text()
+    harness.clock.boot += 7
+    harness.telling.turn(harness.facts(fact))
+    text = harness.board.read_text()
     assert "▶ job 1  gpu [0]  7.0s  gpu0:7000/8000 MiB now/peak, declared 9000 — python train.py\n" in text
     assert "allocated 0.5, 9000 MiB" in text
 
@@ -605,63 +597,63 @@ def test_the_board_follows_events_and_samples(desk: Desk) -> None:
         (0, 9000, False, "no declaration"),
     ],
 )
-def test_the_board_tells_what_a_job_declared(
-    desk: Desk, share: int, vram: int | None, is_declared: bool, told: str
+def test_board_shows_declarations(
+    harness: Desk, share: int, vram: int | None, is_declared: bool, told: str
 ) -> None:
-    job = desk.job("python train.py")
-    attempt = desk.start(job, share=share, vram=vram)
-    desk.record(act.Move(job, attempt, JobState.RUNNING))
+    job = harness.job("python train.py")
+    attempt = harness.start(job, share=share, vram=vram)
+    harness.record(act.Move(job, attempt, JobState.RUNNING))
     budgets = {"U0": 6144} if is_declared else {}
     fact = Attempt(attempt, job, "token", "boot", JobState.RUNNING, ("U0",), share, vram, budgets=budgets)
-    desk.telling.turn(desk.facts(fact))
-    assert f"n/a MiB now/peak, {told} — python train.py\n" in desk.board.read_text()
+    harness.telling.turn(harness.facts(fact))
+    assert f"n/a MiB now/peak, {told} — python train.py\n" in harness.board.read_text()
 
 
-def test_the_board_is_written_twice_a_second_at_most(desk: Desk) -> None:
-    desk.turn()
-    desk.job("echo soon")
-    desk.clock.boot += 0.2
-    desk.turn()
-    assert "soon" not in desk.board.read_text()
-    assert desk.telling.again_at == pytest.approx(100.5)
-    desk.clock.boot += 0.3
-    desk.turn()
-    assert "echo soon" in desk.board.read_text()
-    assert desk.telling.again_at is None
+def test_board_is_written_at_most_twice_a_second(harness: Desk) -> None:
+    harness.turn()
+    harness.job("echo soon")
+    harness.clock.boot += 0.2
+    harness.turn()
+    assert "soon" not in harness.board.read_text()
+    assert harness.telling.again_at == pytest.approx(100.5)
+    harness.clock.boot += 0.3
+    harness.turn()
+    assert "echo soon" in harness.board.read_text()
+    assert harness.telling.again_at is None
 
 
-def test_a_board_that_a_crash_left_half_written_is_in_nobodys_way(desk: Desk) -> None:
-    desk.board.with_name(".status.txt.new").write_text("half")
-    desk.turn()
-    assert "0 running" in desk.board.read_text()
-    assert not desk.board.with_name(".status.txt.new").exists()
+def test_replaces_a_partial_board_left_by_a_crash(harness: Desk) -> None:
+    harness.board.with_name(".status.txt.new").write_text("half")
+    harness.turn()
+    assert "0 running" in harness.board.read_text()
+    assert not harness.board.with_name(".status.txt.new").exists()
 
 
-def test_the_board_goes_by_the_limits_of_the_scheduler(desk: Desk) -> None:
-    attempt = desk.start(job := desk.job())
-    desk.record(act.NoteUse(job, attempt, 101.0, (("U0", 20000, 50.0),)))
-    Telling(desk.store, desk.clock, Settings(limits=Limits(spike=0.5)), None).turn(desk.facts())
-    assert "allocated 0.5, 30000 MiB" in desk.board.read_text()
+def test_board_uses_the_limits_of_the_scheduler(harness: Desk) -> None:
+    attempt = harness.start(job := harness.job())
+    harness.record(act.NoteUse(job, attempt, 101.0, (("U0", 20000, 50.0),)))
+    Telling(harness.store, harness.clock, Settings(limits=Limits(spike=0.5)), None).turn(harness.facts())
+    assert "allocated 0.5, 30000 MiB" in harness.board.read_text()
 
 
-def test_the_end_of_the_scheduler_is_on_the_board(desk: Desk) -> None:
-    desk.job("echo left")
-    desk.turn()
-    desk.telling.close()
-    assert "scheduler stopped" in desk.board.read_text()
-    assert "· job 1  not tried yet — echo left" in desk.board.read_text()
+def test_board_shows_that_the_scheduler_stopped(harness: Desk) -> None:
+    harness.job("echo left")
+    harness.turn()
+    harness.telling.close()
+    assert "scheduler stopped" in harness.board.read_text()
+    assert "· job 1  not tried yet — echo left" in harness.board.read_text()
 
 
-def test_a_board_of_many_jobs_shows_the_first_and_the_newest(desk: Desk) -> None:
+def test_board_shows_the_first_waiting_and_the_newest_finished_jobs(harness: Desk) -> None:
     for n in range(70):
-        desk.job(f"echo waits {n};")
+        harness.job(f"echo waits {n};")
     for job in range(41, 71):
-        desk.record(act.Hold(job, "user", "held by the user"))
+        harness.record(act.Hold(job, "user", "held by the user"))
     for _ in range(30):
-        job = desk.job("echo done")
-        desk.record(act.Finish(job, Outcome.CANCELLED, "why not"))
-    desk.turn()
-    lines = desk.board.read_text().splitlines()
+        job = harness.job("echo done")
+        harness.record(act.Finish(job, Outcome.CANCELLED, "why not"))
+    harness.turn()
+    lines = harness.board.read_text().splitlines()
     waits = [line for line in lines if line.startswith("·")]
     done = [line for line in lines if line.startswith("✗")]
     assert (len(waits), len(done)) == (50, 20)
@@ -672,12 +664,12 @@ def test_a_board_of_many_jobs_shows_the_first_and_the_newest(desk: Desk) -> None
     assert [line for line in lines if line.startswith("…")] == ["… and 20 more", "… and 10 more"]
 
 
-def test_a_retry_for_memory_has_its_mark(desk: Desk) -> None:
-    job = desk.job("python big.py")
-    attempt = desk.start(job)
-    desk.end(
+def test_board_marks_an_oom_retry(harness: Desk) -> None:
+    job = harness.job("python big.py")
+    attempt = harness.start(job)
+    harness.end(
         job, attempt, state=JobState.QUEUED, job_outcome=None, reason="OOM retry 1 of 3", oom_used=1,
         raised_mib=5000,
     )  # fmt: skip
-    desk.turn()
-    assert "↻ job 1  OOM retry 1 of 3 — python big.py\n" in desk.board.read_text()
+    harness.turn()
+    assert "↻ job 1  OOM retry 1 of 3 — python big.py\n" in harness.board.read_text()

@@ -1,4 +1,4 @@
-"""status.txt."""
+"""The status board (status.txt)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FINISHED = (
 )  # fmt: skip
 
 
-def test_the_whole_of_it() -> None:
+def test_formats_gpus_and_running_waiting_and_finished_jobs() -> None:
     board = Board(
         NOW, 4711, GPUS, RUNNING, WAITING, FINISHED,
         use={1: Use((0,), (8123,), (8200,), 9216), 2: Use((0, 1), (None, 7), (None, 9), None, 250),
@@ -65,13 +65,13 @@ gpu1  ?/? MiB  load ?%  allocated 0, ? MiB  lost: query failed: \\x1b15  NVIDIA 
     )
 
 
-def test_a_board_without_a_scheduler_and_without_jobs() -> None:
+def test_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
     text = to_text(Board(NOW, None, counts={"finished": 30}))
     assert "scheduler stopped  0 running, 0 queued, 0 held, 30 finished" in text
     assert text.endswith("… and 30 more\n")
 
 
-def test_long_lines_are_cut() -> None:
+def test_truncates_long_lines() -> None:
     waits = JobShown(4, "queued", reason="x" * 5000, text="y" * 5000)
     [row] = re.findall(r"^· job 4 .*$", to_text(Board(NOW, 1, waiting=(waits,))), re.MULTILINE)
     assert len(row) < 400

@@ -1,4 +1,4 @@
-"""What happened, in words and as JSON."""
+"""Events as text and as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dic
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (start(vram=18432), "[0] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
         (start(vram=18432, gpus=[0, 2]), "[0, 2] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
@@ -50,12 +50,12 @@ def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dic
         (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
     ],
 )
-def test_a_start(data: dict[str, Any], told: str) -> None:
+def test_start_names_gpus_count_and_allocation(data: dict[str, Any], expected: str) -> None:
     event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
-    assert line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {told}")
+    assert line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {expected}")
 
 
-def test_a_start_where_it_is_not_known_how_many_there_are() -> None:
+def test_start_without_known_job_counts() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
     assert line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
     old = Event(9, 0.0, "starting", 1, command="CMD")
@@ -66,7 +66,7 @@ HEAD = "job 1 finished [OK] in 1774s — "
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (end(), "peak vram gpu0:17910 MiB | declared 18432 MiB → within ±10% | avg gpu util 96%"),
         (
@@ -87,26 +87,26 @@ HEAD = "job 1 finished [OK] in 1774s — "
             end(peaks=[900], declared=None, load=0.0),
             "peak vram gpu0:900 MiB | no declaration | avg gpu util 0%",
         ),
-        # Of an earlier version, which told a declaration by its numbers.
+        # Recorded by an earlier version, which inferred a declaration from its numbers.
         (end(declared=None, share=1000, load=None), "peak vram gpu0:17910 MiB | no declaration"),
         (end(declared=None, share=500, load=None), "peak vram gpu0:17910 MiB | declared share 0.5"),
     ],
 )
-def test_the_end_of_a_job_that_completed(data: dict[str, Any], told: str) -> None:
-    assert line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + told)
+def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expected: str) -> None:
+    assert line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + expected)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
-        # A share is a declaration wherever it was said, and none where it is the default.
+        # A share counts as a declaration unless it is the default.
         (of_share(500, [20_480]), "declared share 0.5"),
         (of_share(1000, [24_576]), "declared share 1"),
         (of_share(500, [None]), "declared share 0.5"),
         (of_share(500, None), "no declaration"),
         (of_share(1000, None), "no declaration"),
         (of_share(0, None), "no declaration"),
-        # It is judged for overuse only, also of a job that failed.
+        # A share is judged for overuse only, even if the job failed.
         (of_share(250, [6144]), "declared share 0.25 (6144 MiB) → under-declared (+192%)"),
         (of_share(250, [6144], peaks=[6144]), "declared share 0.25"),
         (of_share(250, [6144], peaks=[100]), "declared share 0.25"),
@@ -114,7 +114,7 @@ def test_the_end_of_a_job_that_completed(data: dict[str, Any], told: str) -> Non
             of_share(250, [6144, 20_480], gpus=[1, 3], peaks=[6000, 26_624], outcome="failed"),
             "declared share 0.25 (20480 MiB) → under-declared (+30%)",
         ),
-        # Of both, the memory is judged.
+        # If both are declared, the memory is judged.
         (end(share=250, budgets=[18432]), "declared 18432 MiB → within ±10%"),
         (
             end(declared=8000, budgets=[8000], learned=True),
@@ -122,16 +122,16 @@ def test_the_end_of_a_job_that_completed(data: dict[str, Any], told: str) -> Non
         ),
     ],
 )
-def test_what_a_job_declared_and_how_good_that_was(data: dict[str, Any], told: str) -> None:
+def test_end_shows_the_declaration_and_its_accuracy(data: dict[str, Any], expected: str) -> None:
     _, text = line(Event(9, 0.0, "finished", 1, data=data))
-    assert text.partition(" (log: ")[0].split(" | ")[1] == told
+    assert text.partition(" (log: ")[0].split(" | ")[1] == expected
 
 
 USE = "peak vram n/a | no declaration"
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "changes", "told"),
+    ("kind", "reason", "changes", "expected"),
     [
         (
             "finished", "exit code 1: ValueError: bad", {"outcome": "failed"},
@@ -170,13 +170,15 @@ USE = "peak vram n/a | no declaration"
         ),
     ],
 )  # fmt: skip
-def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told: tuple[int, str]) -> None:
+def test_end_of_an_attempt_shows_outcome_reason_and_log(
+    kind: str, reason: str | None, changes: dict[str, Any], expected: tuple[int, str]
+) -> None:
     data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)
-    assert line(Event(9, 0.0, kind, 1, reason, data)) == told
+    assert line(Event(9, 0.0, kind, 1, reason, data)) == expected
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "expected"),
     [
         (
             Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 12034, "declared": 8192}),
@@ -213,7 +215,7 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
             Event(9, 0.0, "finished", 3, "line removed", {"outcome": "cancelled"}),
             (INFO, "job 3 cancelled: line removed"),
         ),
-        # Told by others, or no news: only for whoever asks for everything.
+        # Reported elsewhere, or routine: shown only if everything is requested.
         (Event(9, 0.0, "running", 3), (DEBUG, "job 3 running")),
         (Event(9, 0.0, "queued", 3, command="CMD", new=True), (DEBUG, "job 3 queued: CMD")),
         (
@@ -221,34 +223,34 @@ def test_other_ends(kind: str, reason: str | None, changes: dict[str, Any], told
             (DEBUG, "job 3 held: CMD (held by its line)"),
         ),
         (Event(9, 0.0, "forgotten", 0, "12 jobs forgotten", {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
-        # Of a later version.
+        # Recorded by a later version.
         (Event(9, 0.0, "dreamt", 3, "of sheep", {"sheep": 2}), (INFO, "job 3 dreamt: of sheep")),
     ],
 )  # fmt: skip
-def test_other_events(event: Event, told: tuple[int, str]) -> None:
-    assert line(event) == told
+def test_message_and_level_of_other_events(event: Event, expected: tuple[int, str]) -> None:
+    assert line(event) == expected
 
 
-def test_a_stray_process_is_told_with_both_gpus() -> None:
+def test_misplaced_process_names_both_gpus() -> None:
     event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
     level, text = line(event)
     assert level == WARNING
     assert text.startswith("job 3 was given GPU 0 but uses GPU 2 (process 77)")
 
 
-def test_an_event_is_one_line_that_no_terminal_acts_upon() -> None:
+def test_message_is_one_line_without_control_characters() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(), command="echo 'a\nb' \x1b[2J")
     assert line(event)[1].endswith(r"— echo 'a\nb' \x1b[2J")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (1774.4, "1774s")]
+    ("seconds", "expected"), [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (1774.4, "1774s")]
 )
-def test_seconds(seconds: float, told: str) -> None:
-    assert took(seconds) == told
+def test_formats_run_times(seconds: float, expected: str) -> None:
+    assert took(seconds) == expected
 
 
-def test_json() -> None:
+def test_json_has_all_data_in_ascii() -> None:
     event = Event(9, 1000.1239, "starting", 1, data=start(vram=9000), command="echo é")
     text = to_json(event)
     assert text.isascii()
@@ -268,7 +270,7 @@ def test_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "expected"),
     [
         (Event(1, 0.0, "queued", 3, "released"), "released"),
         (Event(1, 0.0, "running", 3), None),
@@ -292,5 +294,5 @@ def test_json() -> None:
         ),
     ],
 )
-def test_what_stands_beside_its_kind(event: Event, told: str | None) -> None:
-    assert about(event) == told
+def test_details_beside_the_event_kind(event: Event, expected: str | None) -> None:
+    assert about(event) == expected

@@ -37,7 +37,7 @@ def held(share: int, job_id: int = 3, released: float | None = None, **values: A
         ({"used_mib": None, "load_percent": None, "total_mib": None}, [], False, "available", 0),
     ],
 )
-def test_states(
+def test_state_of_a_gpu(
     row: dict[str, Any], holders: list[dict[str, Any]], paused: bool, state: str, share: int
 ) -> None:
     (seen,) = shown([gpu(**row)], holders, {"A": paused})
@@ -46,7 +46,7 @@ def test_states(
 
 
 @pytest.mark.parametrize(
-    ("row", "holders", "booked", "by_memory", "share"),
+    ("row", "holders", "allocated", "by_memory", "share"),
     [
         ({}, [], 0, False, 0),
         ({}, [held(500)], 500, False, 500),
@@ -58,14 +58,14 @@ def test_states(
         ({"total_mib": None}, [held(0, vram=200)], None, True, 1000),
     ],
 )
-def test_booked_memory(
-    row: dict[str, Any], holders: list[dict[str, Any]], booked: int | None, by_memory: bool, share: int
+def test_memory_allocated_to_jobs(
+    row: dict[str, Any], holders: list[dict[str, Any]], allocated: int | None, by_memory: bool, share: int
 ) -> None:
     (seen,) = shown([gpu(**row)], holders, {})
-    assert (seen.booked_mib, seen.by_memory, seen.share) == (booked, by_memory, share)
+    assert (seen.booked_mib, seen.by_memory, seen.share) == (allocated, by_memory, share)
 
 
-def test_limits_are_those_that_are_given() -> None:
+def test_uses_the_given_limits() -> None:
     strict = Limits(memory=0.5, spike=0.0)
     peak = held(500, peaks='{"A": 600}')
     assert [seen.booked_mib for seen in shown([gpu()], [peak], {}, strict)] == [600]

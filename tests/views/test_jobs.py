@@ -1,4 +1,4 @@
-"""What is shown of a job: from its rows, and from its folder where the record does not know it yet."""
+"""The view of a job: from its rows, and from its folder if the store is behind."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def seen_as(recorded: str, sighting: Sighting, evidence: Evidence | None = None)
         ({"state": "running"}, {}, {}, None),
     ],
 )
-def test_why_a_job_waits(
+def test_reason_why_a_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
     seen = shown(job(**row), None if last is None else attempt(**last), context(**values))
@@ -130,7 +130,7 @@ def test_why_a_job_waits(
         (2, "launched 2 times, not started yet"),
     ],
 )
-def test_a_starting_job_says_why_it_has_not_begun(launches: int, reason: str | None) -> None:
+def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str | None) -> None:
     last = attempt(launches=launches)
     fact = Attempt(11, 3, "t", "boot", JobState.STARTING, launch_deadline=NOW.boot + 100)
     seen = shown(job(state="starting"), last, context(open={11: fact}))
@@ -143,7 +143,7 @@ def test_a_starting_job_says_why_it_has_not_begun(launches: int, reason: str | N
     assert shown(job(state="starting"), last, context(open={11: fact})).reason is None
 
 
-def test_only_a_queued_job_is_infeasible() -> None:
+def test_only_queued_jobs_are_infeasible() -> None:
     assert shown(job(), None, context(infeasible={"ASK"})).infeasible
     assert not shown(job(state="finished"), None, context(infeasible={"ASK"})).infeasible
 
@@ -168,26 +168,26 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
         ("running", Sighting("dead", stop=StopNote("cancelled", 5.0)), "finished", "cancelled", False),
     ],
 )
-def test_a_folder_knows_better_than_the_record(
+def test_folder_overrides_the_recorded_state(
     recorded: str, sighting: Sighting, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
     seen = seen_as(recorded, sighting)
     assert (seen.state, seen.outcome, seen.recorded) == (state, outcome, is_recorded)
 
 
-def test_values_of_an_end_that_is_not_recorded() -> None:
+def test_unrecorded_end_has_reason_exit_code_and_times() -> None:
     seen = seen_as("running", ended(None, 7), Evidence("ValueError: x\n"))
     assert seen.reason == "exit code 7: ValueError: x"
     assert (seen.exit_code, seen.signal, seen.started_at, seen.finished_at) == (7, None, 960.0, 990.0)
     assert (seen.gpus, seen.attempts, seen.log, seen.session) == ((0, 1), 1, "/logs/3.log", None)
 
 
-def test_a_live_session_is_told_in_full() -> None:
+def test_live_session_is_shown_by_its_full_name() -> None:
     live = Sighting("live", 12, "12.gpujob_0_echo_3")
     assert seen_as("running", live).session == live.session
 
 
-def test_a_closed_window_takes_the_session_away() -> None:
+def test_closed_window_hides_the_session() -> None:
     seen = seen_as("running", Sighting("live", 12, "12.gpujob_0_echo_3", window=False))
     assert (seen.state, seen.session, seen.window_closed) == ("running", None, True)
     seen = seen_as("running", Sighting("live", 12, "12.gpujob_0_echo_3", window=True))
@@ -199,24 +199,24 @@ def test_a_closed_window_takes_the_session_away() -> None:
     assert (seen.session, seen.window_closed) == (None, False)
 
 
-def test_a_process_on_a_gpu_that_was_not_given_is_told() -> None:
+def test_warns_of_a_process_on_another_gpu() -> None:
     seen = shown(job(state="running"), attempt(gpus='["A"]', strays='[["B", 71]]'), context())
     [warning] = seen.warnings
     assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 
 
-def test_what_it_uses_and_what_it_declared() -> None:
+def test_shows_peaks_and_declared_memory() -> None:
     row = attempt(vram=900, budgets='{"A": 900, "B": 900}', peaks='{"A": 700, "B": 800}')
     seen = shown(job(state="running"), row, context())
     assert (seen.vram_declared, seen.peaks, seen.warnings) == (900, {0: 700, 1: 800}, ())
-    # Of a job that declares nothing, default_requirement says 900 MiB.
+    # The job declares nothing; the 900 MiB are from default_requirement.
     seen = shown(job(state="running"), {**row, "budgets": "{}"}, context())
     assert seen.vram_declared is None
     seen = shown(job(), None, context())
     assert (seen.vram_declared, seen.peaks) == (None, {})
 
 
-def test_more_memory_than_it_declared_is_told() -> None:
+def test_warns_of_use_above_the_declared_memory() -> None:
     row = attempt(
         vram=500, budgets='{"A": 500, "B": 500}', peaks='{"A": 400, "B": 800}', exceeded='["B"]',
         strays='[["C", 71]]',
@@ -229,11 +229,11 @@ def test_more_memory_than_it_declared_is_told() -> None:
     assert over.warnings == ("job 3 declared 500 MiB but used 800 MiB on GPU 1",)
 
 
-def test_more_memory_than_its_share_comes_to_is_told() -> None:
+def test_warns_of_use_above_the_memory_of_a_share() -> None:
     row = attempt(share=250, budgets='{"A": 6144, "B": 20480}', peaks='{"A": 16000}', exceeded='["A"]')
-    told = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
+    expected = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     seen = shown(job(state="running"), row, context())
-    assert seen.warnings == (f"{told}: its neighbors may run out of memory",)
+    assert seen.warnings == (f"{expected}: its neighbors may run out of memory",)
     assert seen.vram_declared is None
     over = shown(job(state="finished"), {**row, "outcome": "completed"}, context())
-    assert over.warnings == (told,)
+    assert over.warnings == (expected,)

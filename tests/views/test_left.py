@@ -1,4 +1,4 @@
-"""The last words of a draining scheduler."""
+"""The summary of work that a draining scheduler leaves unfinished."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def job(number: int, state: str = "queued", reason: str | None = None, **values:
     return JobShown(number, state, reason=reason, **values)
 
 
-def test_nothing_left_has_no_words() -> None:
+def test_empty_if_nothing_is_unfinished() -> None:
     assert left_words([], []) == ""
 
 
-def test_each_line_and_job_is_named_with_what_it_needs() -> None:
+def test_names_each_line_and_job_with_its_reason() -> None:
     line = MalformedShown("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
     jobs = [
         job(2, line_wait=LineWait("malformed", 2), reason="line 2 of jobs.txt is malformed; waiting"),
@@ -34,6 +34,6 @@ def test_each_line_and_job_is_named_with_what_it_needs() -> None:
     )
 
 
-def test_a_long_list_is_cut() -> None:
-    told = left_words([], [job(n, "held") for n in range(1, 3 * MOST)])
-    assert told.endswith(f"job {MOST} is held; and {2 * MOST - 1} more (see `status --all`)")
+def test_truncates_a_long_list() -> None:
+    text = left_words([], [job(n, "held") for n in range(1, 3 * MOST)])
+    assert text.endswith(f"job {MOST} is held; and {2 * MOST - 1} more (see `status --all`)")

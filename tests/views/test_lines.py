@@ -1,4 +1,4 @@
-"""Tables and lists that fit a screen."""
+"""Tables and lists fitted to a screen."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def listed(entries: int, total: int | None = None) -> Listed:
         ([listed(3)], [1], -2, [0]),
     ],
 )
-def test_lists_in_front_are_cut_last(
+def test_earlier_lists_are_shortened_last(
     lists: list[Listed], least: list[int], room: int, given: list[int]
 ) -> None:
     assert allot(lists, least, room) == given
 
 
 @pytest.mark.parametrize(
-    ("whole", "lines", "told"),
+    ("whole", "lines", "expected"),
     [
         (listed(3), 3, ["0", "1", "2"]),
         (listed(3), 2, ["0", "… and 2 more jobs (status --all)"]),
@@ -41,9 +41,9 @@ def test_lists_in_front_are_cut_last(
         (listed(2, 2_000), 2, ["0", "… and 1,999 more jobs (status --all)"]),
     ],
 )
-def test_a_list_that_is_cut_tells_how_much_is_left_out(whole: Listed, lines: int, told: list[str]) -> None:
+def test_shortened_list_counts_omitted_items(whole: Listed, lines: int, expected: list[str]) -> None:
     shown = whole.shortened(lines)
-    assert ["".join(cell.text for cell in entry.cells) for entry in shown] == told
+    assert ["".join(cell.text for cell in entry.cells) for entry in shown] == expected
     assert sum(entry.count for entry in shown) == (whole.total if lines else 0)
 
 
@@ -56,7 +56,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [1, 12, 30, 44, 60, 200])
-def test_no_line_of_a_table_is_wider_than_the_screen(width: int) -> None:
+def test_table_lines_never_exceed_the_screen(width: int) -> None:
     from rich.cells import cell_len
 
     screen = Screen(width, 20)
@@ -64,7 +64,7 @@ def test_no_line_of_a_table_is_wider_than_the_screen(width: int) -> None:
     assert max(map(cell_len, lines)) <= width
 
 
-def test_both_ends_of_a_title_and_of_a_last_line_stay() -> None:
+def test_titles_and_last_lines_keep_both_ends() -> None:
     lines = [printed(line, Screen(44, 20)) for line in table(COLUMNS, ROWS, 44)]
     assert lines == [
         "Job  What                Last line",
@@ -74,21 +74,21 @@ def test_both_ends_of_a_title_and_of_a_last_line_stay() -> None:
     ]
 
 
-def test_a_pipe_gets_everything_and_one_long_cell_moves_no_other_row() -> None:
+def test_pipe_output_is_complete_and_a_long_cell_shifts_no_other_row() -> None:
     rows = [*ROWS, Entry((Cell("13"), Cell("x" * 500), Cell("last")))]
     lines = [printed(line, Screen()) for line in table(COLUMNS, rows, None)]
     assert lines[-1] == f" 13  {'x' * 500}  last"
     assert len(lines[1]) < 100
 
 
-def test_colours_are_written_only_where_they_are_shown() -> None:
+def test_writes_colours_only_if_the_screen_shows_them() -> None:
     line = [Cell("ok "), Cell("failed", "31"), Cell("", "31")]
     assert printed(line, Screen(80, 24)) == "ok failed"
     assert printed(line, Screen(80, 24, colour=True)) == "ok \x1b[31mfailed\x1b[0m"
     assert printed(line, Screen(6, 24, colour=True)) == "ok \x1b[31mfa…\x1b[0m"
 
 
-def test_a_path_is_cut_only_where_rows_are_counted() -> None:
+def test_truncates_paths_only_if_rows_are_limited() -> None:
     line = [Cell("log /" + "y" * 90, is_path=True)]
     assert len(printed(line, Screen(40))) == 95
     assert len(printed(line, Screen(40, 24))) == 40

@@ -1,4 +1,4 @@
-"""A report as text and as JSON, against golden files."""
+"""Status reports as text and JSON, compared with golden files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ REPORT = Report(
 
 
 def check(name: str, text: str) -> None:
-    """Compare with the golden file; UPDATE_GOLDEN=1 writes it."""
+    """Compares the text with a golden file; UPDATE_GOLDEN=1 writes the file."""
     path = GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -86,18 +86,18 @@ PIPE, NARROW = Screen(), Screen(72, 60)
 
 
 @pytest.mark.parametrize("screen", [PIPE, NARROW], ids=["pipe", "72"])
-def test_text_is_golden(screen: Screen) -> None:
+def test_text_matches_the_golden_file(screen: Screen) -> None:
     text = to_text(REPORT, screen)
     assert "\x1b" not in text
     check(f"status_{screen.width or 'pipe'}.txt", text)
 
 
-def test_verbose_text_is_golden() -> None:
+def test_verbose_text_matches_the_golden_file() -> None:
     check("status_verbose.txt", to_text(REPORT, Screen(72), verbose=True))
 
 
 def many() -> Report:
-    """40 jobs on 8 GPUs, of every kind, with long titles and wide characters."""
+    """Returns a report of 40 jobs in all states on 8 GPUs, with long titles and wide characters."""
     sweep = JobSpec(
         "csv",
         "",
@@ -139,7 +139,7 @@ def test_forty_jobs_fit_on_a_screen(width: int, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 9, 14, 20, 30, 60])
 @pytest.mark.parametrize("width", [10, 40, 80, 200])
-def test_what_runs_is_cut_last(width: int, rows: int) -> None:
+def test_running_jobs_are_cut_last(width: int, rows: int) -> None:
     lines = to_text(many(), Screen(width, rows)).splitlines()
     assert max(map(cell_len, lines)) <= width
     assert len(lines) <= max(rows, 7)
@@ -147,7 +147,7 @@ def test_what_runs_is_cut_last(width: int, rows: int) -> None:
         assert sum(" running " in line for line in lines[1:]) == 8
 
 
-def test_nothing_is_cut_in_a_pipe() -> None:
+def test_pipe_output_is_not_truncated() -> None:
     report = many()
     lines = to_text(report).splitlines()
     [failed] = [line for line in lines if line.startswith(" 40  failed")]
@@ -165,7 +165,7 @@ def test_states_outcomes_and_reasons_are_coloured() -> None:
         assert word in text
 
 
-def test_queued_jobs_of_one_reason_are_one_row() -> None:
+def test_queued_jobs_with_one_reason_share_a_row() -> None:
     [row] = [line for line in to_text(many()).splitlines() if " jobs wait " in line]
     assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
     text = to_text(many(), everything=True)
@@ -176,7 +176,7 @@ def test_queued_jobs_of_one_reason_are_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({}, "No jobs yet; scheduler pid 4711"),
         ({"counts": {"queued": 1}}, "1 job: 1 queued; scheduler pid 4711"),
@@ -201,44 +201,44 @@ def test_queued_jobs_of_one_reason_are_one_row() -> None:
         ),
     ],
 )
-def test_the_first_line_counts_all_jobs(values: dict[str, Any], said: str) -> None:
-    assert to_text(Report(NOW, 4711, "s", "d", **values)).splitlines()[0] == said
+def test_the_first_line_counts_all_jobs(values: dict[str, Any], expected: str) -> None:
+    assert to_text(Report(NOW, 4711, "s", "d", **values)).splitlines()[0] == expected
 
 
-def test_an_end_is_told_as_what_it_is_also_before_it_is_recorded() -> None:
+def test_unrecorded_end_is_shown_with_its_outcome() -> None:
     job = JobShown(1, "finished", "cancelled", recorded=False, text="t", reason="cancelled by the user")
     text = to_text(Report(NOW, None, "s", "d", jobs=(job,), counts={"running": 1}))
     assert "  1  cancelled " in text
     assert "recorded" not in text
 
 
-def test_the_clock_stands_at_the_right_end_of_the_first_line() -> None:
+def test_clock_is_at_the_right_end_of_the_first_line() -> None:
     first = to_text(many(), Screen(100, 45), clock="05:27:41").splitlines()[0]
     assert first.endswith("  05:27:41")
     assert len(first) == 100
     assert "05:27" not in to_text(many(), Screen(40, 45), clock="05:27:41")
 
 
-def test_warnings_of_running_jobs_are_told_and_no_others() -> None:
-    told = replace(REPORT.jobs[0], warnings=("job 3 uses GPU 1",))
+def test_shows_warnings_of_running_jobs_only() -> None:
+    running = replace(REPORT.jobs[0], warnings=("job 3 uses GPU 1",))
     over = replace(REPORT.jobs[-1], warnings=("job 1 used GPU 1",))
-    text = to_text(replace(REPORT, jobs=(told, over)))
+    text = to_text(replace(REPORT, jobs=(running, over)))
     assert "Warning: job 3 uses GPU 1\n" in text
     assert "job 1 used" not in text
 
 
-def test_a_trouble_is_told_in_full_on_a_narrow_screen() -> None:
+def test_health_issue_is_complete_on_a_narrow_screen() -> None:
     text = to_text(REPORT, Screen(40, 60))
     assert "no new jobs start until this is resolved" in text.replace("\n", " ")
 
 
-def test_booked_memory_is_told_only_where_there_is_some() -> None:
+def test_allocated_memory_has_a_column_only_if_declared() -> None:
     assert "Allocated" in to_text(REPORT)
     gpus = tuple(replace(gpu, by_memory=False) for gpu in REPORT.gpus)
     assert "Allocated" not in to_text(replace(REPORT, gpus=gpus))
 
 
-def test_memory_of_jobs_is_told_where_everything_is() -> None:
+def test_verbose_text_has_the_memory_of_jobs() -> None:
     jobs = (replace(REPORT.jobs[0], peaks={0: 70, 1: 80}),)
     assert "     memory GPU 0 70, GPU 1 80 of 81920 MiB\n" in to_text(
         replace(REPORT, jobs=jobs), verbose=True
@@ -246,12 +246,12 @@ def test_memory_of_jobs_is_told_where_everything_is() -> None:
     assert "81920" not in to_text(REPORT)
 
 
-def test_without_a_scheduler_the_values_of_gpus_have_an_age() -> None:
+def test_gpu_values_show_their_age_without_a_scheduler() -> None:
     text = to_text(replace(REPORT, pid=None, now=NOW + 178))
     assert "Scheduler not running; GPU values as of 3 min ago\n" in text
 
 
-def test_what_is_left_out_is_counted() -> None:
+def test_counts_omitted_items() -> None:
     text = to_text(REPORT)
     assert "… and 20,000 more queued (status --all)" in text
     assert "… and 7 more finished (status --all)" in text
@@ -261,20 +261,20 @@ def test_what_is_left_out_is_counted() -> None:
     assert "more malformed" not in to_text(replace(REPORT, malformed=bad), everything=True)
 
 
-def test_an_empty_record_says_so() -> None:
+def test_empty_store() -> None:
     assert to_text(Report(NOW, None, "/s.json", "/s.d")) == "No jobs yet\nScheduler not running\n"
     only = Report(NOW, None, "/s.json", "/s.d", jobs=REPORT.jobs[2:3], counts={"queued": 1})
     assert "No GPUs detected yet." in to_text(only)
 
 
-def test_json_is_golden() -> None:
+def test_json_matches_the_golden_file() -> None:
     text = to_json(REPORT)
     assert text.isascii()
     assert json.loads(text)["gpus"][0]["allocated"] == 1.0
     check("status.json", text)
 
 
-def test_every_key_is_documented_and_no_other() -> None:
+def test_documentation_lists_exactly_the_keys() -> None:
     parts = re.split(r"^## (.+)$", DOCUMENT.read_text(), flags=re.MULTILINE)
     sections = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
     report = json.loads(to_json(REPORT))
@@ -291,7 +291,7 @@ def test_every_key_is_documented_and_no_other() -> None:
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
 
 
-def test_what_is_accepted_is_told_once() -> None:
+def test_accepted_form_is_shown_once() -> None:
     one, other = "one block of attributes", "the same without the &"
     forms = (one, one, None, other, one)
     bad = tuple(MalformedShown("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))

@@ -1,4 +1,4 @@
-"""Lines that `start` prints on a terminal."""
+"""Log lines of `start` on a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
         (event("runner lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
     ],
 )  # fmt: skip
-def test_an_event_shows_time_mark_job_with_its_name_and_message(
+def test_event_line_has_time_mark_job_title_and_message(
     happened: Event, mark: str, colour: str, begins: str
 ) -> None:
     assert shown(happened).startswith(f"07:05:09  {mark} job 3 bert: {begins}")
@@ -63,7 +63,7 @@ def test_an_event_shows_time_mark_job_with_its_name_and_message(
 
 
 @pytest.mark.parametrize("hidden", ["/logs/1.log", "CMD", "2026"])
-def test_what_the_main_log_has_is_not_repeated(hidden: str) -> None:
+def test_omits_details_that_only_the_main_log_has(hidden: str) -> None:
     assert hidden not in shown(event("finished", "why", **FAILED))
     assert hidden not in shown(event("starting", **START))
 
@@ -78,9 +78,7 @@ def test_what_the_main_log_has_is_not_repeated(hidden: str) -> None:
         (None, "", "{}", ""),
     ],
 )
-def test_a_job_is_called_by_its_name_or_by_what_it_runs(
-    name: str | None, command: str, spec: str, title: str
-) -> None:
+def test_title_is_the_name_or_the_command(name: str | None, command: str, spec: str, title: str) -> None:
     found = shown(Event(9, 0.0, "stopping", 3, None, {}, command, name, spec))
     assert found == f"07:05:09    job 3{' ' if title else ''}{title}: is being stopped"
 
@@ -94,7 +92,7 @@ def test_a_long_title_leaves_room_for_the_message(columns: int) -> None:
     assert "…" in rows[0]
 
 
-def test_a_message_about_a_job_takes_up_three_rows_at_most() -> None:
+def test_message_about_a_job_has_at_most_three_rows() -> None:
     why = f"exit code 1: {'memory ' * 100}"
     rows = shown(event("finished", why, **FAILED), Terminal(80)).split("\n")
     assert len(rows) == 3
@@ -103,13 +101,13 @@ def test_a_message_about_a_job_takes_up_three_rows_at_most() -> None:
     assert rows[2].endswith("…")
 
 
-def test_rows_of_wide_characters_fit_the_terminal() -> None:
+def test_wide_characters_fit_the_terminal() -> None:
     rows = of_message(logging.WARNING, "模型 训练 任务 " * 9, AT, Terminal(40)).split("\n")
     assert len(rows) > 2
     assert all(columns_of(row) <= 40 for row in rows)
 
 
-def test_an_event_of_no_job() -> None:
+def test_event_without_a_job() -> None:
     assert shown(Event(9, 0.0, "paused", data={"gpus": [0, 2]})) == "07:05:09    GPU 0, 2 paused"
 
 
@@ -121,18 +119,18 @@ def test_an_event_of_no_job() -> None:
         (logging.ERROR, "07:05:09  \x1b[31m! 4 GPUs\x1b[0m"),
     ],
 )
-def test_a_message_is_coloured_by_its_level(level: int, line: str) -> None:
+def test_level_colours_a_message(level: int, line: str) -> None:
     found = of_message(level, "4 GPUs", AT, Terminal(80, True))
     assert found.replace("\x1b[2m07:05:09\x1b[0m", "07:05:09") == line
 
 
-def test_a_message_keeps_its_lines_and_its_paths() -> None:
+def test_message_keeps_line_breaks_and_paths() -> None:
     path = f"/{'x' * 100}"
     rows = of_message(logging.WARNING, f"one {path} two\nthree\x07", AT, Terminal(60)).split("\n")
     assert rows == ["07:05:09  ! one", f"{' ' * 12}{path}", f"{' ' * 12}two", f"{' ' * 12}three\\x07"]
 
 
-def test_an_encoding_without_the_marks_gets_others() -> None:
+def test_uses_ascii_marks_if_the_encoding_lacks_ours() -> None:
     old = Terminal(200, encoding="ascii")
     assert shown(event("finished", **END), old).startswith(
         "07:05:09  + job 3 bert: finished [OK] in 3.2s - peak"

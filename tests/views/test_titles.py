@@ -28,7 +28,7 @@ def shown(text: str, name: str | None = None, **spec: object) -> JobShown:
         (shown(LINE, script="/x/\x1b.py"), r"\x1b.py"),
     ],
 )
-def test_what_a_job_is_called(job: JobShown, called: str) -> None:
+def test_title_of_a_job(job: JobShown, called: str) -> None:
     assert title(job) == called
     assert json.loads(job.spec)["text"] == job.text
 
@@ -42,13 +42,13 @@ def test_what_a_job_is_called(job: JobShown, called: str) -> None:
         (["a.py", "b.py"], ""),
     ],
 )
-def test_what_titles_have_in_common(titles: list[str], same: str) -> None:
+def test_common_beginning_of_titles(titles: list[str], same: str) -> None:
     assert in_common(titles) == same
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "expected"),
     [([], ""), ([3], "3"), ([3, 4], "3, 4"), ([5, 3, 4], "3-5"), ([12, 13, 14, 1, 7, 8], "1, 7, 8, 12-14")],
 )
-def test_ids_as_ranges(numbers: list[int], told: str) -> None:
-    assert ranges(numbers) == told
+def test_formats_ids_as_ranges(numbers: list[int], expected: str) -> None:
+    assert ranges(numbers) == expected

@@ -23,14 +23,14 @@ TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30
         ("abc", 0, "", ""),
     ],
 )
-def test_a_text_is_cut_to_a_width(text: str, columns: int, at_end: str, in_the_middle: str) -> None:
+def test_truncates_text_to_a_width(text: str, columns: int, at_end: str, in_the_middle: str) -> None:
     assert cut(text, columns) == at_end
     assert cut_in_the_middle(text, columns) == in_the_middle
 
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.integers(0, 40))
-def test_no_cut_text_is_too_wide(text: str, columns: int) -> None:
+def test_truncated_text_is_never_too_wide(text: str, columns: int) -> None:
     assert columns_of(text) == cell_len(text)
     for shown in (cut(text, columns), cut_in_the_middle(text, columns)):
         assert columns_of(shown) <= columns or shown == text
@@ -38,7 +38,7 @@ def test_no_cut_text_is_too_wide(text: str, columns: int) -> None:
         assert all(columns_of(line) <= max(columns, 2) for line in wrapped(text, columns))
 
 
-def test_a_long_text_is_broken_at_blanks() -> None:
+def test_wraps_text_at_blanks() -> None:
     assert wrapped("free space there, then go on", 12) == ["free space", "there, then", "go on"]
     assert wrapped("/a/path/without/blanks x", 10) == ["/a/path/wi", "thout/blan", "ks x"]
     assert wrapped("short", 10) == ["short"]
@@ -55,5 +55,5 @@ def test_a_long_text_is_broken_at_blanks() -> None:
         ("", 5, [""]),
     ],
 )
-def test_rows_end_at_words(text: str, columns: int, found: list[str]) -> None:
+def test_wraps_text_without_breaking_words(text: str, columns: int, found: list[str]) -> None:
     assert rows(text, columns) == [row.rstrip() for row in found]

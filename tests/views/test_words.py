@@ -31,7 +31,7 @@ from gpu_scheduler.views.words import (
         ("größer 模型 🙂", "größer 模型 🙂"),
     ],
 )
-def test_what_a_terminal_would_act_upon_is_escaped(text: str, shown: str) -> None:
+def test_escapes_control_characters(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
@@ -43,7 +43,7 @@ def test_visible_text_holds_no_control_character(text: str) -> None:
     shown.encode()
 
 
-def test_our_own_line_breaks_stay() -> None:
+def test_keeps_line_breaks_on_request() -> None:
     assert visible("a\x1b\nb", lines=True) == "a\\x1b\nb"
 
 
@@ -54,7 +54,7 @@ def test_our_own_line_breaks_stay() -> None:
         (3599.6, "1 h"), (3780, "1 h 3 min"), (86400 * 2 + 3600 * 4, "2 d 4 h"),
     ],
 )  # fmt: skip
-def test_durations(seconds: float, shown: str) -> None:
+def test_formats_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
@@ -65,7 +65,7 @@ def test_durations(seconds: float, shown: str) -> None:
         (1000.0 - 3 * 3600, "3 h ago"), (1000.0 - 9 * 86400, "9 d ago"),
     ],
 )  # fmt: skip
-def test_times_are_told_as_distances(at: float | None, shown: str) -> None:
+def test_formats_ages(at: float | None, shown: str) -> None:
     assert ago(at, 1000.0) == shown
 
 
@@ -81,16 +81,16 @@ def test_times_are_told_as_distances(at: float | None, shown: str) -> None:
         ("cancelled", None, 15, "cancelled"),
     ],
 )
-def test_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown: str) -> None:
+def test_formats_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown: str) -> None:
     assert outcome_words(outcome, exit_code, signal) == shown
 
 
-def test_sizes_and_counts() -> None:
+def test_formats_sizes_and_counts() -> None:
     assert [size(None), size(512), size(24 * 1024), size(1536)] == ["?", "512 MiB", "24.0 GiB", "1.5 GiB"]
     assert [plural(1, "job"), plural(20000, "job")] == ["1 job", "20,000 jobs"]
 
 
-def test_a_text_too_long_to_be_read_is_cut() -> None:
+def test_truncates_long_text() -> None:
     assert shortened("x" * 1000) == "x" * 1000
     assert shortened("x" * 60_000) == f"{'x' * 1000}… (60,000 characters)"
 
@@ -105,7 +105,9 @@ def test_a_text_too_long_to_be_read_is_cut() -> None:
         ({2: 700, 0: 5}, 900, "GPU 0 5, GPU 2 700 of 900 MiB"),
     ],
 )
-def test_memory_beside_what_was_declared(peaks: dict[int, int], declared: int | None, shown: str) -> None:
+def test_formats_peaks_beside_the_declared_memory(
+    peaks: dict[int, int], declared: int | None, shown: str
+) -> None:
     assert memory_words(peaks, declared) == shown
 
 
@@ -125,5 +127,5 @@ LONG = "Error: " + " ".join(str(n) for n in range(100))
         (LONG, [LONG[:20]], LONG),
     ],
 )
-def test_what_another_text_says_in_full_is_cut(text: str, others: list[str], shown: str) -> None:
+def test_truncates_passages_repeated_from_another_text(text: str, others: list[str], shown: str) -> None:
     assert unrepeated(text, others, 20) == shown
