@@ -33,17 +33,17 @@ def seen(claim: str, end: ResultNote | None = None, **values: object) -> Attempt
         pytest.param(seen("dead", result(exit_code=3)), "failed", "finished", "failed", id="failed"),
         pytest.param(
             seen("dead", result(exit_code=3), evidence=Evidence("", fail_retries=5)),
-            "failed", "finished", "failed", id="failed, and not retried",
+            "failed", "finished", "failed", id="failed without retry",
         ),
         pytest.param(
             seen("dead", result(began=False)), "not_started", "finished", "failed", id="not started"
         ),
         pytest.param(
-            seen("dead", result(cause="machine")), "interrupted", "held", None, id="ended with the machine"
+            seen("dead", result(cause="machine")), "interrupted", "held", None, id="machine shut down"
         ),
-        pytest.param(seen("dead"), "interrupted", "held", None, id="its runner was killed"),
-        pytest.param(seen("dead", boot_id="old"), "interrupted", "held", None, id="of an earlier boot"),
-        pytest.param(seen("void"), "not_started", "held", None, id="not begun"),
+        pytest.param(seen("dead"), "interrupted", "held", None, id="runner killed"),
+        pytest.param(seen("dead", boot_id="old"), "interrupted", "held", None, id="earlier boot"),
+        pytest.param(seen("void"), "not_started", "held", None, id="void claim"),
     ],
 )  # fmt: skip
 def test_an_attempt_without_processes_is_finished(
@@ -66,11 +66,11 @@ def test_an_attempt_without_processes_is_finished(
 @pytest.mark.parametrize(
     ("attempt", "actions"),
     [
-        pytest.param(seen("live", survivors=(5,)), [Move(3, 7, JobState.RUNNING)], id="it runs"),
-        pytest.param(seen("unlocked", survivors=(5,)), [], id="its runner lives without the lock"),
-        pytest.param(seen("dead", survivors=(5,)), [], id="processes are left, which the loop ends"),
-        pytest.param(seen("invalid", survivors=(5,)), [], id="processes are left of an unknown runner"),
-        pytest.param(seen("unknown"), [], id="its folder cannot be looked at"),
+        pytest.param(seen("live", survivors=(5,)), [Move(3, 7, JobState.RUNNING)], id="running"),
+        pytest.param(seen("unlocked", survivors=(5,)), [], id="live runner without its lock"),
+        pytest.param(seen("dead", survivors=(5,)), [], id="dead runner with processes"),
+        pytest.param(seen("invalid", survivors=(5,)), [], id="unknown runner with processes"),
+        pytest.param(seen("unknown"), [], id="unreadable folder"),
     ],
 )
 def test_an_attempt_with_processes_stays_open(attempt: Attempt, actions: list[object]) -> None:
