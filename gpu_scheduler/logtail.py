@@ -9,7 +9,7 @@ from gpu_scheduler.shortages import reraise
 
 #: Bytes at the end of a log that are searched for its last error.
 TAIL = 64 * 1024
-#: Bytes that are kept of a first line that is cut and longer than this.
+#: If the first, cut line is longer than this, so many bytes at its end are kept.
 _END = 4 * 1024
 
 

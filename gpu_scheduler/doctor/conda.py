@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_scheduler.asking import Answer, ask
 
-#: Seconds for `conda env list`, which is a large Python program.
+#: Timeout in seconds of `conda env list`, which is a large Python program.
 _CONDA_S = 20.0
 
 

@@ -62,7 +62,7 @@ def examine(asked: Asked, waits: Callable[[str], None] = lambda text: None) -> I
 
 
 def _logs(chosen: str | None) -> LogFolder:
-    # LogFolder.of would create a named folder.
+    # `LogFolder.from_option` would create a named folder.
     return (
         LogFolder.of(None) if chosen is None else LogFolder((Path(os.path.realpath(chosen)),), os.geteuid())
     )
