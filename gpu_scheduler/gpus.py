@@ -43,7 +43,7 @@ def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
 def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
     """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
 
-    samples: all GPUs, of which `choose` returns the first ones.
+    samples: all GPUs, of which `select_gpus` returns the first ones.
     """
     count = None if option is None else _count(option)
     if count is None or count >= len(samples):
@@ -88,7 +88,7 @@ class GpuWatch:
     ) -> tuple[Gpu, ...]:
         """Returns the GPUs by index.
 
-        paused: UUID -> (index, paused); tokens: token -> attempt; command_of: returns the recorded command of
+        known: UUID -> (index, paused); tokens: token -> attempt; command_of: returns the recorded command of
         the attempt with a token.
         """
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
@@ -128,7 +128,7 @@ def as_recorded(gpu: Gpu, row: sqlite3.Row) -> Gpu:
 def with_held(gpu: Gpu, held: str) -> Gpu:
     """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample.
 
-    held: the column `held` of its row, in which the store keeps these peaks.
+    stored_peaks: the column `held` of its row, in which the store keeps these peaks.
     """
     processes = (gpu.sample.processes if gpu.sample else None) or ()
     here = {(process.pid, gpu.starts.get(process.pid, 0.0)) for process in processes}

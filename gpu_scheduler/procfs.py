@@ -45,7 +45,7 @@ class Proc:
 
     @cached_property
     def sees_all(self) -> bool:
-        """Whether this /proc shows every process of the machine, with the pids that the driver uses."""
+        """True if this /proc shows every process of the machine, with the pids that the driver uses."""
         try:
             return os.readlink(f"{self._root}/self/ns/pid") == INITIAL
         except OSError:

@@ -35,7 +35,7 @@ class UnreadableError(GpuStateError):
 
 
 class AskedProbe:
-    """A client of a probe process: `ask`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
+    """A client of a probe process: `query`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
 
     The descriptor stays the same from construction to `close`, even if the process is replaced.
     """

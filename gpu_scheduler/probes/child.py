@@ -101,7 +101,7 @@ class Child:
     def kill(self) -> None:
         """Kills it with all that it started, without waiting, and closes its pipes."""
         try:
-            # Its pid, and so its group id, cannot be reused until `gone` collects it.
+            # Its pid, and so its group id, cannot be reused until `has_ended` collects it.
             if self._process.returncode is None:
                 os.killpg(self._process.pid, _KILL)
         except (ProcessLookupError, PermissionError):

@@ -51,7 +51,7 @@ class Child:
 
     @property
     def began(self) -> bool:
-        """Whether command.sh reached the job's command."""
+        """True once command.sh has reached the job's command."""
         return self._said.startswith(b".")
 
     @property
@@ -69,7 +69,7 @@ class Child:
         """Starts the command; a failure is reported in `message`.
 
         terminal: path of the terminal for its input and output; None: its output goes to the pipe end
-        `inner`. record: descriptor of the file in which it records itself, None = none; it is closed here.
+        `output_fd`. record_fd: the file in which it records itself, None = none; it is closed here.
         """
         self.spawned = time.monotonic()
         try:

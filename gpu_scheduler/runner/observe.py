@@ -51,9 +51,9 @@ class Seen:
     """The status of an attempt folder at one moment.
 
     runner: the process that holds the claim, for the store; damage: the problem with the files that report
-    the end, such as "the file claim was removed"; is_there: whether the folder exists; window: whether a live
-    runner that has a session still has its terminal, which it loses with the Screen window; None = unknown.
-    `window` is for display only.
+    the end, such as "the file claim was removed"; folder_exists: whether the folder exists; window: whether a
+    live runner that has a session still has its terminal, which it loses with the Screen window; None =
+    unknown. `window` is for display only.
     """
 
     claim: ClaimState = "none"
@@ -73,8 +73,8 @@ class Seen:
 def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
     """Reads the status of an attempt folder.
 
-    Reads the claim first, because a runner that is found dead writes nothing afterwards. known: the runner in
-    the store.
+    Reads the claim first, because a runner that is found dead writes nothing afterwards. recorded_runner: the
+    runner in the store.
     """
     reader = _Look(folder, token)
     claim, holder = reader.claim()
@@ -107,7 +107,7 @@ def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
 
 
 class _Look:
-    """A reader of the files of one folder. strange: the problems of unusable files, by file name."""
+    """A reader of the files of one folder. anomalies: problems of unusable files, by file name."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
@@ -204,9 +204,9 @@ def request_stop(
 ) -> bool:
     """Writes `stop` and wakes the runner; returns whether a live runner was signalled.
 
-    cause: "cancelled" or "preempted"; grace_s: seconds between SIGTERM and SIGKILL; follow: whether SIGKILL
-    or a withdrawal follows the grace period; known: as for `observe`. Returns False if the folder is missing
-    or no process holds the claim. Raises OSError if the file cannot be written.
+    cause: "cancelled" or "preempted"; grace_s: seconds between SIGTERM and SIGKILL; on_timeout: whether
+    SIGKILL or a withdrawal follows the grace period; recorded_runner: as for `observe`. Returns False if the
+    folder is missing or no process holds the claim. Raises OSError if the file cannot be written.
     """
     earlier = _Look(folder, token).file("stop", stop_of)
     if earlier is None or _rank(cause) >= _rank(earlier.cause):

@@ -63,7 +63,7 @@ class Loop:
 
 
 class Log:
-    """The log of the job, which the scheduler created. lost: number of bytes that could not be written."""
+    """The log of the job, which the scheduler created. lost_bytes: number of bytes that were not written."""
 
     def __init__(self, path: str | None) -> None:
         self.lost = 0

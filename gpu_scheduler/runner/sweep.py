@@ -43,8 +43,8 @@ def recorded_command(folder: Path, token: str) -> Command | None:
 def processes_of(attempts: Mapping[str, Path], sure: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Returns the pids of the living processes of each attempt (token -> folder) that has any.
 
-    sure: attempts whose processes had no supervisor. These count as having none only after a scan that missed
-    no process, or after a limited number of scans.
+    unsupervised: attempts whose processes had no supervisor. These count as having none only after a scan
+    that missed no process, or after a limited number of scans.
     """
     commands = {token: recorded_command(folder, token) for token, folder in attempts.items()}
     return {token: tuple(sorted(found)) for token, found in _scan(commands, sure).items()}

@@ -37,7 +37,7 @@ class Machine:
         words: tuple[str, ...] = (),
         user: int = os.getuid(),
     ) -> int:
-        """Adds or replaces a process; returns its pid. start: clock ticks; opened: target of descriptor 3."""
+        """Adds or replaces a process; returns its pid. start: clock ticks; open_path: of descriptor 3."""
         folder = self.root / (name or str(pid))
         (folder / "fd").mkdir(parents=True, exist_ok=True)
         fields = [state, parent, pid, pid if session is None else session, *[0] * 13, threads, 0, start, 0]

@@ -60,10 +60,10 @@ CASES = (
     Case("good lines and exit status 14", f"{A}\n{B}\n", (A_SEEN, B_SEEN), code=14),
     Case("a blank line before and after", f"\n{A}\n\n", (A_SEEN,)),
     Case("DOS line ends", f"{A}\r\n{B}\r\n", (A_SEEN, B_SEEN)),
-    # GPUtil leaves out the last line then; the first one here is more than it can read.
+    # GPUtil would skip the last line then, and cannot parse the first one.
     Case("no last newline", f"{IDLE}\n{B}, [N/A]", (IDLE_SEEN, B_SEEN)),
     Case(
-        "load not available (GeForce of old, vGPU)",
+        "load not available (old GeForce, vGPU)",
         f"{IDLE}\n{B}\n",
         (IDLE_SEEN, B_SEEN),
     ),
@@ -83,7 +83,7 @@ CASES = (
         ((0, "GPU-z", None, 0, 0.0, None), B_SEEN),
     ),
     Case(
-        "more used than there is",
+        "more memory used than available",
         f"{_row(0, 'GPU-z', '0, 81920, 90000, 0')}\n",
         ((0, "GPU-z", 81920, None, 0.0, None),),
     ),
@@ -93,7 +93,7 @@ CASES = (
         ((0, "GPU-z", 81920, 5, None, None),),
     ),
     Case(
-        "more than any card has",
+        "more memory than any GPU has",
         f"{_row(0, 'GPU-z', '0, inf, 5, inf')}\n{_row(1, 'GPU-y', '0, ' + '9' * 40 + ', 5, 0')}\n{C}\n",
         (
             (0, "GPU-z", None, 5, 0.0, "query failed: inf"),
@@ -102,12 +102,12 @@ CASES = (
         ),
     ),
     Case(
-        "an error in the place of the UUID",
+        "an error instead of the UUID",
         f"{A}\n{_row(1, '[Unknown Error]', '0, 24576, 5, 24571')}\n{C}\n",
         (A_SEEN, (1, "unknown-1", None, None, None, "query failed"), C_SEEN),
     ),
     Case(
-        "units all the same",
+        "values with units",
         f"{_row(0, 'GPU-u', '12 %, 81559 MiB, 3 MiB, 81556 MiB')}\n",
         ((0, "GPU-u", 81559, 3, 12.0, None),),
     ),
@@ -161,7 +161,7 @@ CASES = (
         ((0, "GPU-e", 49140, 6, None, "query failed: Unknown Error"), B_SEEN),
     ),
     Case(
-        "unknown error in what is not needed",
+        "unknown error in an unused column",
         "0, GPU-e, 3, 49140, 6, 49134, 535.54.03, NVIDIA RTX A6000, [Unknown Error], Disabled, Disabled,"
         " [Unknown Error], [N/A]\n",
         ((0, "GPU-e", 49140, 6, 3.0, None),),
@@ -172,18 +172,18 @@ CASES = (
         ((0, "GPU-e", 49140, 6, None, "query failed: ERR!"),),
     ),
     Case(
-        "no handle, and the program goes on (drivers from about 535)",
+        "no handle, and the program continues (drivers from about 535)",
         f"{A}\n{NO_HANDLE}0000:02:00.0: Unknown Error\n{ERRORS}\n{C}\n",
         (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle"), C_SEEN),
         code=255,
     ),
     Case(
-        "no handle, the index said, and the program goes on (from about 570)",
+        "no handle but an index, and the program continues (drivers from about 570)",
         f"{NO_HANDLE}1: 0000:34:00.0: Unknown Error\n{A}\n{C}\n",
         (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:34"), C_SEEN),
     ),
     Case(
-        "no handle, the words on stderr",
+        "no handle, with the message on stderr",
         f"{A}\n{ERRORS}\n{C}\n",
         (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle"), C_SEEN),
         err=f"{NO_HANDLE}0000:02:00.0: Unknown Error\n",
@@ -196,36 +196,36 @@ CASES = (
         alone=(A, f"{NO_HANDLE} 0000:02:00.0: GPU is lost.  Reboot the system to recover this GPU", C),
     ),
     Case(
-        "no handle, and it stops whichever GPU is asked for",
+        "no handle, and the program stops for every queried GPU",
         f"{NO_HANDLE} 0000:0B:00.0: Unknown Error\n",
         ((0, "unknown-0", None, None, None, "query failed: no device handle, 0000:0B:00.0: Unknown Error"),),
         code=255,
         alone=(f"{NO_HANDLE} 0000:0B:00.0: Unknown Error",) * 3,
     ),
     Case(
-        "no card asked for alone has a handle",
+        "no handle for any GPU queried alone",
         f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
         (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
         code=255,
         alone=tuple(f"{NO_HANDLE} 0000:0{n}:00.0: Unknown Error" for n in range(1, 4)),
     ),
     Case(
-        "it stops, and answers with every GPU whichever is asked for",
+        "the program stops, and lists every GPU for each query",
         f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
         (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
         code=255,
         alone=(f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error",) * 3,
     ),
     Case(
-        "it stops, and answers with the first GPU whichever is asked for",
+        "the program stops, and lists the first GPU for each query",
         f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
         (A_SEEN,),
         code=255,
         alone=(A,) * 3,
     ),
-    Case("two cards with one UUID", f"{A}\n{B}\n{B.replace('1, ', '2, ', 1)}\n", (A_SEEN, B_SEEN)),
+    Case("two GPUs with one UUID", f"{A}\n{B}\n{B.replace('1, ', '2, ', 1)}\n", (A_SEEN, B_SEEN)),
     Case(
-        "two cards with one index",
+        "two GPUs with one index",
         f"{A}\n{B.replace('1, ', '0, ', 1)}\n",
         (A_SEEN, B_SEEN),
     ),
@@ -240,7 +240,7 @@ CASES = (
     Case("no devices, after a warning", "WARNING: something\nNo devices were found\n", (), code=6),
     Case("no devices", "No devices were found\n", (), code=6),
     Case(
-        "library and module do not fit",
+        "library and module do not match",
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.144\n",
         error="nvidia-smi: Failed to initialize NVML: Driver/library version mismatch",
         remedy="reboot",
@@ -260,9 +260,9 @@ CASES = (
         remedy="container",
         code=255,
     ),
-    Case("nothing at all", "", error="it printed nothing, exit status 9", remedy="driver", code=9),
+    Case("no output", "", error="it printed nothing, exit status 9", remedy="driver", code=9),
     Case(
-        "words on stderr only",
+        "a message on stderr only",
         "",
         error="Segmentation fault",
         remedy="--simulate",

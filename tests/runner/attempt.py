@@ -128,7 +128,7 @@ class Attempt:
 
     def until_gone(self) -> None:
         """Waits until none of its processes is left."""
-        wait_for(lambda: not self.pids(), f"nothing left, but {self.pids()}")
+        wait_for(lambda: not self.pids(), f"the end of {self.pids()}")
 
     def clean(self) -> None:
         """Ends all processes that are left."""
