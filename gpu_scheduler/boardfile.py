@@ -23,7 +23,8 @@ WRITE_EVERY_S = 0.5
 class BoardFile:
     """The status board of a store. folder: returns its folder, creating it if missing; may raise OSError.
 
-    limits: those of the scheduler; again_at: boot seconds at which a postponed write is due, None = none is.
+    limits: those of the scheduler; next_write_at: boot seconds at which a postponed write is due, None = no
+    write is.
     """
 
     name = "status.txt"
@@ -38,7 +39,7 @@ class BoardFile:
         self._written_at = float("-inf")
 
     def write(self, facts: Facts, newest: int) -> None:
-        """Updates the file after a new event (newest: the id of the last one) or a new sample.
+        """Updates the file after a new event (newest_id: of the last one) or a new sample.
 
         Raises OSError, sqlite3.OperationalError; the caller then retries.
         """

@@ -179,7 +179,7 @@ def _is_thrown_away() -> bool:
 class _Tail:
     """Reader of new lines in a job log; of a progress bar it returns at most one line a second.
 
-    with_end: include the runner's last line of the log.
+    include_runner_line: include the runner's last line of the log.
     """
 
     def __init__(self, job_id: int, number: int, path: Path, *, with_end: bool) -> None:
@@ -196,7 +196,7 @@ class _Tail:
         self.over = False
 
     def read(self) -> list[str]:
-        """Returns the new lines; sets `over` once the log of an ended attempt is read to its end.
+        """Returns the new lines; sets `is_exhausted` once the log of an ended attempt is read to its end.
 
         Raises OSError if a shortage prevents opening the log; nothing is lost then.
         """
@@ -291,7 +291,7 @@ def _terminal() -> Terminal:
 def begin_logging(path: Path, console: Console, mark: str = "", *, trust: bool = False) -> None:
     """Sends the package's log lines of level info and above to the console and to the main log.
 
-    mark: prefix of each line in the file, for schedulers that share one; trust: accept the file whoever owns
+    prefix: begins each line in the file, for schedulers that share one; trust: accept the file whoever owns
     it or may write to it.
     """
     root = logging.getLogger("gpu_scheduler")

@@ -31,7 +31,7 @@ _END_BYTES = 1 << 20
 class Journal:
     """The journal of a store. folder: returns its folder, creating it if missing; may raise OSError.
 
-    at: the id of the last event in it. behind: the last `write` may have left events to append.
+    last_id: of the last event in it. has_more: the last `write` may have left events to append.
     """
 
     def __init__(self, store: Store, folder: Callable[[], Path], at: int) -> None:
@@ -42,7 +42,7 @@ class Journal:
         self._joined = False
 
     def write(self) -> None:
-        """Appends new events, at most AT_A_TIME. Raises OSError, sqlite3.OperationalError; the caller then
+        """Appends new events, at most BATCH_SIZE. Raises OSError, sqlite3.OperationalError; the caller then
         retries."""
         self.behind = False
         if not self._joined:

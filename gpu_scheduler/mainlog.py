@@ -21,8 +21,11 @@ LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
 
 
 class MainLog(RotatingFileHandler):
-    """Log handler of the main log. say: called once when the log cannot be written, and once when it can be
-    again. trust: accept the file whoever owns it or may write to it."""
+    """Log handler of the main log.
+
+    report: called once when the log cannot be written, and once when it can be again; trust: accept the file
+    whoever owns it or may write to it.
+    """
 
     def __init__(self, path: Path, say: Callable[[str], None], *, trust: bool = False) -> None:
         super().__init__(path, maxBytes=LOG_BYTES, backupCount=LOG_KEPT, encoding="utf-8", delay=True)

@@ -41,8 +41,8 @@ class Telling:
     """Reporter of new events, starting after the last reported one. Only the scheduler process has one.
 
     logs: the folder of `--log-dir`, None = journal and status board are in the data directory. verbose: log
-    each job's memory as its peak grows. ended: called with (job, attempt number) before the end of an attempt
-    is logged. again_at: boot seconds of the next write that is due; None = none is.
+    each job's memory as its peak grows. on_attempt_end: called with (job, attempt number) before the end of
+    an attempt is logged. next_write_at: boot seconds of the next write that is due; None = none is.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _Part:
 class _Run:
     """Counter of the jobs of this run: all except those that were finished when it began.
 
-    begun: the id of the newest event at that time.
+    first_id: the id of the newest event at that time.
 
     A job counts as dispatched from its first start on, or once it ends without one, and stays so.
     """

@@ -22,8 +22,8 @@ RUNNING_MARK, WAITING_MARK, AGAIN_MARK, GOOD_MARK, BAD_MARK = "▶", "·", "↻"
 class Use:
     """Memory use of a running job on each of its GPUs, in MiB (gpus: indices; None = unknown).
 
-    now: in the newest sample; peaks: the highest observed; declared: on each GPU, None = nothing; share:
-    declared thousandths of each GPU, 0 = none.
+    current_mib: in the newest sample; peaks_mib: the highest observed; declared_mib: on each GPU, None =
+    nothing; share: declared thousandths of each GPU, 0 = none.
     """
 
     gpus: tuple[int, ...]
@@ -37,8 +37,8 @@ class Use:
 class Board:
     """Contents of the status board at `at` (wall seconds). pid: of the scheduler, None = it has stopped.
 
-    use: memory use of running jobs, by job id; again: ids of waiting jobs that ran out of GPU memory; counts:
-    state -> number of all jobs in it.
+    memory_use: of running jobs, by job id; retrying_after_oom: ids of waiting jobs that ran out of GPU
+    memory; counts: state -> number of all jobs in it.
     """
 
     at: float

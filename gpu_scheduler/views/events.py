@@ -38,7 +38,7 @@ _DETAIL, _NEWS, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 
 @dataclass(frozen=True)
 class Told:
-    """Log line of an event. subject: "job 3", or "" if it concerns no job; more: text for the log alone."""
+    """Log line of an event. subject: "job 3", or "" if it concerns no job; log_suffix: for the log alone."""
 
     level: int
     text: str
@@ -101,7 +101,7 @@ def about(event: Event) -> str | None:
 
 
 def told(event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None) -> Told:
-    """Returns the log line of an event in its parts; see `line`."""
+    """Returns the log line of an event in its parts; see `log_line`."""
     subject = f"job {event.job_id}" if event.job_id else ""
     return replace(_told(event, tolerance, dispatched), subject=subject)
 

@@ -15,7 +15,7 @@ _ALIGNED = 60
 
 @dataclass(frozen=True)
 class Screen:
-    """Size of the output. width, rows: None = unlimited, as for a pipe; colour: colours are shown."""
+    """Size of the output. width, rows: None = unlimited, as for a pipe."""
 
     width: int | None = None
     rows: int | None = None
@@ -25,7 +25,7 @@ class Screen:
 @dataclass(frozen=True)
 class Cell:
     """Part of a line. colour: one of `views.colours`; is_path: truncated only if rows are limited, so that it
-    can be copied; keeps_end: truncated in the middle."""
+    can be copied; keep_end: truncated in the middle."""
 
     text: str
     colour: str = ""
@@ -47,8 +47,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table. spans: its cells follow one another from the second column on, ignoring the columns;
-    count: how many items it stands for; below: lines under it, with paths."""
+    """A row of a table. is_spanning: its cells follow one another from the second column on, ignoring the
+    columns; count: how many items it stands for; detail_lines: lines under it, with paths."""
 
     cells: Line
     spans: bool = False
@@ -58,8 +58,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listed:
-    """A list that may be shortened. total: number of items, including those without an entry; by: the command
-    that shows all of them."""
+    """A list that may be shortened. total: number of items, including those without an entry; command:
+    the one that shows all of them."""
 
     what: str
     entries: Sequence[Entry]
@@ -77,7 +77,7 @@ class Listed:
         return len(self.entries) + (self.hidden > 0)
 
     def shortened(self, lines: int) -> list[Entry]:
-        """Returns at most `lines` entries; the last one counts the omitted items."""
+        """Returns at most `max_lines` entries; the last one counts the omitted items."""
         if lines >= self.lines and not self.hidden:
             return list(self.entries)
         kept = list(islice(self.entries, max(0, lines - 1)))

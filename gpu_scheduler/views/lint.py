@@ -69,7 +69,7 @@ def _kind(line: Preview) -> str:
 
 
 def _bad(bad: MalformedShown, forms: bool) -> str:
-    """Formats a malformed line. forms: also show what would be accepted."""
+    """Formats a malformed line. show_accepted: add what would be accepted."""
     head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(shortened(bad.reason))}"
     below = [visible(shortened(bad.text)), *([f"accepted: {visible(bad.accepted or '')}"] if forms else [])]
     return "\n    ".join([head, *below])

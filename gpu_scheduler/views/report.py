@@ -16,8 +16,9 @@ LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 @dataclass(frozen=True)
 class GpuShown:
-    """A managed GPU. share: allocated thousandths; booked_mib: memory allocated to jobs, None = unknown;
-    by_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of the jobs that hold it."""
+    """A managed GPU. share: allocated thousandths; allocated_mib: memory allocated to jobs, None = unknown;
+    has_declared_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of the jobs that
+    hold it."""
 
     index: int
     uuid: str
@@ -38,7 +39,7 @@ class GpuShown:
 class JobShown:
     """A job and its newest attempt. Times in wall seconds.
 
-    recorded: False if state and outcome come from the attempt folder and are not in the store yet.
+    is_recorded: False if state and outcome come from the attempt folder and are not in the store yet.
     line_wait: set if a queued job waits for its line of the jobs file. window_closed: its Screen window was
     closed while it runs on; session is then None.
     vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> peak memory use there, MiB.
@@ -100,8 +101,8 @@ class Report:
 
     pid: of the scheduler, None = none is running; host: the host that owns the store, if that is another one,
     whose processes cannot be observed from here; counts: recorded state -> number of all jobs in it, shown or
-    not; unsuccessful: outcome other than completed -> number of all finished jobs with it; only_failed: the
-    report covers failed jobs only.
+    not; unsuccessful_counts: outcome other than completed -> number of all finished jobs with it;
+    is_failed_only: the report covers failed jobs only.
     """
 
     now: float
@@ -119,7 +120,7 @@ class Report:
     only_failed: bool = False
 
     def of_failed(self, most: int | None) -> Report:
-        """Returns the report of failed jobs only, with at most `most` of them (None: all)."""
+        """Returns the report of failed jobs only, with at most `limit` of them (None: all)."""
         jobs = tuple(job for job in self.jobs if job.outcome in FAILED)
         recorded = [job.outcome or "" for job in jobs if job.recorded]
         return replace(

@@ -18,8 +18,8 @@ _WORDS: dict[State, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
 
 @dataclass(frozen=True)
 class SessionShown:
-    """The Screen session of a running job. since: start of its attempt, wall seconds; folder: the SCREENDIR
-    that it needs, None = the caller's."""
+    """The Screen session of a running job. started_at: start of its attempt, wall seconds; screen_dir: the
+    SCREENDIR that it needs, None = the caller's."""
 
     job: int
     gpus: tuple[int, ...]
@@ -40,7 +40,7 @@ class SessionShown:
 
 @dataclass(frozen=True)
 class Screens:
-    """All sessions. others: number of running jobs without one; notes: why Screen could not be queried."""
+    """All sessions. without_session: number of running jobs without one; notes: why Screen gave no answer."""
 
     now: float
     sessions: tuple[SessionShown, ...]

@@ -22,7 +22,7 @@ class AttemptShown:
     """One attempt. Times in wall seconds; command: as its command.sh runs it, None = there is no command.sh.
 
     vram_declared: MiB on each GPU; share_declared: of each GPU, 1 = all of it; peaks: GPU index -> MiB;
-    load_percent: mean over its GPUs and all samples; verdict: accuracy of its declaration, as text.
+    load_percent: mean over its GPUs and all samples; declaration_accuracy: as text.
     """
 
     number: int
@@ -53,8 +53,8 @@ class Story:
     """Details of one job at `now`. line: (file, number) of its line now; origin and need: as text.
 
     arguments, env: without secrets; history: (time, state, reason).
-    raised_mib: the memory per GPU that it needs since it ran out of memory; *_used: retries used; *_retries:
-    how many its line allows, None = the default.
+    min_vram_mib: memory per GPU that it needs since it ran out of memory; *_used: retries used; *_retries: how
+    many its line allows, None = the default.
     """
 
     now: float

@@ -30,7 +30,7 @@ def to_text(
     verbose: bool = False,
     clock: str = "",
 ) -> str:
-    """Formats the report. everything: each queued job gets its own line; verbose: details such as paths
+    """Formats the report. show_all: each queued job gets its own line; verbose: details such as paths
     follow each job; clock: text at the right end of the first line."""
     head = _head(report, screen, everything=everything, verbose=verbose, clock=clock)
     gpus = Listed("GPUs", gpu_rows(report.gpus)[1], len(report.gpus))

@@ -22,7 +22,7 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 def visible(text: str, *, lines: bool = False) -> str:
     """Returns the text with secrets hidden and all characters that could control a terminal escaped.
 
-    lines: keep line breaks.
+    keep_line_breaks: leave line breaks as they are.
     """
     if lines:
         return "\n".join(visible(line) for line in text.split("\n"))
@@ -30,12 +30,12 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """Returns the text, truncated to `most` characters with its length appended. Splits no secret."""
+    """Returns the text, truncated to `max_characters` with its length appended. Splits no secret."""
     return text if len(text) <= most else f"{masked(text)[:most]}… ({len(text):,} characters)"
 
 
 def unrepeated(text: str, others: Iterable[str], most: int = 80) -> str:
-    """Returns the text with passages that repeat one of `others` truncated after about `most` characters."""
+    """Returns the text with passages that repeat one of `others` truncated after about `max_characters`."""
     for other in others:
         # A reason has one blank where the log may have several.
         same = " ".join(other.split())
@@ -125,7 +125,7 @@ def outcome_words(outcome: str, exit_code: int | None, signal: int | None) -> st
 
 
 def explanation(reason: str | None, exit_code: int | None, signal: int | None) -> str:
-    """Returns the reason of an end without the exit code or signal, which `outcome_words` already names."""
+    """Returns the reason of an end without the exit code or signal, which `outcome_text` already names."""
     known = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
     return "" if reason is None or reason == known else reason.removeprefix(f"{known}: ")
 
