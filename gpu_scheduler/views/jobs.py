@@ -32,9 +32,9 @@ class Context:
     """Data beside a job's own rows on which its view depends.
 
     wait_reasons: spec key -> why its jobs wait, `default_wait_reason` if it is missing; needs: spec key ->
-    the fields of the Need that its jobs wait for; infeasible: spec keys that can never fit; indices: UUID -> GPU
-    index; open_requests: job id -> what a pending request asks for; open_attempts: attempt id -> facts of an
-    open attempt, from its row and folder; *_retries: defaults for jobs whose line gives none;
+    the fields of the Need that its jobs wait for; infeasible: spec keys that can never fit; indices: UUID ->
+    GPU index; open_requests: job id -> what a pending request asks for; open_attempts: attempt id -> facts of
+    an open attempt, from its row and folder; *_retries: defaults for jobs whose line gives none;
     is_scheduler_up: a scheduler watches the jobs file.
     """
 

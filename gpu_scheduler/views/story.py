@@ -53,8 +53,8 @@ class Story:
     """Details of one job at `now`. line: (file, number) of its line now; origin and need: as text.
 
     arguments, env: without secrets; history: (time, state, reason).
-    min_vram_mib: memory per GPU that it needs since it ran out of memory; *_used: retries used; *_retries: how
-    many its line allows, None = the default.
+    min_vram_mib: memory per GPU that it needs since it ran out of memory; *_used: retries used;
+    *_retries: how many its line allows, None = the default.
     """
 
     now: float
