@@ -66,18 +66,19 @@ def refusal(home: Home, found: Condition) -> str:
         + ("they are" if found.unknown else str(found.backups[0].path) if found.backups else ""),
     }[found.state]
     head = f"{folders} not in the store: {problem}" if count else f"the store was lost: {problem}"
-    living = _living(found.unknown) if count else {}
-    lives = "none of them runs"
-    if living:
-        is_one = len(living) == 1
-        pids = ", ".join(map(str, sorted(pid for pid in living.values() if pid)))
-        lives = f"job{'s' * (not is_one)} {ranges(sorted(living.keys()))} still run{'s' * is_one}"
-        lives += f" (pid{'s' * (',' in pids)} {pids})" if pids else ""
-    middle = f"{lives}; nothing is signalled\n" if count else ""
+    running = _living(found.unknown) if count else {}
+    running_jobs = "none of them is running"
+    if running:
+        is_one = len(running) == 1
+        pids = ", ".join(map(str, sorted(pid for pid in running.values() if pid)))
+        jobs = ranges(sorted(running.keys()))
+        running_jobs = f"job {jobs} is still running" if is_one else f"jobs {jobs} are still running"
+        running_jobs += f" (pid{'s' * (',' in pids)} {pids})" if pids else ""
+    middle = f"{running_jobs}; nothing is signalled\n" if count else ""
     source = "these folders alone, as there is no backup"
     if found.backups:
         source = f"the backup of {_when(found.backups[0])} in {home.backups}, and from these folders"
-    forget = "forgets all of it" + (", once none of them runs" if living else "")
+    forget = "forgets all of it" + (", once none of them is running" if running else "")
     return f"{head}\n{middle}`start --restore` continues from {source}; `start --fresh` {forget}"
 
 
@@ -88,7 +89,7 @@ def _when(backup: Backup) -> str:
 def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     """Returns job id -> pid of the runner, if known, for these attempts with live processes."""
     tokens = {token: one for one in folders if (token := token_of(one)) is not None}
-    living: dict[int, int | None] = {}
+    running: dict[int, int | None] = {}
     boot_id = Clock().boot_id
     origins = {token: attemptfolders.read(one) for token, one in tokens.items()}
     here = {
@@ -97,12 +98,12 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
         if origin is None or origin.boot_id == boot_id
     }
     for token in processes_of(here) if here else {}:
-        living[tokens[token].job_id] = None
+        running[tokens[token].job_id] = None
     for token, one in tokens.items():
         status = observe(one.path, token)
         if status.claim in ("live", "unlocked") and status.result is None:
-            living[one.job_id] = status.pid
-    return living
+            running[one.job_id] = status.pid
+    return running
 
 
 def _emptied(home: Home, found: Condition) -> Store:
@@ -266,8 +267,8 @@ class _Import:
     def _settle_known(self) -> None:
         """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
         rows = [row for row in self._store.unsettled() if row["job_id"] in self._jobs and not row["outcome"]]
-        home = self._store.home
-        folders = {row["token"]: home.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
+        data_dir = self._store.home
+        folders = {row["token"]: data_dir.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
         alive = processes_of(folders, folders) if folders else {}
         for row in rows:
             attempt = replace(look_at(self._store, row), survivors=alive.get(row["token"], ()))

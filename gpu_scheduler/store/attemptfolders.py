@@ -103,13 +103,13 @@ def unknown(folders: Collection[AttemptFolder], record: sqlite3.Connection) -> l
     """Returns the folders whose attempts are missing from the store; those of forgotten jobs are left out."""
     rows = record.execute("SELECT job_id, number, substr(token, 1, 8) FROM attempt").fetchall()
     known = {(row[0], row[1], row[2]) for row in rows}
-    strange = [one for one in folders if (one.job_id, one.number, one.prefix) not in known]
-    if not strange:
+    missing = [one for one in folders if (one.job_id, one.number, one.prefix) not in known]
+    if not missing:
         return []
     sequence = record.execute("SELECT seq FROM sqlite_sequence WHERE name = 'job'").fetchone()
     newest = sequence[0] if sequence else 0
     jobs = {row[0] for row in record.execute("SELECT id FROM job").fetchall()}
-    return [one for one in strange if one.job_id > newest or (one.job_id in jobs and has_begun(one))]
+    return [one for one in missing if one.job_id > newest or (one.job_id in jobs and has_begun(one))]
 
 
 def has_begun(folder: AttemptFolder) -> bool:

@@ -20,7 +20,7 @@ def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
 
     over: ids of attempts that have ended but whose end is not recorded yet.
     """
-    spike = started_with(store).limits.spike
+    spike_buffer = started_with(store).limits.spike
     totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
     shares = dict.fromkeys(totals, 0)
     for attempt in store.db.rows(
@@ -29,7 +29,7 @@ def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
         if attempt["id"] in over:
             continue
         for uuid in json.loads(attempt["gpus"]):
-            share = share_of(Booking.of_row(attempt, uuid), totals.get(uuid), spike)
+            share = share_of(Booking.of_row(attempt, uuid), totals.get(uuid), spike_buffer)
             shares[uuid] = shares.get(uuid, 0) + share
     return shares
 

@@ -78,17 +78,17 @@ def make(record: sqlite3.Connection, home: Home) -> Backup:
             copy.execute("PRAGMA journal_mode = OFF")
             record.backup(copy)
         extent = extent_of(temporary, immutable=True)
-        there = backups(home)
-        if there and not extent.covers(known := known_extent(there[0])):
+        existing = backups(home)
+        if existing and not extent.covers(known := known_extent(existing[0])):
             raise SchedulerError(
-                f"{there[0].path} is newer than the store (it contains jobs up to {known.jobs}) and is kept;"
-                " `start --restore` continues from it"
+                f"{existing[0].path} is newer than the store (it contains jobs up to {known.jobs})"
+                " and is kept; `start --restore` continues from it"
             )
-        made = _place(temporary, home.backups / f"scheduler-{there[0].number + 1 if there else 1}.db")
+        made = _place(temporary, home.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db")
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    for old in there[KEPT - 1 :]:
+    for old in existing[KEPT - 1 :]:
         old.path.unlink(missing_ok=True)
     return made
 

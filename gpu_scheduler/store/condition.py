@@ -43,7 +43,7 @@ class Condition:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the database lacks jobs that were run here, so that their lines would run again."""
+        """True if the database lacks jobs that were run here, so that their lines would run again."""
         return self.state == "damaged" or bool(self.unknown) or not self.extent.covers(self.backed_up)
 
 
@@ -57,16 +57,16 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
     Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
     try:
-        there = tuple(backups(home))
+        found = tuple(backups(home))
     except PermissionError:
         if thorough or is_empty(home.database):
             raise
-        there = ()
-    backed_up = _backed_up(there)
+        found = ()
+    backed_up = _backed_up(found)
     if is_empty(home.database):
         state: State = "empty" if os.path.lexists(home.database) else "missing"
         folders = tuple(in_runs(home))
-        return Condition(state, "", None, Extent(), folders, folders, there, backed_up)
+        return Condition(state, "", None, Extent(), folders, folders, found, backed_up)
     try:
         extent = extent_of(home.database)
         with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
@@ -77,8 +77,8 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
             missing = tuple(unknown(folders, db))
     except DamagedError as error:
         folders = tuple(in_runs(home))
-        return Condition("damaged", str(error), None, Extent(), folders, folders, there, backed_up)
-    return Condition("whole", "", owner, extent, folders, missing, there, backed_up)
+        return Condition("damaged", str(error), None, Extent(), folders, folders, found, backed_up)
+    return Condition("whole", "", owner, extent, folders, missing, found, backed_up)
 
 
 def told_numbers(home: Home) -> Extent:

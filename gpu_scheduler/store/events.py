@@ -14,7 +14,7 @@ _EVENTS = (
     " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
     " FROM history LEFT JOIN job ON job.id = history.job_id"
 )
-#: Events that `news` omits: a reader of `queued` and `starting` learns nothing from them.
+#: Events that `news` omits: a new job was queued, or a job runs after its launch.
 _QUIET = "history.state = 'running' OR (history.state = 'queued' AND history.reason IS NULL)"
 
 

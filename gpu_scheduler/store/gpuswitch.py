@@ -43,5 +43,8 @@ def change_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
 def _forget_raised(store: Store, db: sqlite3.Connection) -> None:
     rows = db.execute("SELECT id, spec FROM job WHERE raised_mib IS NOT NULL").fetchall()
     for row in rows:
-        ask = Ask.of(JobSpec.from_json(row["spec"]), learn=store.learning)
-        db.execute("UPDATE job SET raised_mib = NULL, ask = ? WHERE id = ?", (ask.key(), row["id"]))
+        resource_spec = Ask.of(JobSpec.from_json(row["spec"]), learn=store.learning)
+        db.execute(
+            "UPDATE job SET raised_mib = NULL, ask = ? WHERE id = ?",
+            (resource_spec.key(), row["id"]),
+        )

@@ -149,13 +149,13 @@ class Home:
         owner = status.st_uid
         if owner != 0:
             raise SchedulerError(
-                f"{self.folder} is the store of user {_user(owner)}, not yours; name a state file of yours"
+                f"{self.folder} is the store of user {_user(owner)}, not yours; name your own state file"
                 " with --state-file"
             )
         paths = shlex.join(map(str, (self.folder, self.state_file, self.log)))
         raise SchedulerError(
             f"{self.folder} is the store of root: a `start` with sudo created it\n"
-            "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take its files:"
+            "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
             f" sudo chown -R {os.geteuid()} {paths}"
         )
 

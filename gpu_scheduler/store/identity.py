@@ -27,7 +27,7 @@ _ID_BYTES = 256
 
 
 def recorded(store: Store) -> Recorded | None:
-    """Returns the folder in which the store last lay; None if it is new or of an earlier version."""
+    """Returns the recorded folder of the store; None if it is new or of an earlier version."""
     value = store.db.meta(_KEY)
     return None if value is None else Recorded(**json.loads(value))
 
@@ -107,10 +107,10 @@ def owner_elsewhere(db: sqlite3.Connection, home: Home) -> str | None:
 
 def _take_along(store: Store, *, copied: bool) -> None:
     """Relocates the paths of the project folder, if the state file is now in another folder."""
-    home, known = store.home, recorded(store)
-    if known is None or home.folder.parent != home.state_file.parent:
+    data_dir, known = store.home, recorded(store)
+    if known is None or data_dir.folder.parent != data_dir.state_file.parent:
         return
-    old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(home.folder))
+    old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(data_dir.folder))
     if old != new:
         from gpu_scheduler.store.relocate import Relocation, relocate
 

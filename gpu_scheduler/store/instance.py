@@ -76,8 +76,8 @@ class InstanceLock:
         Returns False if another process holds the lock on the replacement.
         """
         try:
-            there = os.stat(self._path.name, dir_fd=self._folder, follow_symlinks=False)
-            if os.path.samestat(there, os.fstat(self._file)):
+            current = os.stat(self._path.name, dir_fd=self._folder, follow_symlinks=False)
+            if os.path.samestat(current, os.fstat(self._file)):
                 return True
         except OSError:
             pass

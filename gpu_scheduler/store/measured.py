@@ -52,16 +52,18 @@ def seen(store: Store) -> list[Seen]:
         "SELECT family, gpus, peak_mib, declared_mib, seconds FROM measured WHERE outcome = 'completed'"
         " ORDER BY family, id"
     )
-    families: dict[str, list[tuple[int, int, int | None, float | None]]] = {}
+    runs_by_class: dict[str, list[tuple[int, int, int | None, float | None]]] = {}
     for row in rows:
-        runs = families.setdefault(row["family"], [])
+        runs = runs_by_class.setdefault(row["family"], [])
         runs.append((row["gpus"], row["peak_mib"], row["declared_mib"], row["seconds"]))
     found = []
-    for family, runs in families.items():
-        program, llm = json.loads(family)
+    for workload_class, runs in runs_by_class.items():
+        program, llm = json.loads(workload_class)
         peaks = tuple(peak for _, peak, _, _ in runs)
         seconds = tuple(took for _, _, _, took in runs if took is not None)
-        found.append(Seen(family, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds))
+        found.append(
+            Seen(workload_class, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds)
+        )
     return found
 
 
@@ -79,16 +81,16 @@ def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
     declared = spec.vram if not judged else row["vram"] if json.loads(row["budgets"]) else None
     # The clock may have been set back in between.
     seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
-    family = family_of(spec)
+    workload_class = family_of(spec)
     db.execute(
         "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (family, at, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
+        (workload_class, at, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
     )
     db.execute(
         "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
         " ORDER BY id DESC LIMIT 1 OFFSET ?)",
-        (family, family, _MEASURED),
+        (workload_class, workload_class, _MEASURED),
     )
 
 

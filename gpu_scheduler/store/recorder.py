@@ -160,11 +160,11 @@ class Recorder:
 
     def _budgets(self, action: act.Start) -> dict[str, int | None]:
         """Returns UUID -> MiB that the attempt declares there; empty: it declares nothing."""
-        booking = Booking(action.share, action.vram, action.whole)
+        allocation = Booking(action.share, action.vram, action.whole)
         if action.assumed or not (action.share or action.vram):
             return {}
         totals = {row["uuid"]: row["total_mib"] for row in self._store.gpus()}
-        return {uuid: declared_mib(booking, totals.get(uuid)) for uuid in action.gpus}
+        return {uuid: declared_mib(allocation, totals.get(uuid)) for uuid in action.gpus}
 
     def _relaunch(self, db: sqlite3.Connection, action: act.Relaunch, now: Now) -> None:
         deadline = now.boot + self._settings.launch_deadline_s
@@ -278,8 +278,10 @@ class Recorder:
         keep(db, row, now.wall)
         raised: dict[str, Any] = {}
         if action.raised_mib is not None:
-            ask = Ask.of(JobSpec.from_json(row["spec"]), action.raised_mib, learn=self._store.learning)
-            raised = {"raised_mib": action.raised_mib, "ask": ask.key()}
+            resource_spec = Ask.of(
+                JobSpec.from_json(row["spec"]), action.raised_mib, learn=self._store.learning
+            )
+            raised = {"raised_mib": action.raised_mib, "ask": resource_spec.key()}
         finished = action.state is JobState.FINISHED
         held = action.state is JobState.HELD
         self._move(
@@ -333,14 +335,14 @@ class Recorder:
 
     def _requeue(self, db: sqlite3.Connection, action: act.Requeue, now: Now) -> None:
         row = db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
-        ask = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=self._store.learning)
+        resource_spec = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=self._store.learning)
         # A job that was held while it waited for a retry gets no additional retries.
         kept = row["held_by"] in ("user", "line")
         self._move(
             db, action.job_id, JobState.QUEUED, now, None, outcome=None, exit_code=None, signal=None,
             held_by=None, launch_failures=0, not_before_boot=None, finished_at=None, cancel_cause=None,
             oom_used=row["oom_used"] if kept else 0, fail_used=row["fail_used"] if kept else 0,
-            ask=ask.key(),
+            ask=resource_spec.key(),
         )  # fmt: skip
         db.execute("UPDATE history SET reason = ? WHERE rowid = last_insert_rowid()", (action.reason,))
 

@@ -154,7 +154,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        forget(path)  # a half-written version of ours is no edit
+        forget(path)  # a half-written version is not an edit
         raise
     if _put_where_nothing_is(spare, path):
         return None

@@ -69,7 +69,7 @@ class Store:
 
     @property
     def learning(self) -> bool:
-        """Whether undeclared needs are learned, as the newest scheduler was configured."""
+        """True if the newest scheduler learns undeclared needs."""
         if self._learning is None:
             self._learning = self.db.meta(_LEARN) == "1"
         return self._learning
@@ -84,8 +84,8 @@ class Store:
         with self.db.transaction() as db:
             self.db.set_meta(_LEARN, "1" if learn else "0")
             for row in self.db.rows("SELECT id, spec, raised_mib FROM job WHERE state IN ('queued', 'held')"):
-                ask = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=learn)
-                db.execute("UPDATE job SET ask = ? WHERE id = ?", (ask.key(), row["id"]))
+                resource_spec = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=learn)
+                db.execute("UPDATE job SET ask = ? WHERE id = ?", (resource_spec.key(), row["id"]))
         self._learning = learn
 
     def close(self) -> None:

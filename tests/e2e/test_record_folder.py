@@ -17,7 +17,7 @@ from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-RECORD = "gpu_scheduler_state.d"
+DATA_DIR = "gpu_scheduler_state.d"
 #: Writes to a file outside the folder at its beginning, at SIGTERM and at its end.
 JOB = (
     "[share=1] trap 'echo TERM >> {0}/trace; exit 1' TERM; echo $$ >> {0}/trace;"
@@ -68,16 +68,16 @@ def test_a_copy_signals_no_process_of_the_original(
     copy = beside()
     done = copy.cli("start", "--simulate", "4")
     assert done.returncode == 1
-    assert f"{tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}, which still exists" in done.stderr
+    assert f"{tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}, which still exists" in done.stderr
     for words in (["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]):
         done = copy.cli(*words)
         assert done.returncode == 1, done.stdout
         assert "is a copy of" in done.stderr
     assert (
-        f"Problem: record {tmp_path}/b/{RECORD} is a copy of {tmp_path}/a/{RECORD}"
+        f"Problem: record {tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}"
         in copy.cli("status").stdout
     )
-    assert f"job 1; this record is a copy of {tmp_path}/a/{RECORD}, to which" in copy.cli("stop").stdout
+    assert f"job 1; this record is a copy of {tmp_path}/a/{DATA_DIR}, to which" in copy.cli("stop").stdout
 
     copy.append("[share=1] echo $PWD > ../here")
     copy.start("--as-copy")
@@ -85,7 +85,7 @@ def test_a_copy_signals_no_process_of_the_original(
     assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
     [job] = [job for job in copy.jobs().values() if job["id"] != 2]
     assert (job["state"], job["outcome"]) == ("held", None), "a refused command changes nothing"
-    assert f"belongs to {tmp_path}/a/{RECORD}" in job["reason"]
+    assert f"belongs to {tmp_path}/a/{DATA_DIR}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end() == 0
     copy.start()  # a separate store by now
@@ -109,13 +109,13 @@ def test_a_copy_signals_no_process_of_the_original(
 def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_path: Path) -> None:
     assert original.process is not None
     pid = original.process.pid
-    (original.folder / RECORD / "lock").unlink()
+    (original.folder / DATA_DIR / "lock").unlink()
     done = original.cli("start", "--simulate", "4")
     assert done.returncode == 1
     assert (
         f"a scheduler is already running on {tmp_path}/a/gpu_scheduler_state.json (pid {pid})" in done.stderr
     )
-    (original.folder / RECORD / "lock").unlink(missing_ok=True)
+    (original.folder / DATA_DIR / "lock").unlink(missing_ok=True)
     original.append(f"[share=1] echo second >> {tmp_path}/ran")
     assert original.finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "ran").read_text() == "second\n"
@@ -126,7 +126,7 @@ def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_pat
     assert len(trace(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("name", [RECORD, f"{RECORD}/scheduler.db"])
+@pytest.mark.parametrize("name", [DATA_DIR, f"{DATA_DIR}/scheduler.db"])
 def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
     original: World, tmp_path: Path, name: str
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
     assert "no more jobs are started; running jobs continue" in original.said()
     assert len(trace(tmp_path)) == 1
     assert not (tmp_path / "ran").exists()
-    if name != RECORD:
+    if name != DATA_DIR:
         return
     # The copy in its place has the claim of job 1 without its lock.
     original.start("--jobs-file", "")
@@ -182,7 +182,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     shutil.rmtree(tmp_path / "a")
     moved = beside()
     moved.start()
-    assert f"moved here from {tmp_path}/a/{RECORD}, which no longer exists" in moved.said()
+    assert f"moved here from {tmp_path}/a/{DATA_DIR}, which no longer exists" in moved.said()
     wait_for(lambda: "is alive but does not hold the claim" in moved.said(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()

@@ -74,7 +74,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.home = Home.of(str(folder / "state.json"))
+        self.data_dir = Home.of(str(folder / "state.json"))
         self.rig = Rig(folder, executor=Quick())
         self.folders: dict[str, Path] = {}
 
@@ -92,13 +92,13 @@ class Desk:
         return self.rig.attempt_folder(job)
 
     def backup(self) -> None:
-        backups.make(self.rig.store.db.connection, self.home)
+        backups.make(self.rig.store.db.connection, self.data_dir)
 
     def close(self) -> None:
         """Kills the scheduler: its executor forgets its children and its store is closed."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
             for row in self.rig.store.db.rows("SELECT job_id, number, token FROM attempt"):
-                self.folders[row["token"]] = self.home.attempt(row["job_id"], row["number"], row["token"])
+                self.folders[row["token"]] = self.data_dir.attempt(row["job_id"], row["number"], row["token"])
         self.rig.store.close()
 
     def lose(self) -> None:
@@ -107,8 +107,8 @@ class Desk:
             path.unlink()
 
     def start(self, **options: Any) -> Store:
-        options = {"state_file": str(self.home.state_file), "jobs_file": "", **options}
-        return open_record(self.home, StartOptions(**options), SETTINGS)
+        options = {"state_file": str(self.data_dir.state_file), "jobs_file": "", **options}
+        return open_record(self.data_dir, StartOptions(**options), SETTINGS)
 
     def restore(self, **options: Any) -> None:
         """Restores the store as `start --restore` does, with new scheduler parts."""
@@ -142,7 +142,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
     wait_for(desk.trace, "the job's word")
     pid = observe(desk.folder_of(lives), desk.rig.store.attempts(lives)[0]["token"]).pid
     desk.lose()
-    database = desk.home.database
+    database = desk.data_dir.database
     other = desk.folder / "other.db"
     with contextlib.closing(sqlite3.connect(other)) as db:
         db.execute("CREATE TABLE other (a)")
@@ -158,12 +158,15 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
             desk.start()
         head, lives_on, ways = str(refused.value).split("\n")
         damaged = f"{database} {words}"
-        assert head == f"2 attempts in {desk.home.runs} are not in the store: {damaged}"
-        assert lives_on == f"job {lives} still runs (pid {pid}); nothing is signalled"
+        assert head == f"2 attempts in {desk.data_dir.runs} are not in the store: {damaged}"
+        assert lives_on == f"job {lives} is still running (pid {pid}); nothing is signalled"
         assert "`start --restore` continues from these folders alone" in ways
-        assert "`start --fresh` forgets all of it, once none of them runs" in ways
+        assert "`start --fresh` forgets all of it, once none of them is running" in ways
         assert (database.read_bytes() if database.exists() else None) == content
-        for refuse in (lambda: refuse_unrecorded(examine(desk.home).unknown), lambda: to_forget(desk.home)):
+        for refuse in (
+            lambda: refuse_unrecorded(examine(desk.data_dir).unknown),
+            lambda: to_forget(desk.data_dir),
+        ):
             with pytest.raises(SchedulerError, match=f"job {lives} is active; --fresh forgets nothing"):
                 refuse()
     assert len(desk.trace()) == 1
@@ -175,12 +178,12 @@ def test_readers_report_a_lost_store(desk: Desk) -> None:
     desk.lose()
     for content in (None, b""):
         if content is not None:
-            desk.home.database.write_bytes(content)
+            desk.data_dir.database.write_bytes(content)
         with pytest.raises(
             SchedulerError, match=r"was lost: scheduler\.db is missing or empty; `start` reports"
         ):
-            Store(desk.home)
-    assert not desk.home.database.read_bytes(), "a reader creates no store"
+            Store(desk.data_dir)
+    assert not desk.data_dir.database.read_bytes(), "a reader creates no store"
 
 
 def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
@@ -194,7 +197,7 @@ def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
     desk.lose()
     os.kill(runner, signal.SIGKILL)
     token = attempts[killed]["token"]
-    sweep(desk.home.attempt(killed, 1, token), token, 0.0)
+    sweep(desk.data_dir.attempt(killed, 1, token), token, 0.0)
 
     desk.restore()
     rows = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
@@ -256,7 +259,8 @@ def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptu
     new = desk.running()
     desk.lose()
     with pytest.raises(
-        SchedulerError, match=f"`start --restore` continues from the backup of 20.* in {desk.home.backups}"
+        SchedulerError,
+        match=f"`start --restore` continues from the backup of 20.* in {desk.data_dir.backups}",
     ):
         desk.start()
     desk.restore()
@@ -264,7 +268,7 @@ def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptu
     desk.rig.tick()
     assert desk.rig.job(new)["state"] == "running"
     assert desk.trace().count("waited") == 1
-    assert f"restored from {desk.home.backups}/scheduler-1.db" in caplog.text
+    assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     assert f"2 attempts were added to the store from folders: jobs {waits}, {new}" in caplog.text
     assert identity.verdict(desk.rig.store) == "same"
 
@@ -276,14 +280,14 @@ def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: De
     cancelled = desk.rig.add("true", hold=True)
     desk.backup()
     desk.lose()
-    shutil.copyfile(desk.home.backups / "scheduler-1.db", desk.home.database)
+    shutil.copyfile(desk.data_dir.backups / "scheduler-1.db", desk.data_dir.database)
     with pytest.raises(
         SchedulerError, match=r"1 attempt in .*/runs is not in the store: .*scheduler\.db is older than"
     ):
         desk.start()
     desk.restore()
     assert desk.rig.job(cancelled)["state"] == "held", "the second backup contains it"
-    [aside] = [path for path in desk.home.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
+    [aside] = [path for path in desk.data_dir.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
     assert backups.extent_of(aside).jobs == first
     desk.close()
     desk.start().close()
@@ -297,14 +301,14 @@ def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
     for _ in range(2):
         desk.backup()
     desk.close()
-    damage = b"x" * desk.home.database.stat().st_size
-    desk.home.database.write_bytes(damage)
-    (desk.home.backups / "scheduler-2.db").write_bytes(damage)
+    damage = b"x" * desk.data_dir.database.stat().st_size
+    desk.data_dir.database.write_bytes(damage)
+    (desk.data_dir.backups / "scheduler-2.db").write_bytes(damage)
     desk.restore()
     assert desk.rig.job(job)["outcome"] == "completed"
     assert "scheduler-2.db is damaged: file is not a database; it is skipped" in caplog.text
-    assert f"restored from {desk.home.backups}/scheduler-1.db" in caplog.text
-    [aside] = desk.home.folder.glob("scheduler.db.lost-*[0-9]")
+    assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
+    [aside] = desk.data_dir.folder.glob("scheduler.db.lost-*[0-9]")
     assert aside.read_bytes() == damage
 
 
@@ -362,7 +366,7 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Desk) 
 def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
     job = desk.rig.add("exit 3", fail_retries=0)
     desk.rig.ends(job)
-    [folder] = attemptfolders.in_runs(desk.home)
+    [folder] = attemptfolders.in_runs(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     spec["origin"]["spec"]["fail_retries"] = 5
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -420,7 +424,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
 
 def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Desk) -> None:
     job = desk.ended("true")
-    [folder] = attemptfolders.in_runs(desk.home)
+    [folder] = attemptfolders.in_runs(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     del spec["origin"]
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -441,7 +445,7 @@ def test_a_fresh_start_reuses_no_id(desk: Desk) -> None:
     with forgotten(store):
         pass
     store.close()
-    assert list(desk.home.runs.iterdir()) == []
+    assert list(desk.data_dir.runs.iterdir()) == []
     desk.rig = Rig(desk.folder, executor=Quick())
     assert desk.rig.add("true") == job + 1
 
@@ -485,7 +489,7 @@ def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> 
 def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> None:
     held = desk.rig.add("true", hold=True)
     desk.backup()
-    (desk.home.runs / str(held) / "1-0123abcd").mkdir(parents=True)
+    (desk.data_dir.runs / str(held) / "1-0123abcd").mkdir(parents=True)
     desk.lose()
     desk.restore()
     desk.close()
@@ -496,7 +500,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> 
 
 def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
     desk.ended("true")
-    [folder] = attemptfolders.in_runs(desk.home)
+    [folder] = attemptfolders.in_runs(desk.data_dir)
     desk.lose()
     kept = {name: (folder.path / name).read_bytes() for name in ("spec.json", "claim", "result")}
     for name in kept:
@@ -523,11 +527,11 @@ def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) ->
         other.ends(other.add("exit 3"))
     other.store.close()
     desk.lose()
-    shutil.copyfile(other.store.home.database, desk.home.database)
+    shutil.copyfile(other.store.home.database, desk.data_dir.database)
     with pytest.raises(SchedulerError) as refused:
         desk.start()
-    assert f"{desk.home.database} is the store of {other.store.home.folder}" in str(refused.value)
-    assert f"job {lives} still runs" in str(refused.value)
+    assert f"{desk.data_dir.database} is the store of {other.store.home.folder}" in str(refused.value)
+    assert f"job {lives} is still running" in str(refused.value)
     desk.restore()
     assert desk.rig.job(ended)["outcome"] == "completed"
     assert {row["job_id"] for row in desk.rig.store.unsettled()} == {lives}
@@ -538,11 +542,11 @@ def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) ->
 
 def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Desk) -> None:
     desk.ended("true")
-    shutil.copytree(desk.home.runs, desk.folder / "kept")
+    shutil.copytree(desk.data_dir.runs, desk.folder / "kept")
     with forgetting(desk.rig.store):
         pass
-    shutil.copytree(desk.folder / "kept", desk.home.runs, dirs_exist_ok=True)
-    (desk.home.runs / "a file").touch()
+    shutil.copytree(desk.folder / "kept", desk.data_dir.runs, dirs_exist_ok=True)
+    (desk.data_dir.runs / "a file").touch()
     desk.close()
     with contextlib.closing(desk.start()) as store:
         assert store.counts() == {}  # forgotten, as the user asked
@@ -555,11 +559,11 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
     desk.close()
     copy = desk.folder / "copy"
     copy.mkdir()
-    shutil.copytree(desk.home.folder, copy / "state.d", ignore=shutil.ignore_patterns("scheduler.db*"))
-    home = Home.of(str(copy / "state.json"))
-    with pytest.raises(SchedulerError, match=f"job {job} still runs"):
-        open_record(home, StartOptions(), SETTINGS)
-    store = open_record(home, StartOptions(restore=True, jobs_file=""), SETTINGS)
+    shutil.copytree(desk.data_dir.folder, copy / "state.d", ignore=shutil.ignore_patterns("scheduler.db*"))
+    data_dir = Home.of(str(copy / "state.json"))
+    with pytest.raises(SchedulerError, match=f"job {job} is still running"):
+        open_record(data_dir, StartOptions(), SETTINGS)
+    store = open_record(data_dir, StartOptions(restore=True, jobs_file=""), SETTINGS)
     assert identity.verdict(store) == "copied"
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())
@@ -572,14 +576,14 @@ def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
 ) -> None:
     held = desk.rig.add("true", hold=True)
     desk.backup()
-    folder = desk.home.runs / str(held)
+    folder = desk.data_dir.runs / str(held)
     folder.mkdir()
     desk.close()
     listdir, scandir = os.listdir, os.scandir
 
     def refuse(listed: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def call(path: Any) -> Any:
-            if str(path) in (str(folder), str(desk.home.backups)):
+            if str(path) in (str(folder), str(desk.data_dir.backups)):
                 raise PermissionError(13, "Permission denied", str(path))
             return listed(path)
 
@@ -600,8 +604,8 @@ def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: Desk) -> None:
     held = desk.rig.add("true", hold=True)
     desk.close()
     for job in (finished, held):
-        folder = desk.home.runs / str(job) / "9-0123abcd"
+        folder = desk.data_dir.runs / str(job) / "9-0123abcd"
         folder.mkdir(parents=True)
         (folder / "claim").touch()
-    assert [one.job_id for one in examine(desk.home, thorough=False).unknown] == [held]
-    assert [one.job_id for one in examine(desk.home).unknown] == [finished, held]
+    assert [one.job_id for one in examine(desk.data_dir, thorough=False).unknown] == [held]
+    assert [one.job_id for one in examine(desk.data_dir).unknown] == [finished, held]

@@ -27,11 +27,11 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(Home.of(str(folder / "state.json")), create=True)
-        self.recorder = Recorder(self.store, Settings())
+        self.writer = Recorder(self.store, Settings())
 
     def manage(self, *uuids: str) -> None:
         samples = [GpuSample(uuid, n, "card", 24576, 0, 0.0, ()) for n, uuid in enumerate(uuids)]
-        self.recorder.note_gpus(samples, uuids, NOW)
+        self.writer.note_gpus(samples, uuids, NOW)
 
     def job(self) -> int:
         return self.store.insert_job(JobSpec("command", "true", "/", command="true", vram=1000), "test")

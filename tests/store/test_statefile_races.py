@@ -20,16 +20,16 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def look_and_carry_out(machine: Machine) -> None:
+def run_round(machine: Machine) -> None:
     """A round within the second in which the file is not written again."""
     machine.now -= 1.9
     machine.round()
 
 
 def test_accepts_an_edit_that_reverts_the_previous_one(machine: Machine) -> None:
-    look_and_carry_out(machine)
+    run_round(machine)
     machine.edit(1)
-    look_and_carry_out(machine)
+    run_round(machine)
     assert json.loads(machine.path.read_text())["_scheduler"] == {"paused_gpus": []}, "not applied yet"
     machine.edit()
     machine.round()
