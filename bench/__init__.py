@@ -1,1 +1,1 @@
-"""Measurements. Nothing here asserts anything on a clock: the machines they run on are shared."""
+"""Benchmarks. They assert nothing about times, because they run on shared machines."""

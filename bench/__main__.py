@@ -1,4 +1,4 @@
-"""`python -m bench [--tree PATH ...]`: every measurement, each in a process of its own."""
+"""Runs every benchmark, each in its own process: `python -m bench [--tree PATH ...]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.scheduler import arguments
 
 
 def main() -> int:
-    """Run them one after the other; 0 if all could be made."""
+    """Runs the benchmarks one after the other; returns 0 if all succeeded."""
     trees = [f"--tree={tree}" for tree in arguments("", __doc__).trees]
     codes = [_run(name, *trees) for name in ("first_instruction", "handover", "throughput")]
     codes += [_run("queue", tree) for tree in trees]

@@ -1,8 +1,8 @@
-"""From the append of a line to the first instruction of its job, a shell's, on a scheduler at rest.
+"""Measures the time from appending a line to the first instruction of its job, with an idle scheduler.
 
 `python -m bench.first_instruction [--tree PATH ...] [--rounds 20]`. Rounds of several checkouts alternate, so
-that other work on the machine meets all alike. The last line is what a bare interpreter and two shells, one
-after the other, cost on this machine at the same time: no runner can be quicker.
+that other load on the machine affects all of them alike. The last line of the table is the cost of a bare
+interpreter and two shells in sequence on this machine at the same time: no runner can be faster.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bench.scheduler import COMPLETED, Scheduler, arguments, stamp
 from bench.table import Row, table
 
 GOALS = {"direct": "<= 30", "screen": "<= 40"}
-#: Both kinds of round begin on a scheduler that has nothing more to do.
+#: Both kinds of round begin with an idle scheduler.
 REST_S = 0.15
 
 
 def main() -> None:
-    """Measure both executors and print the table."""
+    """Measures both executors and prints the table."""
     args = arguments("first_instruction", __doc__, 20)
     rows = [measure(kind, args.trees, args.rounds) for kind in GOALS]
     bare = [bare_chain() for _ in range(args.rounds)]
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
-    """Milliseconds of each round in each checkout."""
+    """Returns the milliseconds of each round in each checkout."""
     options = ["--simulate=4", *(["--screen"] if kind == "screen" else [])]
     values: list[list[float]] = [[] for _ in trees]
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def measure(kind: str, trees: list[Path], rounds: int) -> Row:
 
 
 def bare_chain() -> float:
-    """Milliseconds of an interpreter that does nothing, then of a shell that becomes another."""
+    """Returns the milliseconds of an interpreter that does nothing, then a shell that executes another."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
     subprocess.run(["bash", "-c", "exec bash -c :"], check=True)

@@ -1,6 +1,6 @@
-"""From the last instruction of a job to the first of the next one, which waits for the same GPU.
+"""Measures the time between two jobs on one GPU: from the last instruction of one to the first of the next.
 
-`python -m bench.handover [--tree PATH ...] [--rounds 5]`; a round is five hand-overs. Rounds of several
+`python -m bench.handover [--tree PATH ...] [--rounds 5]`; a round is five such transitions. Rounds of several
 checkouts alternate.
 """
 
@@ -19,14 +19,14 @@ PER_ROUND = 5
 
 
 def main() -> None:
-    """Measure both executors and print the table."""
+    """Measures both executors and prints the table."""
     args = arguments("handover", __doc__, 5)
     rows = [measure(kind, args.trees, args.rounds) for kind in GOALS]
     print(table([str(tree) for tree in args.trees], rows), flush=True)
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
-    """Milliseconds of each hand-over in each checkout."""
+    """Returns the milliseconds of each transition in each checkout."""
     options = ["--simulate=1", *(["--screen"] if kind == "screen" else [])]
     values: list[list[float]] = [[] for _ in trees]
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def _round(scheduler: Scheduler, number: int) -> list[float]:
     scheduler.append(
         [f"echo $EPOCHREALTIME > {first}{n}; sleep 0.1; echo $EPOCHREALTIME > {last}{n}" for n in jobs]
     )
-    # Looked for seldom: the look is work for this machine, too.
+    # Poll rarely, because polling also loads this machine.
     scheduler.until(COMPLETED, jobs[-1] + 1, every_s=0.05)
     return [(stamp(Path(f"{first}{n + 1}")) - stamp(Path(f"{last}{n}"))) * 1000 for n in jobs[:-1]]
 

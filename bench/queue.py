@@ -1,10 +1,10 @@
-"""A long queue: loading it, appending to it, editing it, looking at it, and what a round costs beside it.
+"""Measures a long queue: loading, appending, editing and listing it, and the cost of a round beside it.
 
-`python -m bench.queue [--sizes 1000 10000 100000] [--asks N] [--tree PATH]` prints a table with medians. It
-uses the command line and files alone, so `--tree` measures another commit as well (with this interpreter).
+`python -m bench.queue [--sizes 1000 10000 100000] [--specs N] [--tree PATH]` prints a table of medians. It
+uses only the command line and files, so `--tree` can also measure another commit (with this interpreter).
 
-Three of four simulated GPUs are busy and every line of the queue wants one of them; what is appended may use
-the fourth. The quiet time that an edit waits for (2 s; docs/design.md, Jobs file) is not counted.
+Three of four simulated GPUs are busy, and every line of the queue needs one of those; appended lines may use
+the fourth. The delay before an edit counts (2 s; docs/design.md, Jobs file) is not included.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: An edit that is not at the end counts when the file has been unchanged for so long.
+#: Seconds for which the file must be unchanged before an edit that is not at the end counts.
 QUIET_S = 2.0
 RINGS = 50
 REPEATS = 5
 
 ROWS = (
-    ("load", "s", "start of the scheduler until every line is a job"),
-    ("work", "s", "processor time of the scheduler until then"),
-    ("record", "MiB", "size of the record then"),
+    ("load", "s", "from start of the scheduler until every line is a job"),
+    ("cpu", "s", "processor time of the scheduler until then"),
+    ("store", "MiB", "size of the store then"),
     ("rss", "MiB", "resident memory of the scheduler then"),
-    ("append", "ms", "append of a line until its job is on the record"),
-    ("run", "ms", "append of a line until its job's first instruction"),
-    ("edit", "ms", "a line edited in the middle until its job has changed, less the 2 s"),
-    ("round", "ms", "processor time of a wake with nothing to do"),
-    ("idle", "ms/s", "processor time of the scheduler left alone"),
-    ("wish", "ms", "`pause` or `resume`, whole command"),
+    ("append", "ms", "from append of a line until its job is in the store"),
+    ("run", "ms", "from append of a line until its job's first instruction"),
+    ("edit", "ms", "from edit of a line in the middle until its job has changed, minus the 2 s"),
+    ("round", "ms", "processor time of a wake-up with nothing to do"),
+    ("idle", "ms/s", "processor time of the idle scheduler"),
+    ("request", "ms", "`pause` or `resume`, whole command"),
     ("text", "ms", "`status`, whole command"),
     ("json", "ms", "`status --json`, whole command"),
     ("all", "ms", "`status --all`, whole command"),
-    ("again", "s", "start on the full record until the file has been read"),
+    ("restart", "s", "from start on the full store until the file has been read"),
     ("rss_end", "MiB", "resident memory of the scheduler at the end"),
 )
 
 
 def main() -> None:
-    """Measure every size and print the table."""
+    """Measures every size and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.queue", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="LINES")
-    parser.add_argument("--asks", type=int, default=2, help="lines that want different things (default 2)")
+    parser.add_argument("--specs", type=int, default=2, help="number of different resource specs (default 2)")
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
     options = parser.parse_args()
-    print(f"queue of N lines, {options.asks} asks, medians")
+    print(f"queue of N lines, {options.specs} resource specs, medians")
     columns = []
     for size in options.sizes:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            columns.append(Bench(Path(folder), options.tree.resolve(), size, options.asks).measured())
+            columns.append(Bench(Path(folder), options.tree.resolve(), size, options.specs).measured())
         print(f"  {size:,} lines measured", file=sys.stderr, flush=True)
     print(f"{'':8} {'':5}" + "".join(f"{size:>12,}" for size in options.sizes))
     for name, unit, meaning in ROWS:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 class Bench:
-    """One queue of one length, in a folder of its own."""
+    """A benchmark of one queue length, in its own folder."""
 
     def __init__(self, folder: Path, tree: Path, size: int, asks: int) -> None:
         self.folder, self.size, self.asks = folder, size, asks
@@ -76,7 +76,7 @@ class Bench:
         self.jobs = size
 
     def measured(self) -> dict[str, float]:
-        """Every row of the table."""
+        """Returns the value of every row of the table."""
         busy = [f"[allowed={gpu}] exec sleep 100000\n" for gpu in range(3)]
         self.file.write_text("".join(busy) + "".join(map(self._line, range(self.size - len(busy)))))
         found: dict[str, float] = {}
@@ -85,15 +85,15 @@ class Bench:
             with self._scheduler() as pid:
                 self._until(lambda: self._count() >= self.size, every_s=0.05)
                 found["load"] = time.monotonic() - began
-                found["work"] = _cpu_ms(pid) / 1000
+                found["cpu"] = _cpu_ms(pid) / 1000
                 self._until(lambda: self._count("state = 'running'") == len(busy))
-                time.sleep(1.5)  # the state file has been written, and nothing falls due
+                time.sleep(1.5)  # the state file has been written, and nothing is due
                 found["rss"] = _rss_mib(pid)
                 files = self.folder.glob("gpu_scheduler_state.d/scheduler.db*")
-                found["record"] = sum(file.stat().st_size for file in files) / 2**20
+                found["store"] = sum(file.stat().st_size for file in files) / 2**20
                 found |= self._changes() | self._looks() | self._costs(pid)
                 found["rss_end"] = _rss_mib(pid)
-            found["again"] = self._started_again()
+            found["restart"] = self._started_again()
         finally:
             self._command("cancel", "1", "2", "3", "--grace", "0")
         return found
@@ -119,10 +119,10 @@ class Bench:
             process.wait()
 
     def _changes(self) -> dict[str, float]:
-        seen, run, edited = [], [], []
+        recorded, run, edited = [], [], []
         for n in range(REPEATS):
             self._append(f"[share=0.1 allowed=0-2] echo waits{n}\n")
-            seen.append(self._ms(self._taken_in))
+            recorded.append(self._ms(self._taken_in))
         for n in range(REPEATS):
             mark = self.folder / f"mark{n}"
             self._append(f"[share=0.1] echo > {mark}\n")
@@ -140,7 +140,7 @@ class Bench:
             spare.replace(self.file)
             edited.append(self._ms(lambda n=n: self._count(f"name = 'edited{n}'") == 1) - 1000 * QUIET_S)
         return {
-            "append": statistics.median(seen),
+            "append": statistics.median(recorded),
             "run": statistics.median(run),
             "edit": statistics.median(edited),
         }
@@ -148,7 +148,7 @@ class Bench:
     def _looks(self) -> dict[str, float]:
         many = 1 if self.size > 20_000 else 3
         return {
-            "wish": statistics.median(
+            "request": statistics.median(
                 self._ms(lambda verb=verb: self._command(verb, "3")) for verb in ("pause", "resume") * REPEATS
             ),
             "text": statistics.median(self._ms(lambda: self._command("status")) for _ in range(2 * REPEATS)),
@@ -159,7 +159,7 @@ class Bench:
         }
 
     def _costs(self, pid: int) -> dict[str, float]:
-        """What rings and idleness cost; the ring is what every command does after its commit."""
+        """Measures the cost of wake-ups and idling; every command rings the doorbell after its commit."""
         time.sleep(2.0)
         doorbell = self.folder / "gpu_scheduler_state.d" / "doorbell"
         before = _cpu_ms(pid)
@@ -187,17 +187,17 @@ class Bench:
         return self._count() == self.jobs + 1
 
     def _count(self, which: str = "") -> int:
-        """Jobs on the record: all by their highest number, or those of some kind."""
+        """Returns the number of jobs in the store: the highest id, or the jobs that match a condition."""
         database = self.folder / "gpu_scheduler_state.d" / "scheduler.db"
         sql = f"SELECT count(*) FROM job WHERE {which}" if which else "SELECT max(id) FROM job"
         try:
-            with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60.0) as record:
-                return int(record.execute(sql).fetchone()[0] or 0)
+            with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60.0) as connection:
+                return int(connection.execute(sql).fetchone()[0] or 0)
         except sqlite3.OperationalError:
-            return 0  # not made yet
+            return 0  # not created yet
         finally:
-            if "record" in locals():
-                record.close()
+            if "connection" in locals():
+                connection.close()
 
     def _command(self, *words: str) -> bool:
         command = [sys.executable, "-m", "gpu_scheduler", *words]
@@ -226,7 +226,7 @@ def _rss_mib(pid: int) -> float:
 
 
 def _cpu_ms(pid: int) -> float:
-    """Processor time of the scheduler's main thread, in which the rounds are."""
+    """Returns the processor time of the scheduler's main thread, which runs the rounds."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 

@@ -1,4 +1,4 @@
-"""A scheduler under measurement: that of any checkout, reached by its command line and its files alone."""
+"""Runs a scheduler of any checkout for a benchmark, through its command line and files only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parents[1]
-#: What a scheduler prints of a job that completed: this one, or one before jobs were placed by memory.
+#: Printed for a completed job, by this scheduler or by one before jobs were placed by memory.
 COMPLETED = r"finished \[OK\]|completed after"
 
 
 class Scheduler:
-    """`start` with these options in a new folder; what it prints is in the file `out` there."""
+    """A scheduler started with these options in a new folder; its output goes to the file `out` there."""
 
     def __init__(self, tree: Path, *options: str) -> None:
         self.tree = tree
@@ -51,7 +51,7 @@ class Scheduler:
         self.process.wait(30)
 
     def append(self, lines: Sequence[str]) -> float:
-        """Append lines to the jobs file in one write; the wall time right before it."""
+        """Appends lines to the jobs file in one write; returns the wall time right before it."""
         text = "".join(f"{line}\n" for line in lines)
         with self.jobs.open("a") as file:
             began = time.time()
@@ -59,11 +59,11 @@ class Scheduler:
         return began
 
     def said(self, pattern: str) -> int:
-        """How often it has printed this regular expression."""
+        """Returns how often the output matches this regular expression."""
         return len(re.findall(pattern, (self.folder / "out").read_text("utf-8", "replace")))
 
     def until(self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01) -> None:
-        """Wait until it has printed this so often."""
+        """Waits until the output matches this pattern so many times. Raises SystemExit after the timeout."""
         end = time.monotonic() + timeout_s
         while self.said(pattern) < times:
             if time.monotonic() > end or self.process.poll() is not None:
@@ -75,11 +75,11 @@ class Scheduler:
 
 
 def arguments(module: str, about: str | None, rounds: int | None = None) -> argparse.Namespace:
-    """The words of a measurement: which checkouts, and how many rounds where it has such."""
+    """Parses the command line of a benchmark: the checkouts, and the number of rounds if it has any."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{module}".rstrip("."), description=about)
     parser.add_argument(
         "--tree", type=Path, action="append", metavar="PATH",
-        help="a checkout to measure, this one by default; several are measured in turns",
+        help="checkout to measure (default: this one); several are measured in turn",
     )  # fmt: skip
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
@@ -89,5 +89,5 @@ def arguments(module: str, about: str | None, rounds: int | None = None) -> argp
 
 
 def stamp(path: Path) -> float:
-    """The wall time that a job wrote into a file."""
+    """Returns the wall time that a job wrote into a file."""
     return float(path.read_text().replace(",", "."))

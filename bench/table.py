@@ -1,4 +1,4 @@
-"""Figures into a table: medians with their spread, one column for each checkout. Values in, text out."""
+"""Formats results as a table of medians and their spread, one column for each checkout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, in which unit, and the values in each checkout, in the order of the columns."""
+    """One measured quantity: its label, its unit, its goal, and the values of each checkout by column."""
 
     what: str
     unit: str
@@ -18,7 +18,7 @@ class Row:
 
 
 def table(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    """Medians, the tenth and ninetieth percentile in brackets, and how many values they are made of."""
+    """Returns the table: median, tenth and ninetieth percentile in brackets, and number of values."""
     head = ["", *columns, "unit", "goal"]
     body = [[row.what, *map(_cell, row.values), row.unit, row.goal] for row in rows]
     widths = [max(len(line[n]) for line in [head, *body]) for n in range(len(head))]

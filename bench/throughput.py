@@ -1,4 +1,4 @@
-"""Jobs per second: 400 lines of one short command each on four GPUs, a whole one for each job.
+"""Measures jobs per second: 400 short commands on four GPUs, one whole GPU for each job.
 
 `python -m bench.throughput [--tree PATH ...] [--rounds 3]`. The time runs from the first
 instruction of the first job to that of the last; the lines are in the file before the scheduler starts.
@@ -20,7 +20,7 @@ JOBS = 400
 
 
 def main() -> None:
-    """Measure both executors and print the table."""
+    """Measures both executors and prints the table."""
     args = arguments("throughput", __doc__, 3)
     rows = []
     for kind, goal in GOALS.items():
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def drained(tree: Path, kind: str) -> float:
-    """Jobs per second of one run."""
+    """Returns the jobs per second of one run."""
     options = ["--screen"] if kind == "screen" else []
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)

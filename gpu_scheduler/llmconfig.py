@@ -1,5 +1,7 @@
-"""llm_config.json on disk: read again when it changes; a broken edit keeps the last good one and says so.
-Written only where the user asks for it."""
+"""Reads llm_config.json, reloads it when it changes, and writes it only at the user's request.
+
+After an invalid edit, the last valid version stays in force and an error is logged.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class LlmConfigFile:
-    """The file named by `--llm-config`, or the default one, which may be absent. trust: whoever owns it or
-    may write it.
+    """The file named by `--llm-config`, or the default one, which may be absent.
 
-    Raises UsageError at once if a named file is absent, or one that is there is broken or not trusted.
+    trust: accept the file whoever owns it or may write it. Raises UsageError at once if a named file is
+    absent, or an existing one is invalid or not trusted.
     """
 
     def __init__(self, named: str | None, *, trust: bool = False) -> None:
@@ -46,16 +48,16 @@ class LlmConfigFile:
             try:
                 parse_llm_config(jsontext.decode(found.data))
             except ValueError as error:
-                raise UsageError(f"{shown}: {error}; mend it, no need of a job is guessed") from None
+                raise UsageError(f"{shown}: {error}; fix it: the needs of jobs are never guessed") from None
 
     def look(self) -> bool:
-        """Read the file again if it has changed; True if `current` is new."""
+        """Reloads the file if it has changed; returns whether `current` changed."""
         first, self._first = self._first, False
         try:
             if self._seen == _version(os.stat(self.path)):
                 return False
         except OSError:
-            pass  # reading tells why
+            pass  # reading it reports why
         found = safefile.read(self.path, trust=self._trust)
         if isinstance(found, FileProblem):
             self._tell(found, first)
@@ -65,30 +67,30 @@ class LlmConfigFile:
         try:
             config = parse_llm_config(jsontext.decode(found.data))
         except ValueError as error:
-            log.error("%s: %s; the last good one is kept", self.path, error)
+            log.error("%s: %s; the last valid version stays in force", self.path, error)
             return False
         changed = config != self.current
         self.current = config
         if changed and not first:
-            log.info("%s read again", self.path.name)
+            log.info("%s reloaded", self.path.name)
         return changed
 
     def _tell(self, problem: FileProblem, first: bool) -> None:
-        """Say once why there is nothing to read."""
+        """Logs once why there is nothing to read."""
         if problem == self._problem:
             return
         self._problem = problem
         if problem.kind is not Kind.MISSING:
-            log.error("%s: %s; what it said last is kept", self.path, problem)
+            log.error("%s: %s; the last valid version stays in force", self.path, problem)
         elif first:
-            log.info("no %s: a job that names no need takes 1 GPU", self.path.name)
+            log.info("no %s: a job that specifies no need gets 1 GPU", self.path.name)
         else:
-            log.warning("%s is gone; what it said last is kept", self.path)
+            log.warning("%s was removed; the last valid version stays in force", self.path)
 
 
 @dataclass(frozen=True)
 class LlmConfigText:
-    """llm_config.json as it was read. text None: there is no such file; seen: which version of it this is."""
+    """llm_config.json as it was read. text: None if there is no file; seen: the status of this version."""
 
     path: Path
     text: str | None
@@ -98,9 +100,9 @@ class LlmConfigText:
 
     @classmethod
     def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
-        """Raises UsageError for a file that is broken, cannot be read, or is absent and must exist."""
+        """Reads the file. Raises UsageError if it is invalid, unreadable, or absent but required."""
         real = Path(os.path.realpath(path))
-        found = safefile.read(real, trust=True)  # the user names it, and it runs nothing
+        found = safefile.read(real, trust=True)  # the user named it, and it runs nothing
         if isinstance(found, FileProblem):
             if found.kind is Kind.MISSING and not must_exist:
                 return cls(real, None, LlmConfig())
@@ -110,19 +112,19 @@ class LlmConfigText:
             text = jsontext.decode(found.data)
             return cls(real, text, parse_llm_config(text), found.status, bom)
         except ValueError as error:
-            raise UsageError(f"{path}: {error}; mend it, nothing of it is guessed") from None
+            raise UsageError(f"{path}: {error}; fix it: nothing in it is guessed") from None
 
     @property
     def models(self) -> Mapping[str, Any]:
-        """The entries of the models, as they stand there."""
+        """The entries of the models, as in the file."""
         models: Mapping[str, Any] = jsontext.parse(self.text or "{}").get("models", {})
         return models
 
     def replace(self, text: str) -> Path | None:
-        """Put this text in its place at once and durably; returns where the version before is kept, None
-        where there was none. Mode and owner stay; of a link, the file that it names is changed.
+        """Replaces the file atomically and durably with this text.
 
-        Raises SchedulerError; the file is then as it was.
+        Returns the path of the backup of the old version, None if there was none. Mode and owner stay; of a
+        link, the target is changed. Raises SchedulerError; the file is then unchanged.
         """
         spare = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
         made = [spare]
@@ -132,17 +134,19 @@ class LlmConfigText:
                 backup = self._keep() if self.seen is not None else None
                 made += [backup] if backup is not None else []
                 if not self._is_same():
-                    raise SchedulerError(f"{self.path} was changed meanwhile; nothing was written, try again")
+                    raise SchedulerError(
+                        f"{self.path} was changed in the meantime; nothing was written, try again"
+                    )
                 os.rename(spare, self.path)
                 made = []
             finally:
                 for path in made:
                     path.unlink(missing_ok=True)
-            with suppress(OSError):  # some file systems cannot; the name is changed all the same
+            with suppress(OSError):  # some file systems cannot sync a folder; the rename holds all the same
                 _sync_folder(self.path.parent)
         except OSError as error:
             raise SchedulerError(
-                f"{self.path} cannot be replaced: {error.strerror}; nothing of it was changed"
+                f"{self.path} cannot be replaced: {error.strerror}; nothing was changed"
             ) from None
         return backup
 
@@ -154,7 +158,7 @@ class LlmConfigText:
         return self.seen is not None and _version(now) == _version(self.seen)
 
     def _keep(self) -> Path:
-        """A copy of what was read, beside the file under a name that is free."""
+        """Writes a backup of the version that was read, next to the file under a free name."""
         data = self.bom + (self.text or "").encode()
         number = 0
         while True:
@@ -167,7 +171,7 @@ class LlmConfigText:
 
     @staticmethod
     def _write(path: Path, data: bytes, like: os.stat_result | None) -> None:
-        """A new file, whole and on the disk, with the mode and the owner of another."""
+        """Writes a new file durably, with the mode and owner of another."""
         fd = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600
         )

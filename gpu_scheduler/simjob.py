@@ -1,10 +1,10 @@
-"""A pretend training job: it "uses" memory on simulated GPUs, for a while, and ends as told.
+"""A simulated training job: it "uses" memory on simulated GPUs for a while and ends as its options say.
 
     python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5 [--oom] [--exit 3] [--load 90]
 
-GPUs come from CUDA_VISIBLE_DEVICES, as for a real job, or from --gpus, as in a script that sets the variable
-itself; the simulation's folder from GPU_SCHEDULER_SIM, and without one it only prints. Killed outright it
-leaves its file behind, which then counts for nothing.
+Its GPUs come from CUDA_VISIBLE_DEVICES, as for a real job, or from --gpus, as in a script that sets the
+variable itself. GPU_SCHEDULER_SIM names the folder of the simulation; without it, the job only prints. If the
+job is killed, its file remains and is ignored.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ STEPS_PER_S = 5
 
 
 class OutOfMemory(Exception):
-    """The simulated card has less left than was asked for."""
+    """The simulated GPU has less free memory than requested."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the job; the exit code is --exit, 1 for out of memory, 130 for Ctrl-C."""
-    said = _parser().parse_args(argv)
+    """Runs the job; returns the exit code: --exit, 1 for out of memory, 130 for Ctrl-C."""
+    options = _parser().parse_args(argv)
     folder = os.environ.get(usage.VARIABLE)
-    gpus = visible_gpus(said.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
-    print(f"simjob {os.getpid()}: {said.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
+    gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
+    print(f"simjob {os.getpid()}: {options.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
     try:
-        _ramp(folder, gpus, said.vram, said.ramp, said.load)
-        if said.oom:
-            raise OutOfMemory(oom_text(gpus[0], said.vram, 0))
-        _wait(said.hold)
+        _ramp(folder, gpus, options.vram, options.ramp, options.load)
+        if options.oom:
+            raise OutOfMemory(oom_text(gpus[0], options.vram, 0))
+        _wait(options.hold)
     except OutOfMemory as error:
         print(error, file=sys.stderr, flush=True)
         return 1
@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if folder is not None:
             usage.remove_use(folder)
     print(f"simjob {os.getpid()}: done", flush=True)
-    return int(said.exit)
+    return int(options.exit)
 
 
 def visible_gpus(variable: str | None) -> tuple[int, ...]:
-    """The simulated GPUs named by CUDA_VISIBLE_DEVICES, by index or as SIM-n; GPU 0 where it is not set.
+    """Returns the simulated GPUs named by CUDA_VISIBLE_DEVICES, by index or as SIM-n; GPU 0 if it is not set.
 
-    Raises SystemExit for one that names none, as CUDA would find no device.
+    Raises SystemExit if it names none, as CUDA would then find no device.
     """
     if variable is None:
         return (0,)
@@ -64,7 +64,7 @@ def visible_gpus(variable: str | None) -> tuple[int, ...]:
 
 
 def oom_text(gpu: int, wanted_mib: int, free_mib: int) -> str:
-    """What PyTorch says when the card is full."""
+    """Returns the message of PyTorch when the GPU is full."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted_mib / 1024:.2f} GiB. "
         f"GPU {gpu} has {free_mib / 1024:.2f} GiB free."
@@ -74,25 +74,23 @@ def oom_text(gpu: int, wanted_mib: int, free_mib: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gpu_scheduler.simjob",
-        description="A pretend job that uses memory on simulated GPUs.",
+        description="A simulated job that uses memory on simulated GPUs.",
         epilog="example: python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5",
     )
     parser.add_argument("--vram", type=int, default=1000, metavar="MIB", help="memory on each GPU (1000)")
     parser.add_argument(
-        "--ramp", type=float, default=0.0, metavar="S", help="seconds until it has it all (0)"
+        "--ramp", type=float, default=0.0, metavar="S", help="seconds to allocate all of it (0)"
     )
-    parser.add_argument("--hold", type=float, default=1.0, metavar="S", help="seconds it then keeps it (1)")
-    parser.add_argument("--load", type=float, default=90.0, metavar="PERCENT", help="load it makes (90)")
-    parser.add_argument(
-        "--oom", action="store_true", help="after the ramp, ask for more than the card has left"
-    )
-    parser.add_argument("--gpus", metavar="LIST", help="use these GPUs, whatever CUDA_VISIBLE_DEVICES says")
-    parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="the exit code at its end (0)")
+    parser.add_argument("--hold", type=float, default=1.0, metavar="S", help="seconds to then keep it (1)")
+    parser.add_argument("--load", type=float, default=90.0, metavar="PERCENT", help="simulated load (90)")
+    parser.add_argument("--oom", action="store_true", help="run out of GPU memory after the ramp")
+    parser.add_argument("--gpus", metavar="LIST", help="GPUs to use instead of CUDA_VISIBLE_DEVICES")
+    parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="exit code (0)")
     return parser
 
 
 def _ramp(folder: str | None, gpus: Sequence[int], vram: int, ramp_s: float, load: float) -> None:
-    """Takes the memory in equal steps. Raises OutOfMemory where a card is full."""
+    """Allocates the memory in equal steps. Raises OutOfMemory if a GPU is full."""
     steps = max(1, int(ramp_s * STEPS_PER_S))
     begun = time.monotonic()
     has = 0

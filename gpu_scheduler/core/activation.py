@@ -1,7 +1,7 @@
-"""The shell text that deactivates what was active at the start of the scheduler, and activates a job's own.
+"""Generates the shell text that deactivates the scheduler's environment and activates the job's own.
 
-Pure text for `command.sh`, which defines `fail`. Only conda itself knows how to undo what it did, so the text
-asks it to: hooks run in the order in which `conda deactivate` runs them in a live shell.
+Pure text for `command.sh`, which defines `fail`. Only conda knows how to undo its own activation, so the text
+calls it: hooks run in the order in which `conda deactivate` runs them in a live shell.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.jobspec import JobSpec
 
-#: A hook is read by this shell, and may end it: that is to be told. A subshell of a hook ends as it likes.
+#: This shell sources a hook, which may end it; that is reported. A subshell of a hook may end in any way.
 _EXIT = """\
 exit() {{
     set -- "${{1-$?}}"
@@ -21,7 +21,7 @@ exit() {{
 """
 _ACTIVE = '"conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"'
 
-#: What conda cannot undo (an environment that is damaged) is forgotten: the job's own can be activated then.
+#: A damaged environment that conda cannot deactivate is dropped, so that the job's own can be activated.
 _LEAVE = """\
 if [ -n "$CONDA_PREFIX" ]; then
     {source}
@@ -70,9 +70,9 @@ unset -f exit
 
 @dataclass(frozen=True)
 class Environment:
-    """The conda or virtual environment of a job; both None: it runs in that of the scheduler.
+    """The conda or virtual environment of a job; if both are None, it runs in the scheduler's environment.
 
-    conda_sh: the file that defines `conda`, None where there is no conda.
+    conda_sh: the file that defines `conda`, None if there is no conda.
     """
 
     conda: str | None
@@ -81,21 +81,21 @@ class Environment:
 
     @property
     def named(self) -> str:
-        """For messages."""
+        """The name of the environment for messages."""
         if self.venv is not None:
             return f"virtual environment {self.venv}"
         return f"conda environment {self.conda}"
 
     @property
     def short(self) -> str:
-        """For a heading."""
+        """The short name of the environment for a heading."""
         if self.venv is not None:
             return f"venv {self.venv}"
         return "none named" if self.conda is None else f"conda {self.conda}"
 
     @property
     def programs(self) -> str | None:
-        """Where its programs lie, as shell text that holds once it is active; None: on PATH."""
+        """The folder of its programs, as shell text that is valid once it is active; None means PATH."""
         if self.venv is not None:
             return '"$VIRTUAL_ENV"/bin'
         return None if self.conda is None else '"$CONDA_PREFIX"/bin'
@@ -104,26 +104,26 @@ class Environment:
 def environment_of(spec: JobSpec, conda_sh: str | None) -> Environment:
     """Returns the environment that a job activates.
 
-    An empty CSV field means base; a command without `conda=` names none.
+    An empty CSV field means base; a command without `conda=` has none.
     """
     base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
     return Environment(spec.conda or ("base" if base else None), spec.venv, conda_sh)
 
 
 def activation(of: Environment) -> str:
-    """The text that activates it, or says why that cannot be."""
+    """Returns the text that activates the environment, or fails with the reason why that is impossible."""
     if of.venv is not None:
         return _leave(of.conda_sh) + _venv(of)
     if of.conda is None:
         return ""
     if of.conda_sh is None:
-        reason = f"{of.named}: no conda was found; name its profile.d/conda.sh by --conda-sh"
+        reason = f"{of.named}: no conda was found; name its profile.d/conda.sh with --conda-sh"
         return f"fail {shlex.quote(reason)}\n"
     return _leave(of.conda_sh) + _CONDA.format(
         source=_source(of.conda_sh),
         name=shlex.quote(of.conda),
         no_conda=shlex.quote(f"conda cannot be set up from {of.conda_sh}"),
-        broken=shlex.quote(f"{of.named} could not be activated; its log says more"),
+        broken=shlex.quote(f"{of.named} could not be activated; see the log of the job"),
         missing=shlex.quote(f"{of.named} does not exist; environments: "),
     )
 
@@ -133,12 +133,12 @@ def _venv(of: Environment) -> str:
         activate=shlex.quote(f"{of.venv}/bin/activate"),
         exit=_EXIT.format(named=shlex.quote(of.named)),
         missing=shlex.quote(f"{of.named} does not exist (no bin/activate in it)"),
-        broken=shlex.quote(f"{of.named} could not be activated; its log says more"),
+        broken=shlex.quote(f"{of.named} could not be activated; see the log of the job"),
     )
 
 
 def _leave(conda_sh: str | None) -> str:
-    """Without a conda nothing is active: `inherited` saw to that."""
+    """Returns the deactivation text, "" without conda: `inherited` then removed what was active."""
     return "" if conda_sh is None else _EXIT.format(named=_ACTIVE) + _LEAVE.format(source=_source(conda_sh))
 
 

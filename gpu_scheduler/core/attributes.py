@@ -1,6 +1,6 @@
-"""The attribute block that may begin a line: `[gpus=2 share=0.5 env:SEED=1 hold]`.
+"""Parses the attribute block that may begin a line: `[gpus=2 share=0.5 env:SEED=1 hold]`.
 
-It decides where the block ends, and what its items mean. What the rest of the line is, it does not ask.
+Decides where the block ends and what its items mean. Does not look at the rest of the line.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from gpu_scheduler.core.share import WHOLE, format_share, parse_share
 from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds
 from gpu_scheduler.core.words import BLANK, split_words
 
-#: Other names under which an attribute is accepted.
+#: Synonym -> the attribute it stands for.
 SYNONYMS = {"retries": "oom-retries"}
-#: Of each attribute: what its value looks like (None: it takes none), and what it says of a job.
+#: Attribute -> the form of its value (None if it takes none) and its help text.
 MEANINGS: dict[str, tuple[str | None, str]] = {
-    "vram": ("MEM", "memory that it needs on each of its GPUs: 18G, or 18000 MiB"),
-    "gpus": ("N", "the number of GPUs that it needs"),
-    "share": ("X", "the part of a GPU that it needs, or a number of whole GPUs"),
-    "allowed": ("LIST", "the GPUs that it may use"),
-    "exclusive": (None, "no other job on its GPUs"),
-    "oom-retries": ("N", "runs again after CUDA out of memory, with more"),
-    "fail-retries": ("N", "runs again after any failure"),
-    "timeout": ("TIME", "is ended after that time: 90s, 15m, 2h, 1d"),
-    "name": ("NAME", "what `status` calls it"),
+    "vram": ("MEM", "memory needed on each GPU: 18G, or 18000 (MiB)"),
+    "gpus": ("N", "number of GPUs needed"),
+    "share": ("X", "fraction of a GPU needed, or a number of whole GPUs"),
+    "allowed": ("LIST", "GPUs that the job may use"),
+    "exclusive": (None, "share its GPUs with no other job"),
+    "oom-retries": ("N", "number of retries after CUDA out of memory, each with more memory"),
+    "fail-retries": ("N", "number of retries after any failure"),
+    "timeout": ("TIME", "end the job after this time: 90s, 15m, 2h, 1d"),
+    "name": ("NAME", "name shown by `status`"),
     "priority": ("N", "lower numbers run first"),
-    "conda": ("ENV", "the conda environment"),
-    "venv": ("DIR", "a virtual environment, in place of conda"),
-    "cwd": ("DIR", "the folder that it runs in"),
-    "env": ("KEY=VALUE", "a variable; may be given more than once"),
-    "cuda": ("HOW", "what happens to its --cuda: add, rewrite or off"),
-    "cuda-ids": ("IDS", "the ids given by --cuda: physical or visible"),
-    "hold": (None, "waits until it is released"),
-    "cancel": (None, "is ended, or never run"),
+    "conda": ("ENV", "conda environment"),
+    "venv": ("DIR", "virtual environment, instead of conda"),
+    "cwd": ("DIR", "working folder"),
+    "env": ("KEY=VALUE", "environment variable; may be repeated"),
+    "cuda": ("HOW", "treatment of --cuda in the command: add, rewrite or off"),
+    "cuda-ids": ("IDS", "ids passed with --cuda: physical or visible"),
+    "hold": (None, "hold the job until it is released"),
+    "cancel": (None, "cancel the job"),
 }
 
 
@@ -49,7 +49,7 @@ def _names(key: str) -> tuple[str, ...]:
 KNOWN = " ".join(name for key in MEANINGS for name in _names(key))
 LATER = ("after", "after-any", "resume-flag", "preempt")
 FLAGS = ("hold", "cancel", "exclusive")
-#: Fields of JobSpec that are called otherwise on a line.
+#: Fields of JobSpec whose attribute has another name.
 _KEYS = {"timeout_s": "timeout"}
 MOST_RETRIES = 1000
 ACCEPTED = f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN}"
@@ -68,7 +68,7 @@ _BLOCK_PIECE = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """What a block says, and the text behind it. values: by the field names of JobSpec (paths as written)."""
+    """A parsed block. values: by the field names of JobSpec, paths as written; rest: the text after it."""
 
     values: dict[str, Any]
     rest: str
@@ -76,7 +76,7 @@ class Block:
 
 
 def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
-    """The block that `text` begins with. Raises ValueError with what is wrong and the remedy."""
+    """Parses the block at the start of `text`. Raises ValueError with the mistake and its remedy."""
     end = end_of_block(text)
     items = None if end is None else _words(text[1:end])
     if end is None or items is None:
@@ -107,7 +107,7 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> Block:
 
 
 def end_of_block(text: str) -> int | None:
-    """Where the block that `text` begins with is closed; None where it is not."""
+    """Returns the index of the `]` that closes the block at the start of `text`, None if it is not closed."""
     for piece in _BLOCK_PIECE.finditer(text, 1):
         if piece.lastgroup == "end":
             return piece.start()
@@ -124,7 +124,7 @@ def _words(text: str) -> tuple[str, ...] | None:
 
 
 def _with_blanks(item: str) -> str | None:
-    """Several attributes that were written as one, with commas between them, with blanks; None: it is one."""
+    """Returns an item that joins several attributes by commas, rewritten with blanks; None if it is one."""
     first, *parts = re.split("[,;]", item)
     apart = [first]
     for part in parts:
@@ -137,26 +137,26 @@ def _with_blanks(item: str) -> str | None:
 
 
 def _shell_test(text: str) -> str:
-    """The remedy for a shell test, which looks like a block."""
+    """Returns the remedy for a shell test, which looks like a block; "" if the text is none."""
     if text.startswith(("[[", "[ ", "[\t")):
-        return f"; a shell test is written behind an empty block: `[] {text}`"
+        return f"; a line that begins with a shell test needs an empty block before it: `[] {text}`"
     return ""
 
 
 def _read_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
     if not given or not _ENV_KEY.fullmatch(key):
-        raise ValueError(f"env:{key} is no variable; write env:KEY=VALUE, KEY of letters, digits and _")
+        raise ValueError(f"env:{key} is not a variable; write env:KEY=VALUE, KEY of letters, digits and _")
     if _OURS.fullmatch(key):
-        raise ValueError(f"env:{key} is set by the scheduler; say which GPUs may be used by [allowed=0]")
+        raise ValueError(f"env:{key} is set by the scheduler; to choose GPUs, write [allowed=0]")
     if key in env:
         raise ValueError(f"attribute env:{key} is given twice; give it once")
     env[key] = value
 
 
 def _read_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
-    """key: as it is written, which may be a synonym."""
+    """Parses the value of an attribute. key: as written, possibly a synonym. Raises ValueError."""
     if key in LATER:
-        raise ValueError(f"attribute {key} is not carried out by this version; known: {KNOWN}")
+        raise ValueError(f"attribute {key} is not supported by this version; known: {KNOWN}")
     if key in FLAGS:
         if value is not None:
             raise ValueError(f"attribute {key} takes no value; write [{key}]")
@@ -170,7 +170,7 @@ def _read_item(text: str, key: str, value: str | None, known_gpus: frozenset[int
 
 
 def parse_priority(text: str) -> int:
-    """A priority: a whole number, lower first. Raises ValueError."""
+    """Parses a priority, a whole number (lower first). Raises ValueError."""
     if not _INTEGER.fullmatch(text):
         commas = "; fields are separated by commas" if re.match(r"\s*-?[0-9]+\s*[;\t|]", text) else ""
         raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200{commas}")
@@ -178,7 +178,7 @@ def parse_priority(text: str) -> int:
 
 
 def parse_conda(text: str) -> str:
-    """The name of a conda environment, or the absolute path of one. Raises ValueError."""
+    """Validates the name or absolute path of a conda environment. Raises ValueError."""
     if not _CONDA.fullmatch(text):
         raise ValueError(f"conda environment {text!r} is neither a name nor an absolute path")
     return text
@@ -191,7 +191,7 @@ def _gpus(text: str) -> int:
 
 
 def _share(text: str) -> int:
-    # Decimal reads digits of every script, underscores and exponents.
+    # Decimal would also accept digits of other scripts, underscores and exponents.
     if not re.fullmatch(r"[0-9]*\.?[0-9]*", text):
         raise ValueError(f"share {text!r} is not a number such as 0.5 or 2")
     return parse_share(text)
@@ -252,7 +252,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def written(name: str, value: Any) -> str:
-    """An attribute by its field of JobSpec, as a block has it: "share=0.5", "hold"; "no share" without."""
+    """Formats a field of JobSpec as an attribute of a block: "share=0.5", "hold"; "no share" if unset."""
     key = _KEYS.get(name, name.replace("_", "-"))
     if value is None or value is False:
         return f"no {key}"
@@ -268,7 +268,7 @@ def written(name: str, value: Any) -> str:
 
 
 def check_together(values: dict[str, Any]) -> None:
-    """Raise ValueError for attributes that contradict each other."""
+    """Raises ValueError for attributes that contradict each other."""
     if values.get("conda") is not None and values.get("venv") is not None:
         raise ValueError("both a conda environment and a venv are given; give one")
     if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:

@@ -1,8 +1,8 @@
-"""The command of an attempt: its environment, and the shell text that activates, checks and hands over.
+"""Builds the command of an attempt: its environment, and the shell text that activates, checks and executes.
 
-Pure text. User text appears in it as single-quoted words only. The text speaks to descriptor 3: "." as its
-last act before the job's own command, or "!" and the reason why it will not come to that. Just before, it
-records what /proc says of its process, which becomes the job's own command, on descriptor 4.
+Pure text; user text appears in it only as single-quoted words. The text reports on descriptor 3: "." right
+before it executes the job's own command, or "!" and the reason why it cannot. Before the ".", it writes the
+/proc entries of its process, which becomes the job's own command, to descriptor 4.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 """
 
-#: A python further down PATH is another environment's.
+#: A python further down PATH belongs to another environment.
 _OWN_PYTHON = """\
 if [ -x {programs}/python ]; then python=python; else python=python3; fi
 [ -x {programs}/"$python" ] || fail {missing}
 """
 
-#: torchrun starts python by its own interpreter and with -u. Its module is its program, one import away.
+#: torchrun starts python with its own interpreter and -u. Its module is equivalent to the program.
 _TORCHRUN = """\
 if {there}; then torchrun=(torchrun); else
     torchrun=("$python" -u -m torch.distributed.run)
@@ -44,9 +44,9 @@ if {there}; then torchrun=(torchrun); else
 fi
 """
 
-#: Other names reach the job through its environment alone.
+#: Variables with other names reach the job only through its environment.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Hands over. No process is started for it, and what an activation has set (`set -e`) does not end it.
+#: Reports the start, then closes the descriptors. Starts no process and survives `set -e` of an activation.
 BEGIN = """\
 record() {
     local own
@@ -60,8 +60,11 @@ record() {
 
 @dataclass(frozen=True)
 class Command:
-    """env: the whole environment; command_sh: the file's text; shown: the job's own command, for people;
-    runs_in: the conda or virtual environment, for people."""
+    """The command of an attempt.
+
+    env: the whole environment; command_sh: the text of that file; shown: the job's own command for display;
+    runs_in: the conda or virtual environment for display.
+    """
 
     env: dict[str, str]
     command_sh: str
@@ -80,10 +83,10 @@ def build(
     cuda_ids_default: CudaIds,
     extra: Mapping[str, str] | None = None,
 ) -> Command:
-    """What an attempt on these GPUs runs.
+    """Builds the command of an attempt on these GPUs.
 
     base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
-    that defines `conda`, None where there is no conda.
+    that defines `conda`, None if there is no conda.
     """
     environment = environment_of(spec, conda_sh)
     own = {
@@ -101,7 +104,7 @@ def build(
     ids = cuda.ids_text(gpus, spec.cuda_ids or cuda_ids_default)
     shown, last = _work(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
-    # What the line says of a variable counts, whatever an environment sets; PATH is what activation adds to.
+    # Variables set by the line override those of the environment; activation itself extends PATH.
     exports = [f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _NAME.fullmatch(name)]
     parts = [
         _HEAD.format(job_id=job_id, attempt=attempt),
@@ -115,12 +118,12 @@ def build(
 
 
 def shown(spec: JobSpec, ids: str) -> str:
-    """The job's own command, for people. ids: what stands in it for the numbers of its GPUs."""
+    """Returns the job's own command for display. ids: text that stands for the indices of its GPUs."""
     return _work(spec, ids, Environment(None, None, None))[0]
 
 
 def conda_of(spec: JobSpec, conda_sh: str | None) -> str | None:
-    """The conda environment to activate, None = none."""
+    """Returns the conda environment to activate, if any."""
     return environment_of(spec, conda_sh).conda
 
 
@@ -128,32 +131,32 @@ def _runs_in(environment: Environment, base_env: Mapping[str, str]) -> str:
     active = Environment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
     if environment.programs is not None or active.programs is None:
         return environment.short
-    return f"{environment.short}, so that of the scheduler: {active.short}"
+    return f"{environment.short}, so the scheduler's: {active.short}"
 
 
 def _work(spec: JobSpec, ids: str, environment: Environment) -> tuple[str, str]:
-    """What is shown of the job's own command, and the text that checks it and hands over to it."""
+    """Returns the job's own command for display, and the text that checks and executes it."""
     if spec.kind == "csv":
         return _script(spec, spec.script or "", ids, environment)
     command = cuda.in_command(spec.command or "", ids, spec.cuda or "rewrite")
     if command is None:
         reason = (
-            f"cuda=add: no place for --cuda can be told in this command; write --cuda {ids} where it belongs"
+            f"cuda=add: cannot tell where --cuda belongs in this command; write --cuda {ids} in its place"
         )
         return spec.command or "", f"fail {shlex.quote(reason)}\n"
     return command, f"{BEGIN}exec bash -c {shlex.quote(command)}\n"
 
 
 def _script(spec: JobSpec, script: str, ids: str, environment: Environment) -> tuple[str, str]:
-    """The same of a CSV line. With torchrun no `--cuda` is added: each process has its GPU by LOCAL_RANK."""
+    """Does the same for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects the GPU of each process."""
     missing = shlex.quote(f"script {script} does not exist")
     check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python(environment)}"
     if spec.torchrun is None:
-        said = shlex.join(["-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add")])
-        return f"python {said}", f'{check}{BEGIN}exec "$python" {said}\n'
+        rest = shlex.join(["-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add")])
+        return f"python {rest}", f'{check}{BEGIN}exec "$python" {rest}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
-    said = shlex.join([*flags, script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
-    return f"torchrun {said}", f'{check}{_torchrun(environment)}{BEGIN}exec "${{torchrun[@]}}" {said}\n'
+    rest = shlex.join([*flags, script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
+    return f"torchrun {rest}", f'{check}{_torchrun(environment)}{BEGIN}exec "${{torchrun[@]}}" {rest}\n'
 
 
 def _python(environment: Environment) -> str:

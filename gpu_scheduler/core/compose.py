@@ -1,6 +1,6 @@
-"""The line of a jobs file for a script or a command, with its attributes, as a front end writes it.
+"""Composes a line of a jobs file from a script or a command and its attributes, for front ends.
 
-Every line is read back by the parser of jobs files before it is given out.
+Every line is checked with the parser of jobs files before it is returned.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gpu_scheduler.core.jobline import LineResult, Malformed, Parsed, format_csv_line, parse_line
 
-#: Stands before a command that would be read as something else: `[ -f x ] && …`, `7,a.py,b`.
+#: Precedes a command that would be parsed as something else: `[ -f x ] && …`, `7,a.py,b`.
 _NEUTRAL = "true && "
 
 
@@ -22,10 +22,10 @@ def script_line(
     priority: int | None,
     allowed: tuple[int, ...] | None,
 ) -> str:
-    """The CSV line of a script. items: its other attributes, as a block has them: "vram=18G", "hold".
+    """Returns the CSV line of a script. items: its other attributes as in a block: "vram=18G", "hold".
 
-    script: absolute path; args: its arguments as one text, quoted as for a shell. Raises ValueError for what
-    no line can hold.
+    script: absolute path; args: its arguments as one text, quoted as for a shell. Raises ValueError for
+    values that no line can express.
     """
     line = _block(items) + format_csv_line(script, conda, args, priority, allowed)
     _check(_read(line))
@@ -33,9 +33,9 @@ def script_line(
 
 
 def command_line(items: Sequence[str], words: Sequence[str]) -> str:
-    """The line of a command. words: of its command line; a single one is shell text, and stays as it is.
+    """Returns the line of a command. words: its command line; a single word is shell text and kept as it is.
 
-    Raises ValueError for what no line can hold.
+    Raises ValueError for values that no line can express.
     """
     text = words[0].strip() if len(words) == 1 else shlex.join(words)
     if not text or text.startswith("#"):

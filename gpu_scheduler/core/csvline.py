@@ -1,6 +1,8 @@
-"""The CSV line `priority,script_path,conda_env,arguments,allowed_gpus`, or that with an execution type before
-the arguments: which line is meant as one, and its fields. It knows nothing of folders: the script path is
-returned as written."""
+"""Recognises and parses the CSV line `priority,script_path,conda_env,arguments,allowed_gpus`.
+
+A sixth column, an execution type, may stand before the arguments. Paths are returned as written: this module
+knows nothing of folders.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
 _INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
 _FIRST_FIELD = re.compile(r"[\w.+\-/]*")
 _EXECUTION = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
-#: Taken for a misspelt execution type: an argument that looks like one stands in quotes.
+#: Treated as a misspelt execution type; an argument that looks like one has to be quoted.
 _LIKE_EXECUTION = re.compile(r"python|torchrun[^\s=]*", re.IGNORECASE)
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _COMMENT = re.compile(r"(?:(?<=[ \t])|^)#")
@@ -32,7 +34,7 @@ _LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
 
 
 class UnquotedCommas(ValueError):
-    """The arguments of a line seem to hold commas. lines: what may have been meant, with its quotes."""
+    """The arguments of a line seem to contain commas. lines: the possible intended lines, with quotes."""
 
     def __init__(self, reason: str, *lines: str) -> None:
         super().__init__(reason)
@@ -41,9 +43,9 @@ class UnquotedCommas(ValueError):
 
 @dataclass(frozen=True)
 class CsvLine:
-    """The fields of a line; empty ones are None or (). note: what should be logged as read.
+    """The fields of a line; empty ones are None or (). note: an ambiguity to log.
 
-    torchrun: the number of processes that torchrun starts, each with a GPU; None = plain python.
+    torchrun: the number of processes that torchrun starts, each with its own GPU; None means plain python.
     """
 
     priority: int | None
@@ -58,8 +60,11 @@ class CsvLine:
 
 @dataclass(frozen=True)
 class _Fields:
-    """begin: the fields before the arguments; execution: the last of them, where the line has six columns;
-    whole: arguments and rest as they are written."""
+    """The raw fields of a line.
+
+    begin: the fields before the arguments; execution: the last of them if the line has six columns; rest: the
+    GPU list; whole: arguments and GPU list as written.
+    """
 
     begin: tuple[str, ...]
     execution: str | None
@@ -71,15 +76,15 @@ class _Fields:
 
 
 def first_field(text: str) -> str:
-    """The text before the first comma, trimmed, without quotes around it."""
+    """Returns the text before the first comma, trimmed and without enclosing quotes."""
     quoted = _QUOTED_FIRST.match(text)
     return quoted[1].replace('""', '"').strip() if quoted else text.partition(",")[0].strip()
 
 
 def meant_as_csv(text: str) -> bool:
-    """Whether a line (trimmed, attributes and comment apart) is meant as CSV, well formed or not.
+    """Returns whether a line, without attributes and comment, is meant as CSV, well formed or not.
 
-    Digits and blanks of every script count here: "١٢,a.py" is a mistake to be told, not a command to be run.
+    Digits and blanks of every script count: "١٢,a.py" is a mistake to report, not a command to run.
     """
     text = text.strip()
     if _INTEGER_FIRST.match(text):
@@ -93,9 +98,9 @@ def meant_as_csv(text: str) -> bool:
 
 
 def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
-    """The fields of a line that is meant as CSV; a comment at its end is skipped.
+    """Parses a line that is meant as CSV; a comment at its end is skipped.
 
-    Raises ValueError with what is wrong and the remedy.
+    Raises ValueError with the mistake and its remedy.
     """
     fields = _split(text)
     priority, script, conda = fields.begin[:3]
@@ -110,21 +115,21 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
     except ValueError as error:
         raise _commas(
             fields,
-            f"arguments {fields.arguments!r}: {error}; arguments that hold commas need double quotes around"
+            f"arguments {fields.arguments!r}: {error}; arguments with commas need double quotes around"
             " the whole field, inner double quotes doubled",
             known_gpus,
         ) from None
     try:
         allowed = parse_gpu_list(fields.rest, known_gpus)
     except ValueError as error:
-        reason = f'{error}; arguments that hold commas need quotes: "--layers 1,2,3"'
+        reason = f'{error}; arguments with commas need quotes: "--layers 1,2,3"'
         raise _commas(fields, reason, known_gpus) from None
     env = parse_conda(conda) if conda else None
     return CsvLine(number, script, env, arguments, allowed, bool(fields.rest), _note(fields), torchrun)
 
 
 def _processes(execution: str) -> int | None:
-    """The number of processes that an execution type asks torchrun for; None for python."""
+    """Returns the number of torchrun processes of an execution type, None for python. Raises ValueError."""
     known = _EXECUTION.fullmatch(execution)
     if known is None:
         raise ValueError(
@@ -140,7 +145,7 @@ def _processes(execution: str) -> int | None:
 
 
 def _note(fields: _Fields) -> str | None:
-    """What was read, where it can be mistaken: arguments that end in a number, beside GPUs or instead."""
+    """Returns how the line was read if its arguments end in a number that could be meant as a GPU."""
     if fields.arguments_quoted or not fields.arguments[-1:].isdigit():
         return None
     if fields.rest:
@@ -151,11 +156,11 @@ def _note(fields: _Fields) -> str | None:
 
 
 def _check_commas(fields: _Fields) -> None:
-    """Refuse a list that may as well be the rest of the arguments (`--layers 1,2,3`)."""
+    """Raises UnquotedCommas for a GPU list that may belong to the arguments (`--layers 1,2,3`)."""
     try:
         gpus = gpu_items(fields.rest)
     except ValueError:
-        return  # the list itself is refused, with its own text
+        return  # the list itself is rejected later, with its own message
     number = _LAST_NUMBER.search(fields.arguments)
     ascending = all(a < b for a, b in itertools.pairwise(gpus))
     if ascending and not (number and gpus[0] == int(number[0]) + 1):
@@ -168,9 +173,10 @@ def _check_commas(fields: _Fields) -> None:
 
 
 def _commas(fields: _Fields, reason: str, known_gpus: frozenset[int] | None) -> ValueError:
-    """The mistake of a line whose commas may belong to its arguments, up to the last piece that is no GPU.
+    """Returns the error for a line whose commas may belong to its arguments.
 
-    The line with quotes around them is told if it is a good one.
+    The arguments then reach to the last piece that is not a GPU. The error suggests the line with quotes
+    around them if that line is valid.
     """
     pieces = fields.whole.split(",")
     words = [index for index, piece in enumerate(pieces) if not re.fullmatch(r"[0-9 \t-]*", piece)]
@@ -186,7 +192,7 @@ def _commas(fields: _Fields, reason: str, known_gpus: frozenset[int] | None) -> 
 
 
 def _written(fields: _Fields, arguments: str, gpus: str) -> str:
-    """The line with quotes around its arguments."""
+    """Returns the line with quotes around its arguments."""
     begin = [*map(quote_field, fields.begin[:_ARGUMENTS]), *fields.begin[_ARGUMENTS:]]
     doubled = arguments.strip(BLANK).replace('"', '""')
     return ",".join([*begin, f'"{doubled}"', gpus.strip(BLANK)])
@@ -214,7 +220,7 @@ def _split(text: str) -> _Fields:
 
 
 def _rest(text: str, at: int) -> tuple[str, bool]:
-    """The GPU list, which is all that follows, and whether quotes are around it."""
+    """Returns the GPU list, which is the rest of the line, and whether it is quoted."""
     rest = text[at:].lstrip(BLANK)
     if rest.startswith('"'):
         value, _, more = _field(rest, 0, False)
@@ -226,13 +232,13 @@ def _rest(text: str, at: int) -> tuple[str, bool]:
 
 
 def _field(text: str, at: int, arguments: bool) -> tuple[str, bool, int | None]:
-    """The field that begins at `at`, whether quotes are around it, and where the next begins, if any."""
+    """Returns the field that begins at `at`, whether it is quoted, and where the next one begins, if any."""
     while at < len(text) and text[at] in BLANK:
         at += 1
     if text[at : at + 1] == '"':
         quoted = _QUOTED.match(text, at)
         if quoted is None:
-            raise ValueError(f"the quote at column {at + 1} is not closed; every line stands alone")
+            raise ValueError(f"the quote at column {at + 1} is not closed; a quote cannot span lines")
         value, end = quoted[1].replace('""', '"'), quoted.end()
         behind = text[end:].lstrip(BLANK)
         if not behind or (behind[0] == "#" and text[end] in BLANK):
@@ -244,14 +250,13 @@ def _field(text: str, at: int, arguments: bool) -> tuple[str, bool, int | None]:
         return value, True, len(text) - len(behind) + 1
     comma = text.find(",", at)
     piece = text[at:] if comma < 0 else text[at:comma]
-    # The blank before a `#` may be the one that was trimmed above.
+    # The blank before a `#` may have been trimmed above.
     before = text[at - 1 : at] if at else ""
     comment = _comment(before + piece, arguments)
     value = piece[: None if comment is None else comment - len(before)].strip(BLANK)
     if not arguments and '"' in value:
         raise ValueError(
-            f"a double quote stands inside the field {value!r}; quotes go around a whole field, inner quotes"
-            " doubled"
+            f"there is a double quote inside the field {value!r}; quote the whole field, inner quotes doubled"
         )
     return value, False, None if comment is not None or comma < 0 else comma + 1
 
@@ -266,6 +271,6 @@ def _comment(text: str, arguments: bool) -> int | None:
 
 
 def quote_field(field: str) -> str:
-    """The field as it is written in a line, in quotes where it needs them."""
+    """Returns the field as written in a line, quoted if necessary."""
     special = re.search(r"[,\"'#\\]", field) or field != field.strip() or _LIKE_EXECUTION.fullmatch(field)
     return field if not special else '"' + field.replace('"', '""') + '"'

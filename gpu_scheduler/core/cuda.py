@@ -1,6 +1,6 @@
-"""`--cuda IDS` in what a job runs: replaced where it stands, added where that is asked for.
+"""Rewrites `--cuda IDS` in the command of a job, or adds it on request.
 
-Shell text is changed only at whole words outside quotes; nothing else of it is touched.
+Shell text is changed only at whole words outside quotes; the rest of it stays as it is.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _OPERATORS = "|&;()<>`"
 
 
 def ids_text(gpus: Sequence[int], ids: CudaIds) -> str:
-    """What follows `--cuda`: the GPUs' own numbers, or 0..n-1 for scripts that count what they see."""
+    """Returns the value of `--cuda`: the indices of the GPUs, or 0..n-1 for scripts that use visible ids."""
     return ",".join(map(str, gpus if ids == "physical" else range(len(gpus))))
 
 
 def in_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
-    """The arguments of a script with `--cuda IDS`. A bare flag `--cuda` stays, and nothing is added."""
+    """Returns the arguments of a script with `--cuda IDS`. Nothing is added to a bare flag `--cuda`."""
     if mode == "off":
         return tuple(arguments)
     changed = list(arguments)
@@ -43,9 +43,9 @@ def in_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[st
 
 
 def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
-    """Shell text with `--cuda IDS`. None: it shall be added and no place for it can be told.
+    """Returns shell text with `--cuda IDS`, None if it should be added but its place is unclear.
 
-    Added to the last command of a list (`a && b`); never to a pipeline, a group or a here-document.
+    Adds it to the last command of a list (`a && b`), never to a pipeline, a group or a here-document.
     """
     if mode == "off":
         return command
@@ -67,7 +67,7 @@ def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
 
 @dataclass(frozen=True)
 class Word:
-    """A word of shell text by its place; `plain` is the text it stands for, as far as quotes go."""
+    """A word of shell text by its position; `plain` is the word without its quotes."""
 
     start: int
     end: int
@@ -75,7 +75,7 @@ class Word:
 
 
 def shell_words(command: str) -> list[Word]:
-    """The words of a shell text; what stands between them are blanks and operators."""
+    """Returns the words of a shell text, which blanks and operators separate."""
     words: list[Word] = []
     start, plain, i = -1, "", 0
 
@@ -100,7 +100,7 @@ def shell_words(command: str) -> list[Word]:
 
 
 def _piece(command: str, at: int) -> tuple[str, int]:
-    """One character or one quoted stretch: what it stands for, and its length in the text."""
+    """Returns one character or quoted stretch without its quotes, and its length in the text."""
     char = command[at]
     if char == "\\":
         return command[at + 1 : at + 2], 2
@@ -121,7 +121,7 @@ def _follows(command: str, option: Word, value: Word) -> bool:
 
 
 def _takes_more(command: str, words: Sequence[Word]) -> bool:
-    """Whether words at the end of the text would reach the command that the user means."""
+    """Returns whether words appended to the text would become arguments of the intended command."""
     outside, done = [], 0
     for word in words:
         outside.append(command[done : word.start])

@@ -1,6 +1,6 @@
-"""The environment of a job's command, from the one that the scheduler was started in.
+"""Derives the environment of a job's command from the scheduler's own, and finds conda.
 
-No allow-list: users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and others that nobody can list.
+There is no allow-list: users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and others that nobody can list.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 
-#: Of the terminal, of another interpreter, of a batch system around the scheduler, and ours.
+#: Variables of the terminal, another interpreter, a surrounding batch system, and the scheduler itself.
 _DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
-#: What an active environment sets. Settings of conda itself (CONDA_ENVS_PATH …) are the user's.
+#: Variables set by an active environment. Settings of conda itself (CONDA_ENVS_PATH …) belong to the user.
 _ACTIVE = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
-#: What `conda deactivate` goes by.
+#: Variables that `conda deactivate` relies on.
 _STACK = re.compile(
     r"CONDA_(DEFAULT_ENV|PREFIX(_\d+)?|PROMPT_MODIFIER|SHLVL|STACKED_\d+)|__CONDA_SHLVL_\d+_.*"
 )
@@ -26,8 +26,8 @@ _INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda"
 def inherited(base: Mapping[str, str], replaced: bool, conda: bool) -> dict[str, str]:
     """Returns the part of the scheduler's environment that a job inherits.
 
-    replaced: the job brings its own conda or venv, so that an active one goes, and its bin on PATH. conda: a
-    conda is there, by which command.sh deactivates; it needs the variables that tell conda what is active.
+    replaced: the job has its own conda or venv, so an active one is removed, also from PATH. conda: conda is
+    available, so command.sh deactivates with it and needs the variables that tell conda what is active.
     """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
     if not replaced:
@@ -42,9 +42,9 @@ def inherited(base: Mapping[str, str], replaced: bool, conda: bool) -> dict[str,
 
 
 def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
-    """The `conda.sh` of the conda that this environment uses, else of one in a usual place, else None.
+    """Finds the `conda.sh` of the conda that this environment uses, else of one in a usual folder, else None.
 
-    Asked in this order: CONDA_EXE, CONDA_PREFIX, `conda` on PATH, the usual places.
+    Tries in this order: CONDA_EXE, CONDA_PREFIX, `conda` on PATH, the usual folders.
     """
     roots: list[str] = []
     if env.get("CONDA_EXE"):

@@ -1,5 +1,8 @@
-"""A last line that had no line ending when it was read, and has grown since: was it edited, or did another
-program append a second line to it? Judged from the text alone, so it errs where one looks like the other."""
+"""Detects a torn append: a second line that was appended to a last line without a line ending.
+
+Such a last line has grown since it was read. Whether it was edited or another program appended a line to it
+is decided from the text alone, so the answer is wrong where one looks like the other.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from gpu_scheduler.core.csvline import meant_as_csv
 from gpu_scheduler.core.jobline import Malformed
 from gpu_scheduler.core.lines import Line
 
-REASON = "the line before it had no line ending, and a second line was appended to it"
-MALFORMED = Malformed(REASON, "two lines; or, if it is one, the same with [] in front of it")
+REASON = "a second line was appended to a line that had no line ending"
+MALFORMED = Malformed(REASON, "two lines; or, if it is one, the same line with [] in front of it")
 
 _PROGRAMS = re.compile(
     r"(?:python|pypy|bash|sh|zsh|env|conda|mamba|micromamba|torchrun|accelerate|deepspeed|uv|uvx|poetry|pipenv"
@@ -27,13 +30,13 @@ _SCRIPT = re.compile(r"(?:\.|~)/\S+")
 
 
 def first_word(command: str) -> str:
-    """The program that a command names, behind its variable assignments."""
+    """Returns the first word of a command after its variable assignments."""
     words = command[_ASSIGNMENTS.match(command).end() :].split(None, 1)  # type: ignore[union-attr]
     return words[0] if words else ""
 
 
 def holds_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
-    """Whether `now`, the line where `before` was, is that line and the beginning of a second one.
+    """Returns whether `now`, which replaced `before`, is that line followed by the beginning of another.
 
     programs: words that begin commands elsewhere in the file.
     """
@@ -49,7 +52,7 @@ def holds_second_line(before: Line, now: Line, programs: Collection[str]) -> boo
 
 
 def begins_a_line(tail: str, programs: Collection[str]) -> bool:
-    """Whether text that was joined to a line looks like the beginning of another."""
+    """Returns whether text that was joined to a line looks like the beginning of another line."""
     if not tail or tail[0] in " \t#":
         return False
     tail = tail.removeprefix("\ufeff")

@@ -1,6 +1,6 @@
-"""One line of a jobs file: a job, a mistake, or nothing. Every line stands alone.
+"""Parses one line of a jobs file into a job, a mistake, or nothing. Each line is parsed on its own.
 
-It asks no shell (`ask_bash` says that one should be asked) and touches no file.
+Runs no shell (`ask_bash` marks the lines that bash should check) and touches no file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.words import BLANK, comment_at
 
-#: Longest line, in bytes of UTF-8.
+#: Maximum length of a line, in bytes of UTF-8.
 LONGEST = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A job. notes: what should be said about the line; ask_bash: `bash -n` may still refuse it."""
+    """A job. notes: remarks to log about the line; ask_bash: `bash -n` may still reject it."""
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A line that is no job: why, and what would be accepted. unfinished: the next lines may belong to it."""
+    """A malformed line: the reason and the accepted form. unfinished: the next lines may belong to it."""
 
     reason: str
     accepted: str
@@ -51,10 +51,10 @@ class _Place:
 def parse_line(
     text: str, cwd: str, home: str, known_gpus: frozenset[int] | None = None
 ) -> Parsed | Malformed | None:
-    """What a line means; None for a blank line, a comment or the header.
+    """Parses a line; returns None for a blank line, a comment or the header.
 
-    cwd: absolute working folder of the file's lines; home: what `~/` stands for; known_gpus: the indices
-    there are, None = any. The text may carry a BOM and its line ending.
+    cwd: absolute working folder of the file's lines; home: the expansion of `~/`; known_gpus: the existing
+    GPU indices, None accepts any. The text may carry a BOM and its line ending.
     """
     text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
     if not text or text.startswith("#"):
@@ -116,7 +116,7 @@ def _absolute(path: str, cwd: str, home: str) -> str:
 
 
 def _settled(values: dict[str, Any], place: _Place) -> dict[str, Any]:
-    """The attributes with their paths made absolute; `cwd` is always among them."""
+    """Returns the attributes with absolute paths; `cwd` is always among them. Raises ValueError."""
     attributes.check_together(values)
     settled = dict(values)
     settled["cwd"] = _absolute(values.get("cwd", place.cwd), place.cwd, place.home)
@@ -170,7 +170,7 @@ def _command(block: Block, text: str, place: _Place) -> Parsed:
     spec = JobSpec(kind="command", text=text, command=text, **_settled(block.values, place))
     if spec.cuda == "add" and cuda.in_command(text, "0", "add") is None:
         raise ValueError(
-            "cuda=add: no place for --cuda can be told in this command; write --cuda 0 where it belongs"
+            "cuda=add: cannot tell where --cuda belongs in this command; write --cuda 0 in its place"
         )
     return Parsed(spec, (note,) if note else (), shelltext.needs_bash(text))
 
@@ -182,19 +182,21 @@ def format_csv_line(
     priority: int | None = 0,
     allowed: tuple[int, ...] | None = None,
 ) -> str:
-    """The CSV line, without a line ending, that `parse_line` reads back as these values.
+    """Returns the CSV line, without a line ending, that `parse_line` reads back as these values.
 
-    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for what
-    no line can hold (a line break, an unbalanced quote, a bad environment name).
+    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for
+    values that no line can express (a line break, an unbalanced quote, a bad environment name).
     """
     for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
         if any(bad in value for bad in "\n\r\0"):
-            raise ValueError(f"{name} {value!r} holds a line break or NUL, which no line of a jobs file can")
+            raise ValueError(
+                f"{name} {value!r} contains a line break or NUL, which a jobs file cannot express"
+            )
     if conda:
         attributes.parse_conda(conda)
     gpus = format_gpu_list(allowed)
     bare = args.strip(BLANK)
-    # Behind a last backslash a blank is not white space but an argument.
+    # After a final backslash, a blank is an argument, not white space.
     arguments = csvline.quote_field(args.lstrip(BLANK) if bare.endswith("\\") else bare)
     if "," in gpus and arguments and not arguments.startswith('"'):
         arguments = f'"{arguments}"'
@@ -204,9 +206,9 @@ def format_csv_line(
     if isinstance(read, Malformed):
         raise ValueError(read.reason)
     if read is None or read.spec.kind != "csv" or read.spec.script != posixpath.normpath(script):
-        # A quote behind a backslash, then a # behind a blank: the comment would begin inside the name.
+        # A quote after a backslash, then a # after a blank: a comment would begin inside the name.
         raise ValueError(
-            f"script {script!r} cannot be written on a line: the # in its name would begin a comment there;"
+            f"script {script!r} cannot be written to a jobs file: the # in its name would begin a comment;"
             " rename it"
         )
     return line

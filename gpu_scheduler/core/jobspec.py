@@ -1,6 +1,6 @@
-"""What a job is: the line, command or request that shall run to its end once.
+"""Defines the specification of a job: what it runs and the attributes that the user gave it.
 
-`identity` is what it runs; `attributes` is everything else that the user may say about it.
+`identity` covers what it runs, `attributes` everything else that the user may set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["csv", "command"]
 CudaMode = Literal["add", "rewrite", "off"]
 CudaIds = Literal["physical", "visible"]
 
-#: Attributes that a reading compares one by one; they are not part of the identity.
+#: Attributes that are compared one by one between readings; they are not part of the identity.
 ATTRIBUTES = (
     "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
     "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
@@ -28,15 +28,16 @@ ATTRIBUTES = (
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job as asked for.
+    """A job as the user specified it.
 
     kind       "csv": `python -u script arguments`; "command": `bash -c command`.
-    torchrun   of a csv line: the processes with which torchrun starts the script, a GPU each; None = python.
-    text       the line as a user recognises it (attribute block and comment apart).
+    torchrun   csv lines only: number of processes that torchrun starts, one GPU each; None means python.
+    text       the line as a user recognises it, without attribute block and comment.
     cwd        absolute working folder.
-    share      thousandths of a GPU; gpus: a count; vram: MiB on each of them; allowed: GPU indices, None =
-               any. None = not said. exclusive: with no other job of ours on its GPUs.
-    timeout_s  seconds after which it is ended; *_retries: how often it runs again, None = not said.
+    share      thousandths of a GPU; gpus: a count; vram: MiB on each of them; allowed: GPU indices, None
+    means
+               any. None means not given. exclusive: share the GPUs with no other job of this scheduler.
+    timeout_s  seconds after which the job is ended; *_retries: number of retries, None means not given.
     """
 
     kind: Kind
@@ -66,7 +67,7 @@ class JobSpec:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of what the job runs (docs/design.md, Jobs file), whatever front end it came from."""
+        """A digest of what the job runs, independent of its front end (docs/design.md, Jobs file)."""
         runs: list[Any] = [self.kind, self.cwd, self.conda, self.venv, sorted(self.env)]
         runs += [self.script, self.arguments] if self.kind == "csv" else [self.command]
         runs += [] if self.torchrun is None else [f"torchrun-{self.torchrun}gpu"]
@@ -74,11 +75,11 @@ class JobSpec:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes, by name, as a reading compares them."""
+        """The attributes by name, as compared between readings."""
         return {name: getattr(self, name) for name in ATTRIBUTES}
 
     def words(self) -> tuple[str, ...]:
-        """The words of the command line, as well as they can be told without running a shell."""
+        """Returns the words of the command line, as far as they can be known without running a shell."""
         if self.kind == "csv":
             return self.arguments
         try:
@@ -87,7 +88,7 @@ class JobSpec:
             return tuple((self.command or "").split())
 
     def option(self, name: str) -> str | None:
-        """The value of `--name X` or `--name=X` in the arguments; the last one counts; None if absent."""
+        """Returns the value of the last `--name X` or `--name=X` in the arguments, None if absent."""
         found = None
         words = self.words()
         for i, word in enumerate(words):
@@ -104,8 +105,8 @@ class JobSpec:
 
     @property
     def program(self) -> str:
-        """What it runs, whatever its arguments: the script; of a command the module of `python -m`, else the
-        first word that is a script, else the first word."""
+        """The program it runs, without arguments: the script of a CSV line; for a command the module of
+        `python -m`, else the first word that names a script, else the first word."""
         if self.script is not None:
             return self.script
         words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
@@ -115,10 +116,10 @@ class JobSpec:
 
     @property
     def mode(self) -> str:
-        """The word for the Screen session: `--mode`, else the script's or the program's name."""
-        said = self.option("mode")
-        if said:
-            return said
+        """The word used in the session name: `--mode`, else the name of the script or program."""
+        given = self.option("mode")
+        if given:
+            return given
         if self.script is not None:
             return re.sub(r"\.py$", "", self.script.rsplit("/", 1)[-1])
         words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
@@ -127,23 +128,23 @@ class JobSpec:
         return re.sub(r"\.py$", "", word.rsplit("/", 1)[-1])
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` reads back to an equal value."""
+        """Returns one line of JSON that `from_json` reads back to an equal value."""
         values = [(name, getattr(self, name)) for name in _FIELDS]
         return _JSON.encode({k: v for k, v in values if v is not None and v is not False and v != ()})
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
-        """The value that `to_json` wrote."""
+        """Returns the value that `to_json` wrote."""
         raw = json.loads(text)
-        said = {k: v for k, v in raw.items() if k in _FIELDS}
+        values = {k: v for k, v in raw.items() if k in _FIELDS}
         for key in ("arguments", "allowed"):
-            if key in said:
-                said[key] = tuple(said[key])
-        if "env" in said:
-            said["env"] = tuple((k, v) for k, v in said["env"])
-        return cls(**said)
+            if key in values:
+                values[key] = tuple(values[key])
+        if "env" in values:
+            values["env"] = tuple((k, v) for k, v in values["env"])
+        return cls(**values)
 
 
-#: Made once: `json.dumps` makes one at each call that wants something special.
+#: Created once; `json.dumps` with options would create an encoder at every call.
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _FIELDS = tuple(field.name for field in fields(JobSpec))

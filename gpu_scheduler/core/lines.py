@@ -1,4 +1,4 @@
-"""A line of a jobs file as the readings keep it. What a reading means is decided in `reading`."""
+"""Defines a line of a jobs file as a reading keeps it. `reading` compares two readings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpu_scheduler.core.jobspec import JobSpec, Kind
 
 
 def said(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that a line gives, so that one which a later version adds is no change."""
+    """Returns the attributes that a line sets; an attribute added by a later version is then not a change."""
     given = {name: value for name, value in attributes.items() if value is not None and value is not False}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def attributes_to_json(attributes: Mapping[str, Any]) -> str:
-    """Attributes as the record keeps them."""
+    """Returns attributes as JSON for the store."""
     return _as_json(tuple(said(attributes).items()))
 
 
@@ -30,21 +30,21 @@ def _as_json(items: tuple[tuple[str, Any], ...]) -> str:
 
 @lru_cache(maxsize=4096)
 def attributes_from_json(text: str) -> Mapping[str, Any]:
-    """What `attributes_to_json` wrote; one and the same value for the many lines that say the same."""
+    """Parses what `attributes_to_json` wrote; lines with equal attributes share one value."""
     return said(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is a job or a mistake. A queue of 100,000 keeps as many of these.
+    """A line that is a job or a mistake. A queue of 100,000 lines keeps as many of these.
 
     number      from 1, counting every line of the file.
-    raw         the whole line as it stands there, its line ending included where it has one.
-    identity    of what it runs; None = malformed, and `problem` and `accepted` say why.
-    attributes  those that the line gives.
-    fresh       a malformed line that is a typo of a line which the reading keeps until it is mended.
-    job_id      in an accepted reading. Of equal CSV lines the first one alone has the job.
-    spec        of a line that was parsed just now; a reading does not keep it. notes: what to say about it.
+    raw         the whole line as in the file, including its line ending if it has one.
+    identity    digest of what it runs; None if malformed: `problem` and `accepted` then give the reason.
+    attributes  those that the line sets.
+    fresh       set on a malformed line that is a typo of a line which the reading keeps until it is fixed.
+    job_id      set in an accepted reading. Of equal CSV lines, only the first one has the job.
+    spec        set only on a line that was just parsed; a reading does not keep it. notes: remarks to log.
     """
 
     number: int
@@ -67,25 +67,25 @@ class Line:
 
     @property
     def ends(self) -> bool:
-        """Whether it has its line ending."""
+        """Whether the line has a line ending."""
         return self.raw.endswith("\n")
 
     @property
     def what(self) -> str:
-        """What makes two lines the same apart from their attributes."""
+        """A key that is equal for lines that differ in their attributes only."""
         return self.identity if self.identity is not None else f"malformed {self.text}"
 
     @property
     def key(self) -> Hashable:
-        """Equal for lines that say the same."""
+        """A key that is equal for lines with the same meaning."""
         return self.what, tuple(sorted(self.attributes.items()))
 
     def same_as(self, other: Line) -> bool:
-        """Whether both have the same key."""
+        """Returns whether both lines have the same key."""
         return self is other or (self.what == other.what and self.attributes == other.attributes)
 
     def is_written_as(self, other: Line) -> bool:
-        """Whether both stand at one place of the file in the same letters, and were read alike."""
+        """Returns whether both have the same number and text, and were parsed alike."""
         return self is other or (
             self.number == other.number
             and self.raw == other.raw
@@ -95,7 +95,7 @@ class Line:
         )
 
     def is_moved_from(self, other: Line, down: int) -> bool:
-        """Whether it is a line of a reading that stood so many lines higher up before."""
+        """Returns whether this is the line `other` of an earlier reading, moved `down` lines down."""
         return self.number == other.number + down and (
             self is other
             or (
@@ -109,7 +109,7 @@ class Line:
         )
 
     def bound(self, job_id: int | None) -> Line:
-        """The line as a reading keeps it, with this job."""
+        """Returns the line as a reading keeps it, with this job."""
         if self.job_id == job_id and self.spec is None and not self.notes:
             return self
         return Line(
@@ -118,7 +118,7 @@ class Line:
         )  # fmt: skip
 
     def numbered(self, number: int) -> Line:
-        """The same line at another place of the file."""
+        """Returns the same line with another line number."""
         if number == self.number:
             return self
         return Line(
@@ -131,7 +131,7 @@ Reading = tuple[Line, ...]
 
 
 def parsed_line(number: int, raw: str, result: Parsed | Malformed) -> Line:
-    """The line that `parse_line` read."""
+    """Returns the line for a result of `parse_line`."""
     if isinstance(result, Malformed):
         text = raw.strip("\ufeff \t\r\n")
         return Line(number, raw, text, problem=result.reason, accepted=result.accepted)

@@ -1,6 +1,6 @@
-"""Warnings about a well-formed line whose job will surely fail, or not run as its writer expects.
+"""Warns about well-formed lines whose job will certainly fail or not run as expected.
 
-Pure parsing. It stays silent where it cannot be sure. What a job's shell finds on its PATH, the caller knows.
+Pure parsing: silent where it cannot be sure. The caller knows what a job's shell finds on its PATH.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from gpu_scheduler.core.shelltext import BUILTINS, RESERVED, cuda_note
 
 @dataclass(frozen=True)
 class JobShell:
-    """The bash that runs a command. finds: whether it finds a program on its PATH, or a file in the working
-    folder, of this name (name, folder); functions: those that it inherits."""
+    """The bash that runs a command.
+
+    finds: takes a name and the working folder; returns whether a program of that name is on its PATH or a
+    file of that name in the folder. functions: the shell functions that it inherits.
+    """
 
     finds: Callable[[str, str], bool]
     functions: Collection[str] = ()
 
 
-#: A line without any of these needs no closer look.
+#: A line without any of these needs no further check.
 _SUSPECT = re.compile(r"activate|torchrun|torch\.distributed|accelerate|deepspeed|cuda:[0-9]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
 _PLAIN = re.compile(r"[\w.+:@%,-]+")
 _FIRST = re.compile(r"[\w.+:@%,-]+(?=[ \t]|$)")
 _ACTIVATE = re.compile(r"(?:conda|mamba|micromamba)[ \t]+activate(?=[ \t]|$)")
 _CONDA = ("conda", "mamba", "micromamba")
-#: Programs that run the one behind them.
+#: Programs that run the program named after them.
 _RUNNERS = ("time", "exec", "nohup", "env", "nice", "command", "sudo", "uv", "poetry", "pixi", "run")
 _PYTHON = re.compile(r"python[0-9.]*")
 _PROCESSES = {
@@ -43,15 +46,15 @@ _PROCESSES = {
 _MACHINES = ("--num_machines", "--num-machines", "--nnodes")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
-#: What commands read as the id of a job, or as a range of ids, and never as a name.
+#: Text that commands read as a job id or a range of ids, never as a name.
 _ID = re.compile(r"[0-9]+(?:-[0-9]+)?")
 
 
 def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[str]:
-    """The warnings, in words. gpus: how many the job gets; shell: None = it may know anything."""
+    """Yields warnings about a job. gpus: the number it gets; shell: None if nothing is known about it."""
     text = spec.command or ""
     if spec.name is not None and _ID.fullmatch(spec.name):
-        yield f"name={spec.name}: `cancel {spec.name}` and the like take it for a job's number; add a letter"
+        yield f"name={spec.name}: commands such as `cancel {spec.name}` read it as a job id; add a letter"
     if spec.kind == "command" and shell is not None:
         yield from _first_word(spec, text, shell)
     if spec.kind == "csv":
@@ -73,15 +76,15 @@ def _first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str]:
     if spec.conda is not None or spec.venv is not None or "PATH" in dict(spec.env):
         return
     if _ACTIVATE.match(text):
-        return  # warned of by itself
+        return  # has a warning of its own
     name = _program(text)
     known = name is None or name in BUILTINS or name in RESERVED or name in shell.functions
     if name is not None and not known and not shell.finds(name, spec.cwd):
-        yield f"`{name}` is no program on PATH: bash will say `command not found`"
+        yield f"`{name}` is not a program on PATH: bash will report `command not found`"
 
 
 def _program(text: str) -> str | None:
-    """The plain word that bash would look up first; None where it looks up none, or it cannot be told."""
+    """Returns the word that bash would look up first; None if it looks up none or that is unclear."""
     found = _FIRST.match(text)
     if found is not None:
         return None if text[found.end() :].lstrip().startswith("(") else found[0]
@@ -103,7 +106,7 @@ def _program(text: str) -> str | None:
 
 
 def _commands(text: str) -> Iterator[list[Word]]:
-    """The simple commands of a shell text, each as its words; where a redirection leads is none of them."""
+    """Yields the simple commands of a shell text as lists of words, without the targets of redirections."""
     command: list[Word] = []
     done = 0
     for word in shell_words(text):
@@ -124,7 +127,7 @@ def _conda(text: str, commands: Sequence[Sequence[Word]]) -> Iterator[str]:
     for command in commands:
         words = [word.plain for word in command]
         if words[0] in ("source", ".", "eval"):
-            return  # what sets conda up
+            return  # it may set conda up
         if words[0] not in _CONDA or words[1:2] != ["activate"]:
             continue
         name, rest = " ".join(words[2:3]) or "base", text[command[-1].end :].lstrip(" \t;&")
@@ -149,7 +152,7 @@ def _processes(words: Sequence[str], gpus: int) -> Iterator[str]:
 
 
 def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """The program that starts the processes of a command, and its own options."""
+    """Returns the launcher that starts the processes of a command, if any, and the launcher's own options."""
     at = next((i for i, word in enumerate(words) if not _is_before(word)), len(words))
     program, options = words[at].rpartition("/")[2] if at < len(words) else "", words[at + 1 :]
     if _PYTHON.fullmatch(program):
@@ -166,12 +169,12 @@ def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 
 
 def _is_before(word: str) -> bool:
-    """Whether it may stand before the program that is meant."""
+    """Returns whether the word may precede the actual program of a command."""
     return word in _RUNNERS or word.startswith("-") or _ASSIGNMENT.fullmatch(word) is not None
 
 
 def _number(options: Sequence[str], names: Sequence[str]) -> int | None:
-    """The value of the option of these names, where it is a number above 1."""
+    """Returns the value of the option with these names if it is a number above 1."""
     values = [option.partition("=")[2] for option in options if option.partition("=")[0] in names]
     values += [value for name, value in pairwise(options) if name in names]
     numbers = [int(value) for value in values if re.fullmatch("[0-9]{1,4}", value)]
@@ -186,9 +189,9 @@ def _device(spec: JobSpec, words: Sequence[str], gpus: int) -> Iterator[str]:
         if device is None or int(device[1]) < gpus:
             continue
         number = int(device[1])
-        seen = "one GPU, as cuda:0 whatever its number"
+        visible = "one GPU, always as cuda:0"
         if gpus > 1:
-            seen = f"{gpus} GPUs, as cuda:0 to cuda:{gpus - 1} whatever their numbers"
+            visible = f"{gpus} GPUs, always as cuda:0 to cuda:{gpus - 1}"
         pinned = f", and [allowed={number}] for GPU {number}" if gpus == 1 and spec.allowed is None else ""
-        yield f"--device cuda:{number}: the job sees {seen}; write cuda:0{pinned}"
+        yield f"--device cuda:{number}: the job sees {visible}; write cuda:0{pinned}"
         return

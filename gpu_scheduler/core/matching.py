@@ -1,4 +1,4 @@
-"""Which line is which: the lines of the file as it stands against those of the last reading."""
+"""Matches the lines of the current file with those of the last reading."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from gpu_scheduler.core.lines import Line
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.core.words import BLANK, comment_at
 
-#: For each line as it stands, the index of its line in the last reading; None = it is new.
+#: For each current line, the index of its line in the last reading; None if the line is new.
 Pairs = tuple["int | None", ...]
 
 
 def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> Pairs:
-    """The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line
-    by line; what is left of it is matched by identity: same attributes first, then in order."""
+    """Matches each new line with an old one.
+
+    The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line by
+    line. What is left of it is matched by identity: lines with the same attributes first, then in order.
+    """
     if not old:
         return (None,) * len(new)
     pairs: list[int | None] = [None] * len(new)
@@ -48,8 +51,10 @@ def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact])
 
 
 def _widened(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> tuple[int, int]:
-    """Head and tail without the lines that touch the stretch and are equal to one of it: which of several
-    equal lines went is not told by where the file differs."""
+    """Returns head and tail without the lines that adjoin the changed stretch and are equal to one in it.
+
+    The position of the difference does not tell which of several equal lines was removed.
+    """
     inside = {line.what for line in old[head : len(old) - tail]}
     inside.update(line.what for line in new[head : len(new) - tail])
     while head and old[head - 1].what in inside:
@@ -98,9 +103,11 @@ def _grouped(
 
 
 def typos(old: Sequence[Line], new: Sequence[Line], pairs: Pairs) -> dict[int, int]:
-    """For each new malformed line, by index, the lost line of the last reading that it is a typo of: one with
-    the same text behind its attribute block, else the nearest. No two are typos of one line; one for which no
-    lost line is left is a typo of none."""
+    """Maps each new malformed line, by index, to the missing line of the last reading that it is a typo of.
+
+    That is a line with the same text after its attribute block, else the nearest one. Each missing line is
+    used once; a malformed line for which none is left is not in the map.
+    """
     fresh = [
         i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].fresh)
     ]
@@ -126,7 +133,7 @@ def typos(old: Sequence[Line], new: Sequence[Line], pairs: Pairs) -> dict[int, i
 
 
 def _places(pairs: Pairs) -> list[int]:
-    """Where each line would have stood in the last reading: its index there, or behind the line before it."""
+    """Returns where each line would be in the last reading: its index there, or after the line before it."""
     places: list[int] = []
     for at in pairs:
         places.append(at if at is not None else (places[-1] if places else -1) + 1)
@@ -141,7 +148,7 @@ def _take_nearest(ascending: list[int], place: int) -> int:
 
 
 def _without_block(raw: str) -> str:
-    """A line without its attribute block and its comment, also where the block is malformed."""
+    """Returns a line without its attribute block, even a malformed one, and without its comment."""
     text = raw.strip("\ufeff\r\n" + BLANK)
     if text.startswith("["):
         end = end_of_block(text)
@@ -151,8 +158,10 @@ def _without_block(raw: str) -> str:
 
 
 def _loses(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
-    """Of several equal lines, the one with the smallest value loses its job first: a finished job, then a
-    running, then a held, then the newest queued one."""
+    """Returns a sort key: of several equal lines, the one with the smallest key loses its job first.
+
+    A finished job comes first, then a running, then a held, then the newest queued one.
+    """
     job = jobs.get(line.job_id) if line.job_id is not None else None
     if job is None or job.state is JobState.FINISHED:
         rank = 0

@@ -1,6 +1,6 @@
-"""What a reading of a jobs file says: the difference from the last one, as actions on jobs.
+"""Compares two readings of a jobs file and returns the difference as actions on jobs.
 
-It is told which lines count (`saves` decides that) and how the jobs stand, and changes nothing itself.
+The caller supplies the lines that count (`saves` decides which) and the states of the jobs. Changes nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
 @dataclass(frozen=True)
 class NewJob:
-    """Insert a job for line `index` of the reading."""
+    """Inserts a job for line `index` of the reading. same_as: the newest job with the same text."""
 
     index: int
     number: int
     same_as: str | None = None
 
     def say(self, job_id: int) -> str:
-        """What to log once the job has its id."""
+        """Returns the message to log once the job has its id."""
         if self.same_as is None:
             return f"line {self.number}: job {job_id}"
         return f"line {self.number}: same text as {self.same_as} → job {job_id}"
@@ -33,7 +33,7 @@ class NewJob:
 
 @dataclass(frozen=True)
 class Bind:
-    """Line `index` belongs to a job that is there already."""
+    """Assigns line `index` to an existing job."""
 
     index: int
     job_id: int
@@ -41,8 +41,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class Requeue:
-    """Queue the finished job of line `index` once more, with the attributes that the line gives (`hold` among
-    them: it is held again then)."""
+    """Queues the finished job of line `index` again, with the attributes of the line (`hold` holds it)."""
 
     index: int
     job_id: int
@@ -50,15 +49,14 @@ class Requeue:
 
 @dataclass(frozen=True)
 class LineRemoved:
-    """The line of a waiting job is gone: it ends as cancelled, "line removed"."""
+    """Cancels a waiting job whose line was removed."""
 
     job_id: int
 
 
 @dataclass(frozen=True)
 class AttributeChanged:
-    """The line of a waiting or finished job gives this attribute another value (None or absent before = not
-    given)."""
+    """Changes an attribute of a waiting or finished job. None means not given."""
 
     job_id: int
     name: str
@@ -68,7 +66,7 @@ class AttributeChanged:
 
 @dataclass(frozen=True)
 class CancelRunning:
-    """`cancel` was newly written on the line of a job with an open attempt."""
+    """Cancels a job with an open attempt, because `cancel` was added to its line."""
 
     job_id: int
 
@@ -80,8 +78,7 @@ ReadingAction = NewJob | Bind | Requeue | LineRemoved | AttributeChanged | Cance
 class Accepted:
     """The lines that count now, each with its index in the last reading.
 
-    appended: they are new, and stand behind all lines of the last reading, which are as they were and are not
-    listed here.
+    appended: the lines are new and follow all lines of the last reading, which are unchanged and not listed.
     """
 
     lines: tuple[Line, ...]
@@ -89,13 +86,15 @@ class Accepted:
     appended: bool = False
 
     def new_identities(self) -> frozenset[str]:
-        """The identities whose newest job `diff` has to be told."""
+        """Returns the identities whose newest job `diff` needs."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
     def whole(self, previous: Reading, newest: Mapping[str, JobFact]) -> Accepted:
-        """All lines, where an appended CSV line may be equal to one of the last reading: `diff` has to see
-        both then. newest: as for `diff`."""
+        """Returns all lines if an appended CSV line may be equal to one of the last reading, else `self`.
+
+        `diff` has to compare both lines then. newest: as for `diff`.
+        """
         if not self.appended or not any(
             line.kind == "csv" and line.identity in newest for line in self.lines
         ):
@@ -105,8 +104,11 @@ class Accepted:
 
 @dataclass(frozen=True)
 class ReadingResult:
-    """What to do, in order; what to log; and the reading to keep: `before`, unchanged, and behind it `lines`
-    with their `jobs`, of which new ones have no id yet."""
+    """The actions in order, the messages to log, and the reading to keep.
+
+    The reading consists of `before`, unchanged, followed by `lines` with their `jobs`; new jobs have no id
+    yet.
+    """
 
     actions: tuple[ReadingAction, ...]
     said: tuple[str, ...]
@@ -115,7 +117,7 @@ class ReadingResult:
     before: Reading = ()
 
     def bound(self, new_jobs: Mapping[int, int]) -> Reading:
-        """The reading to keep. new_jobs: index of a NewJob -> the id that its job was given."""
+        """Returns the reading to keep. new_jobs: index of a NewJob -> the id of its job."""
         kept = enumerate(zip(self.lines, self.jobs, strict=True))
         return (*self.before, *(line.bound(new_jobs.get(i, job)) for i, (line, job) in kept))
 
@@ -123,10 +125,10 @@ class ReadingResult:
 def diff(
     previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact], newest: Mapping[str, JobFact]
 ) -> ReadingResult:
-    """What the difference says.
+    """Compares the accepted lines with the previous reading.
 
-    accepted: see `Accepted.whole`; jobs: how the jobs of the previous reading stand; newest: for each of
-    `accepted.new_identities()` that has ever been a job, from whatever file or front end, the newest one.
+    accepted: see `Accepted.whole`; jobs: the jobs of the previous reading; newest: the newest job of each of
+    `accepted.new_identities()` that has one, from any file or front end.
     """
     if accepted.appended:
         return replace(_Diff((), accepted, jobs, newest).result(), before=previous)
@@ -134,20 +136,22 @@ def diff(
 
 
 def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
-    """The jobs of a reading in the order of their lines."""
+    """Returns the jobs of a reading in the order of their lines."""
     return tuple(line.job_id for line in reading if line.job_id is not None)
 
 
 def share_out(order: Sequence[int], places: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """New places for the queued jobs of a file, in the order of its lines, out of those that they hold
-    together. places: of its queued jobs alone. Returns (job, place) for those that move."""
+    """Redistributes the queue positions of a file's queued jobs among them, in the order of its lines.
+
+    places: the positions of the file's queued jobs only. Returns (job, position) for those that move.
+    """
     queued = [job for job in order if job in places]
     free = sorted(places[job] for job in queued)
     return tuple((job, place) for job, place in zip(queued, free, strict=True) if places[job] != place)
 
 
 class _Diff:
-    """One comparison. Collects actions and what is said while it walks the lines in order."""
+    """One comparison. Collects actions and messages while walking the lines in order."""
 
     def __init__(
         self,
@@ -187,7 +191,7 @@ class _Diff:
                 self._csv(index, line, newly.get(line.identity), old is None)
             elif old is None:
                 number = lines[first[line.identity]].number
-                self.said.append(f"line {line.number}: the same as line {number}; they are one job")
+                self.said.append(f"line {line.number}: same as line {number}; both are one job")
         return ReadingResult(tuple(self.actions), tuple(self.said), lines, self.bound)
 
     def _removed(self) -> None:
@@ -201,7 +205,7 @@ class _Diff:
                 self.actions.append(LineRemoved(line.job_id))
             elif job is not None and job.state in ACTIVE:
                 self.said.append(
-                    f"the line of job {line.job_id} is removed; the job is {job.state} and goes on"
+                    f"the line of job {line.job_id} was removed; the job is {job.state} and continues"
                 )
 
     def _command(self, index: int, line: Line, old: Line | None) -> None:
@@ -214,7 +218,7 @@ class _Diff:
         self.actions.append(NewJob(index, line.number, _named(same) if same is not None else None))
 
     def _csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
-        """The first line of its identity. new: the last new line of that identity, None = there is none."""
+        """Handles the first line of its identity. new: the last new line of that identity, if any."""
         assert line.identity is not None
         before = self.first_before.get(line.identity)
         job_id = self.job_before.get(line.identity)
@@ -234,7 +238,7 @@ class _Diff:
         if ended and not line.attributes.get("cancel"):
             self.actions.append(Requeue(index, job.job_id))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
-            self.said.append(f"line {new.number}: {_named(job)} is queued once more{of}")
+            self.said.append(f"line {new.number}: {_named(job)} is queued again{of}")
             return
         self.actions.append(Bind(index, job.job_id))
         if job.state is JobState.FINISHED:
@@ -242,13 +246,15 @@ class _Diff:
                 f"line {new.number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
             )
         elif is_new:
-            self.said.append(f"line {line.number}: it is {_named(job)} already")
-        heard = before.attributes if before is not None else {**line.attributes, "cancel": None}
-        self._attributes(line, job, heard)
+            self.said.append(f"line {line.number}: already {_named(job)}")
+        applied = before.attributes if before is not None else {**line.attributes, "cancel": None}
+        self._attributes(line, job, applied)
 
     def _attributes(self, line: Line, job: JobFact | None, old: Mapping[str, Any]) -> None:
-        """Changed attributes speak one by one, to a waiting job, and to a finished one for when it is queued
-        again (`hold` and `cancel`, which are about waiting, do not); one with an open attempt hears `cancel`.
+        """Applies changed attributes one by one.
+
+        They apply to a waiting job, and to a finished one for its next run (except `hold` and `cancel`, which
+        concern waiting jobs). A job with an open attempt takes only `cancel`.
         """
         new = line.attributes
         if job is None or old == new:
@@ -266,10 +272,10 @@ class _Diff:
         changed = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
         self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
         if changed and job.state is JobState.FINISHED:
-            said = ", ".join(written(name, value) for name, _, value in changed)
+            changes = ", ".join(written(name, value) for name, _, value in changed)
             self.said.append(
-                f"line {line.number}: {said} for job {job.job_id}, which is finished; `retry {job.job_id}`"
-                " runs it again with that"
+                f"line {line.number}: {changes} for job {job.job_id}, which is finished; `retry {job.job_id}`"
+                " runs it with this change"
             )
 
 

@@ -1,8 +1,8 @@
-"""When a save counts: which lines of the file as it stands are believed now, and which wait until when.
+"""Debounces changes of a jobs file: decides which of its lines count now, and which wait until when.
 
-Editors and programs write files in pieces, so what is added is believed soon and what is missing late. The
-reasons for the times are in docs/design.md, Jobs file. All it goes by is the last reading, the lines now, and
-since when they stand so.
+Editors and programs write files in pieces, so additions count early and removals late. The reasons for the
+delays are in docs/design.md, Jobs file. The decision depends only on the last reading, the current lines, and
+how long the file has been unchanged.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from gpu_scheduler.core.reading import Accepted
 from gpu_scheduler.core.states import ACTIVE, WAITING
 
 #: Seconds for which the file must have been present and unchanged before …
-CHANGED_S = 2.0  # … a new or changed line counts that is not at the end,
+CHANGED_S = 2.0  # … a new or changed line counts, unless it was appended,
 LAST_LINE_S = 5.0  # … a last line without a line ending counts,
-FEWER_S = 10.0  # … fewer lines, or another order, count.
-#: Seconds after which a file that a process has open for writing is looked at again.
+FEWER_S = 10.0  # … removed or reordered lines count.
+#: Seconds after which a file that a process has open for writing is read again.
 WRITER_S = 1.0
 
 
 @dataclass(frozen=True)
 class Content:
-    """The lines of the file as it stands, comments and blank lines apart, and the monotonic time since when
-    it is present and unchanged. written: a process has it open for writing. appended: the lines are new, and
-    stand behind all lines of the last reading, which are as they were and are not listed here."""
+    """The current lines of the file, without comments and blank lines.
+
+    since: the monotonic time since which the file has been present and unchanged; written: a process has it
+    open for writing; appended: the lines are new and follow all lines of the last reading, which are
+    unchanged and not listed.
+    """
 
     lines: tuple[Line, ...]
     since: float
@@ -41,10 +44,13 @@ class Content:
 
 @dataclass(frozen=True)
 class Decision:
-    """accepted: the lines that count now, None = nothing changes. waits: the jobs that must not be started
-    because their line is not there, or is there with attributes that do not count yet. next_look: when
-    something may count without another change of the file (monotonic seconds), None = never. whole: no line
-    of the last reading is missing."""
+    """The result of `decide`.
+
+    accepted: the lines that count now, None if nothing changes; waits: the jobs that must not start because
+    their line is missing or has attributes that do not count yet; next_look: the monotonic time, in seconds,
+    at which something may count without another change of the file, None for never; whole: no line of the
+    last reading is missing.
+    """
 
     accepted: Accepted | None
     waits: Mapping[int, LineWait]
@@ -53,10 +59,10 @@ class Decision:
 
 
 def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
-    """Decides which lines count now. jobs: how the jobs of the previous reading stand.
+    """Decides which lines count now. jobs: the jobs of the previous reading.
 
-    A line that became malformed stays in the reading, with its job, until it is mended; every other line that
-    is missing counts as removed in its time.
+    A line that became malformed stays in the reading, with its job, until it is fixed; every other missing
+    line counts as removed once its delay is over.
     """
     if content.appended:
         return _appended(content, now)
@@ -78,7 +84,7 @@ def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now
         last_due = _sooner(last_due, now + WRITER_S if removed_at is None else removed_at)
     else:
         accepted = _as_it_stands(previous, counted, pairs, malformed)
-        removed = []  # what `reading` says of them takes their place
+        removed = []  # from here on, `reading` reports them
     waits = _waits(previous, counted, removed, removed_at, malformed, jobs)
     if due is not None and now < due:
         waits = {**_unheard(previous, accepted, jobs, due), **waits}
@@ -87,14 +93,14 @@ def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now
 
 
 def _appended(content: Content, now: float) -> Decision:
-    """The same for lines that were appended: they count at once, but for an unfinished last one."""
+    """Decides for appended lines: they count at once, except an unfinished last one."""
     lines, due = _without_unfinished((), content.lines, content, now)
     accepted = Accepted(lines, (None,) * len(lines), appended=True) if lines else None
     return Decision(accepted, {}, due, True)
 
 
 def _without_grown(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """The lines, with one malformed that grew after it was read and holds a second line's beginning."""
+    """Returns the lines, marking as malformed one that grew after it was read and contains a second line."""
     known = {line.raw.rstrip("\r\n") for line in previous if line.problem == grown.REASON}
     open_line = next((line for line in previous if not line.ends and not line.malformed), None)
     if open_line is not None and any(line.key == open_line.key for line in lines):
@@ -116,7 +122,7 @@ def _without_grown(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ..
 def _without_unfinished(
     previous: Reading, lines: tuple[Line, ...], content: Content, now: float
 ) -> tuple[tuple[Line, ...], float | None]:
-    """The lines, less a last one without a line ending that is new and too young; and when it is due."""
+    """Returns the lines without a new last one that has no line ending yet, and when that one is due."""
     if not lines or lines[-1].ends:
         return lines, None
     last = lines[-1].key
@@ -152,7 +158,7 @@ def _settled(line: Line, fresh: bool) -> Line:
 def _as_it_stands(
     previous: Reading, counted: Sequence[Line], pairs: Pairs, malformed: Mapping[int, int]
 ) -> Accepted:
-    """The lines as they stand, before each that became malformed the line that it was."""
+    """Returns the lines as in the file; each line that became malformed follows its last good version."""
     lines: list[Line] = []
     olds: list[int | None] = []
     for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
@@ -167,9 +173,11 @@ def _as_it_stands(
 def _merged(
     previous: Reading, counted: Sequence[Line], pairs: Pairs, malformed: Mapping[int, int]
 ) -> Accepted:
-    """The lines of the last reading in their order, as they are written now or, where they are gone, as they
-    were; behind each the malformed line that it became; every new line behind the one that it follows in the
-    file."""
+    """Merges the lines of the last reading, in their order, with the current ones.
+
+    Each old line is taken as it is written now or, if it is missing, as it was. It is followed by the
+    malformed line that it became, and by the new lines that follow it in the file.
+    """
     written: dict[int, Line] = {}
     behind: dict[int, list[Line]] = {}
     at = -1
@@ -199,8 +207,11 @@ def _waits(
     malformed: Mapping[int, int],
     jobs: Mapping[int, JobFact],
 ) -> dict[int, LineWait]:
-    """The jobs of the removed lines that wait; and those of the lines that became malformed, whatever their
-    state: a retry may queue them before the line is mended. Without CSV jobs that have an equal line."""
+    """Returns the waits for missing or malformed lines, except those of CSV jobs with another equal line.
+
+    A missing line affects waiting jobs only. A malformed one affects jobs in every state, because a retry may
+    queue them before the line is fixed.
+    """
     lost = {old: LineWait("gone", due=removed_at) for old in removed}
     lost |= {old: LineWait("malformed", counted[i].number) for i, old in malformed.items()}
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
@@ -217,8 +228,10 @@ def _waits(
 def _unheard(
     previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact], due: float
 ) -> dict[int, LineWait]:
-    """The jobs without an open attempt whose lines have other attributes now; also finished ones, which a
-    `retry` may reach before those count."""
+    """Returns the waits of jobs without an open attempt whose line has changed attributes.
+
+    Finished jobs are included: a `retry` may queue them before the change counts.
+    """
     waits: dict[int, LineWait] = {}
     for line, old in zip(accepted.lines, accepted.pairs, strict=True):
         if old is not None and not line.same_as(previous[old]):
@@ -229,7 +242,7 @@ def _unheard(
 
 
 def _changes(previous: Reading, accepted: Accepted) -> bool:
-    """Whether the reading would be another one, if only by the number or the line ending of a line."""
+    """Returns whether the reading would change, if only in the number or the line ending of a line."""
     return len(previous) != len(accepted.lines) or any(
         old != i or not line.is_written_as(previous[i])
         for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))

@@ -1,4 +1,4 @@
-"""The names that people see outside: of a job's Screen session and of its log."""
+"""Defines the names of a job's Screen session and log file."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-#: Longer names end in sockets that Screen cannot bind, without a word.
+#: Screen silently fails to bind the sockets of longer names.
 LONGEST = 40
 
 
 def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
-    """`gpujob_<gpu_ids>_<mode>_<job_id>`, of letters, digits and `_ - , .`, at most 40 characters.
+    """Returns `gpujob_<gpu_ids>_<mode>_<job_id>`: letters, digits and `_ - , .`, at most 40 characters.
 
-    The mode is cut to fit, never the ids. Where so many GPUs leave no room for it, the GPUs are written as
-    ranges ("0-7"), then as the first one and their number ("0.x16").
+    The mode is truncated to fit, the ids never. If many GPUs leave no room for it, they are written as ranges
+    ("0-7"), then as the first one and their number ("0.x16").
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
     room = LONGEST - len(f"gpujob___{job_id}")
@@ -34,5 +34,5 @@ def _ranges(gpus: Sequence[int]) -> str:
 
 
 def log_name(job_id: int, when: datetime) -> str:
-    """`job_<job_id>_<timestamp>.log`, with microseconds."""
+    """Returns `job_<job_id>_<timestamp>.log`, with microseconds."""
     return f"job_{job_id}_{when:%Y%m%d_%H%M%S_%f}.log"

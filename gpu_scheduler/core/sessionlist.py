@@ -1,4 +1,4 @@
-"""What `screen -ls` prints. It is a list to look at: it misses new sessions and shows dead ones."""
+"""Parses the output of `screen -ls`, for display only: it misses new sessions and shows dead ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 
 @dataclass(frozen=True)
 class SessionList:
-    """folder: of the sockets, None where it was not named; attached: `pid.name` -> whether somebody looks.
+    """The live sessions of a listing, without those that Screen itself considers dead.
 
-    Sessions that Screen itself holds for dead are not among them.
+    folder: that of the sockets, None if not named; attached: `pid.name` -> whether a terminal is attached.
     """
 
     folder: str | None = None
@@ -22,7 +22,7 @@ class SessionList:
 
 
 def parse(text: str) -> SessionList:
-    """The sessions in the output of `screen -ls`."""
+    """Parses the output of `screen -ls`."""
     folder = _FOLDER.search(text.strip())
     states = {found["name"]: found["state"].lower() for found in _SESSION.finditer(text)}
     return SessionList(

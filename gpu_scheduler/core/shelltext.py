@@ -1,5 +1,8 @@
-"""What can be told of a shell command without a shell: whether it would detach itself or go on in the next
-line, whether `bash -n` should be asked, and whether it chooses its GPUs itself."""
+"""Inspects a shell command without running a shell.
+
+Detects commands that detach themselves, continue in the next line, need a check by `bash -n`, or choose their
+GPUs themselves.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ BUILTINS = (
 )  # fmt: skip
 #: Text in which bash cannot find a syntax error: plain words and simple quotes.
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
-#: What bash may take for the subscript of an array, which goes on until its `]`, over words and lines.
+#: Text that bash may parse as an array subscript, which extends to its `]`, across words and lines.
 SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 
 
 def refuse_unfinished(text: str) -> None:
-    """Raise ValueError for a command that ends in an unquoted `&` or a backslash."""
+    """Raises ValueError for a command that ends in an unquoted `&` or a backslash."""
     if text.endswith("\\") and _odd_backslashes(text):
-        raise ValueError("it ends in a backslash: a command does not go on in the next line")
+        raise ValueError("it ends in a backslash: a command cannot continue on the next line")
     if re.search(r"(?<!&)&$", text) and quotes_closed(text) and not _odd_backslashes(text[:-1]):
         raise ValueError(
-            "it ends in `&`: the job would complete at once and be ended; leave out the `&`, the scheduler"
-            " runs every line in the background"
+            "it ends in `&`: the job would complete at once and its processes be ended; remove the `&`, the"
+            " scheduler runs every line in the background"
         )
 
 
@@ -44,17 +47,17 @@ def _odd_backslashes(text: str) -> bool:
 
 
 def needs_bash(text: str) -> bool:
-    """Whether the command has shell syntax, so that `bash -n` can refuse it."""
+    """Returns whether the command contains shell syntax that `bash -n` could reject."""
     if not _PLAIN.fullmatch(text) or SUBSCRIPT.search(text):
         return True
     return re.split(r"[ \t]", text, maxsplit=1)[0] in RESERVED
 
 
 def cuda_note(text: str) -> str | None:
-    """What to tell about a command that sets CUDA_VISIBLE_DEVICES itself; None if it does not."""
+    """Returns the warning for a command that sets CUDA_VISIBLE_DEVICES itself, None if it does not."""
     if not _SETS_CUDA.search(text):
         return None
     return (
-        "sets CUDA_VISIBLE_DEVICES itself, so that it uses other GPUs than it is given; leave that out and"
-        " write the GPUs it may use in front, as in [allowed=0]"
+        "sets CUDA_VISIBLE_DEVICES itself and so ignores the GPUs allocated to it; remove that and write the"
+        " GPUs it may use in front, as in [allowed=0]"
     )

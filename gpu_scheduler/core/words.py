@@ -1,10 +1,10 @@
-"""Quotes, words and comments of one line of text. Nothing is expanded and nothing joins two lines."""
+"""Parses quotes, words and comments of one line of text. Expands nothing and never joins two lines."""
 
 from __future__ import annotations
 
 import re
 
-#: What separates words and fields. Other white space of Unicode is text, so that it shows up as an error.
+#: Separates words and fields. Other Unicode white space is text, so that it shows up as an error.
 BLANK = " \t"
 
 _PLAIN = re.compile(r"[^'\"\\]*")
@@ -17,9 +17,9 @@ _IN_DOUBLE = re.compile(r'\\(["\\])')
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words of a text by POSIX quoting (as Python's `shlex.split` reads it), without any expansion.
+    """Splits a text into words by POSIX quoting, as Python's `shlex.split` does, without any expansion.
 
-    Raises ValueError naming the column (from 1) of a quote that is not closed, or of a last backslash.
+    Raises ValueError that names the column (from 1) of an unclosed quote, or reports a final backslash.
     """
     if _PLAIN.fullmatch(text):
         return tuple(text.split(" ")) if _single_spaced(text) else _plain_words(text)
@@ -30,7 +30,7 @@ def split_words(text: str) -> tuple[str, ...]:
         piece = _PIECE.match(text, at)
         if piece is None:
             if text[at] == "\\":
-                raise ValueError("a backslash ends the text with nothing behind it")
+                raise ValueError("the text ends in a backslash")
             raise ValueError(f"the quote {text[at]} at column {at + 1} is not closed")
         at = piece.end()
         if piece.lastgroup == "blank":
@@ -61,9 +61,9 @@ _SHELL_PIECE = re.compile(
 
 
 def comment_at(text: str) -> int | None:
-    """Where the comment begins: a `#` that begins the text or follows a blank outside quotes; None = none.
+    """Returns the index of the comment: a `#` at the start or after a blank, outside quotes; None if absent.
 
-    A quote that is never closed protects what follows it.
+    An unclosed quote protects everything after it.
     """
     if "#" not in text:
         return None
@@ -76,7 +76,7 @@ def comment_at(text: str) -> int | None:
 
 
 def unquoted(text: str) -> str | None:
-    """A shell text with `_` for everything that is quoted; None where a quote is not closed."""
+    """Returns a shell text with `_` in place of every quoted part, None if a quote is not closed."""
     pieces = []
     for piece in _SHELL_PIECE.finditer(text):
         if piece.lastgroup == "open":
@@ -86,5 +86,5 @@ def unquoted(text: str) -> str | None:
 
 
 def quotes_closed(text: str) -> bool:
-    """Whether every quote of a shell text is closed, as far as can be told without a shell."""
+    """Returns whether every quote of a shell text is closed, as far as can be known without a shell."""
     return unquoted(text) is not None

@@ -1,1 +1,1 @@
-"""The one door into the record: every way in inserts jobs and wishes here, and changes nothing else."""
+"""Feeds the store: every source of jobs and requests inserts them here, and changes nothing else."""

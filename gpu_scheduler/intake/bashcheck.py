@@ -1,5 +1,7 @@
-"""The question to `bash -n`: does bash refuse this command? Nothing is run. Many commands are asked about at
-once, because a process for each of 20,000 lines would take a minute."""
+"""Checks the syntax of commands with `bash -n`, which runs nothing.
+
+Many commands are checked at once, because one process for each of 20,000 lines would take a minute.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,30 @@ from gpu_scheduler.core.shelltext import SUBSCRIPT
 from gpu_scheduler.core.words import unquoted
 from gpu_scheduler.shortages import reraise
 
-#: Seconds for one question. A shell that does not answer has refused nothing.
+#: Timeout of one check, in seconds. A shell that does not answer has refused nothing.
 _PATIENCE_S = 20.0
-#: Exit codes of a bash that has read what it was given.
+#: Exit codes of a bash that has read its input.
 _ANSWERS = (0, 1, 2)
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
-#: After so many refusals the rest are not asked about one by one, but taken to be refused.
+#: After so many refusals, the remaining suspects are not checked one by one but treated as refused.
 _MOST = 200
 _WHERE = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why bash refuses a command. unfinished: more lines could complete it (a quote that is open does not
-    count: a quote never joins two lines)."""
+    """The reason why bash refuses a command. unfinished: more lines could complete it; an open quote does not
+    count, because a quote never joins two lines."""
 
     reason: str
     unfinished: bool
 
 
-_NOT_ASKED = Refusal(f"it was not checked: {_MOST} other commands of the file are refused; mend those", False)
+_NOT_ASKED = Refusal(f"not checked: bash refuses {_MOST} other commands of the file; fix those first", False)
 
 
 def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
-    """The commands that bash refuses. Empty where there is no bash to ask. Raises OSError for a shortage."""
+    """Returns the commands that bash refuses, none if there is no bash. Raises OSError for a shortage."""
     found: dict[str, Refusal] = {}
     waiting: list[list[str]] = []
     together: list[str] = []
@@ -67,18 +69,21 @@ _VARIABLE = re.compile(r"\$\{[^{}`()]*\}")
 _BRACKET = re.compile(
     r"(?<![^\s;&|(){}`])(?:if|fi|for|while|until|select|done|case|esac|\{|\}|\[\[|\]\])(?![^\s;&|()`])|[()`{}]"
 )
-#: A test whose end comes where an operand should: `bash -n` is silent, and silent about what follows, too.
+#: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
 _UNMET = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
 _CLOSING = {")": "(", "}": "{", "]]": "[[", "fi": "if", "esac": "case"}
 
 
 def _stands_alone(command: str) -> bool:
-    """Whether the command can be asked about together with others: nothing that it leaves open, or closes too
-    often, could be made up for by another one. May say no to a command that is whole."""
+    """Returns whether the command can be checked together with others.
+
+    That is so if no other command could close what it leaves open, or open what it closes too often. May
+    return False for a complete command.
+    """
     bare = unquoted(command)
     if bare is None or "<<" in bare or _UNMET.search(bare) or SUBSCRIPT.search(bare):
         return False
-    # Inside double quotes a substitution may open what only the other quote closes.
+    # Inside double quotes, a substitution may open something that only the other quote closes.
     if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _even(command):
         return False
     open_ones: list[str] = []
@@ -100,7 +105,7 @@ def _stands_alone(command: str) -> bool:
 
 
 def _even(command: str) -> bool:
-    """Whether what can stand inside double quotes is balanced by number."""
+    """Returns whether brackets, backquotes and double quotes are balanced by number."""
     count = command.count
     return (
         count("(") == count(")") and count("{") == count("}") and count("`") % 2 == 0 and count('"') % 2 == 0
@@ -108,12 +113,12 @@ def _even(command: str) -> bool:
 
 
 def completes(text: str) -> bool:
-    """Whether lines joined by line breaks are whole commands. Raises OSError for a shortage."""
+    """Returns whether lines joined by line breaks are complete commands. Raises OSError for a shortage."""
     return _complaint(text + "\n") == ""
 
 
 def _complaint(script: str) -> str:
-    """What bash says against a script; "" = nothing."""
+    """Returns the errors that bash reports for a script, "" if none. Raises OSError for a shortage."""
     try:
         asked = subprocess.run(
             ["bash", "--norc", "--noprofile", "-n"],
@@ -129,7 +134,7 @@ def _complaint(script: str) -> str:
             reraise(error)
         return ""
     if asked.returncode not in _ANSWERS:
-        # It could not be loaded, or was killed, for want of memory or open files.
+        # It could not be loaded, or was killed, because memory or open files ran out.
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "bash")
     return asked.stderr.decode("utf-8", "replace").strip() or ("refused" if asked.returncode else "")
 

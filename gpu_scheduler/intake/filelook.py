@@ -1,6 +1,6 @@
-"""A look at the jobs file on the disk: its text, or why there is none; and whether somebody is writing it.
+"""Reads the jobs file from disk, and detects whether another process is writing it.
 
-It reads bytes and knows nothing of what a line means. An unchanged file costs one stat.
+Reads bytes only and does not interpret lines. An unchanged file costs one stat.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gpu_scheduler import safefile
 from gpu_scheduler.safefile import FileProblem, Kind
 from gpu_scheduler.shortages import reraise
 
-#: A larger file is no jobs file; nor is one of more lines, each of which takes about 2 KiB of memory.
+#: Limits of a jobs file in bytes and lines; each line takes about 2 KiB of memory.
 LARGEST = 64 * 1024 * 1024
 MOST_LINES = 250_000
-#: Nanoseconds within which a file may change again without a change of its times (their resolution).
+#: Nanoseconds within which a file may change again without a change of its timestamps (their resolution).
 _RACY_NS = 2_000_000_000
 
 _Signature = tuple[int, int, int, int, int]
@@ -29,8 +29,11 @@ _Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class FileLook:
-    """A look at a file. content: if it is present; problem: why it cannot be read, without path; remedy: what
-    to do about that, where it is the same for every file."""
+    """The state of a file when it was read.
+
+    content: set if it is present; problem: why it cannot be read, without the path; remedy: set if it is the
+    same for every file.
+    """
 
     state: Literal["present", "missing", "unreadable"]
     content: bytes = b""
@@ -39,12 +42,12 @@ class FileLook:
 
     @property
     def lines(self) -> tuple[bytes, ...]:
-        """The lines with their line endings."""
+        """The lines of the file, with their line endings."""
         return tuple(io.BytesIO(self.content))
 
 
 class JobsFile:
-    """One path, looked at again and again. trust: whoever owns the file or may write it."""
+    """A file that is read repeatedly. trust: accept the file whoever owns it or may write it."""
 
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
@@ -53,9 +56,9 @@ class JobsFile:
         self._look = FileLook("missing", problem="there is no such file")
 
     def look(self) -> FileLook:
-        """The file as it stands. The very same value as the last time means that it has not changed.
+        """Reads the file; returns the same object as the last time if it has not changed.
 
-        Raises OSError for a shortage, which says nothing of the file.
+        Raises OSError for a shortage, which says nothing about the file.
         """
         try:
             status = os.stat(self.path)
@@ -88,7 +91,7 @@ class JobsFile:
 
 
 def look_at_input(fd: int) -> FileLook:
-    """The standard input, of whatever kind, read to its end in the place of a jobs file."""
+    """Reads the standard input, of any kind, to its end in place of a jobs file."""
     try:
         found = safefile.read_descriptor(fd, LARGEST)
     except OSError as error:
@@ -100,7 +103,7 @@ def look_at_input(fd: int) -> FileLook:
 
 
 def _not_a_text(content: bytes) -> str | None:
-    """Why this can be no jobs file, as a predicate; None: it can, and every line stands alone."""
+    """Returns why this cannot be a jobs file, as a predicate; None if it can."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is text in UTF-16; save it as UTF-8"
     if b"\0" in content:
@@ -114,17 +117,19 @@ def _signature(status: os.stat_result) -> _Signature:
 
 
 def being_written(path: Path) -> bool:
-    """Whether some process has the file open for writing: a read lease, taken and given back at once, is
-    refused then. False where leases are not to be had (another owner's file, a network file system). Raises
-    OSError for a shortage."""
+    """Returns whether a process has the file open for writing.
+
+    The kernel then refuses a read lease, which is otherwise taken and returned at once. False where leases
+    are unavailable (a file of another owner, a network file system). Raises OSError for a shortage.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         reraise(error)
         return False
     try:
-        # A process that opens the file in this moment breaks the lease with a signal: one that is ignored by
-        # default, where SIGIO would end us.
+        # A process that opens the file at this moment breaks the lease with a signal. SIGURG is ignored by
+        # default, whereas SIGIO would kill this process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)

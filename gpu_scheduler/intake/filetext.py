@@ -1,5 +1,8 @@
-"""The text of a jobs file into lines. Only what has changed is parsed: what stands unchanged at the beginning
-and at the end of the text keeps the lines that it had, so that a long file costs what is done to it."""
+"""Parses the text of a jobs file into lines, incrementally.
+
+Only changes are parsed: unchanged text at the beginning and at the end keeps its lines, so the cost depends
+on the size of the change, not on the length of the file.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from gpu_scheduler.intake import bashcheck
 from gpu_scheduler.intake.multiline import FARTHEST, with_completions
 
 _UTF8 = "text in UTF-8; save the file as UTF-8"
-#: Mistakes, and answers of bash, that are remembered.
+#: Maximum number of cached mistakes, and of cached results of bash.
 _MOST = 10_000
 
 
 @dataclass(frozen=True)
 class FileText:
-    """A text and what it says. count: its lines, blank ones and comments too; lines: those that are jobs or
-    mistakes; mistakes: the malformed of them."""
+    """A parsed text. count: the number of its lines, including blank ones and comments; lines: those that are
+    jobs or mistakes; mistakes: the malformed ones among them."""
 
     content: bytes = b""
     count: int = 0
@@ -33,7 +36,7 @@ class FileText:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no line that is appended can be a part of one that is there, or change what one means."""
+        """Whether no appended line can be part of an existing one or change its meaning."""
         if not self.content.endswith(b"\n"):
             return not self.content
         if not self.mistakes:
@@ -44,17 +47,20 @@ class FileText:
 
 
 class TextParser:
-    """Parses the texts of one jobs file. cwd: the working folder of its lines; home: what `~/` stands for;
-    known_gpus: the indices there are, None = any."""
+    """Parses the successive texts of one jobs file.
+
+    cwd: the working folder of its lines; home: the expansion of `~/`; known_gpus: the existing GPU indices,
+    None accepts any.
+    """
 
     def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
         self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
-        #: What a raw line is by itself, of those that ended up as mistakes: bash is asked about them once.
+        #: The result for a raw line on its own, for lines that ended up as mistakes: bash checks them once.
         self._wrong: dict[bytes, LineResult] = {}
         self._completes: dict[str, bool] = {}
 
     def parse(self, content: bytes, before: FileText, previous: Reading) -> FileText:
-        """The text as it is now. before: as it was; previous: the last reading."""
+        """Parses a new version of the text. before: the version before; previous: the last reading."""
         head, tail = _unchanged(before.content, content)
         raws = list(io.BytesIO(content[head : len(content) - tail]))
         first, behind = _count(content[:head]), _count(content[len(content) - tail :])
@@ -82,9 +88,10 @@ class TextParser:
     def append(
         self, content: bytes, before: FileText, previous: Reading, most: int | None
     ) -> tuple[FileText, tuple[Line, ...]]:
-        """The text that `content` continues, and about `most` lines more (None: all); and their lines.
+        """Parses about `most` lines (None: all) that `content` adds to `before`.
 
-        before: the beginning of `content`; it is closed.
+        Returns the extended text and the lines added. before: the beginning of `content`; it has to be
+        closed.
         """
         stream = io.BytesIO(content)
         stream.seek(len(before.content))
@@ -103,7 +110,7 @@ class TextParser:
                 return text, lines
 
     def spec_of(self, line: Line) -> JobSpec:
-        """The job of a well-formed line, parsed once more where the line does not hold it."""
+        """Returns the job of a well-formed line, parsing the line again if it does not keep its job."""
         if line.spec is not None:
             return line.spec
         for known in (self._known_gpus, None):
@@ -113,7 +120,7 @@ class TextParser:
         raise AssertionError(f"no job: {line}")
 
     def _read(self, raws: Sequence[bytes]) -> list[LineResult]:
-        """What each line is by itself; bash is asked about all of them at once."""
+        """Parses each line on its own; bash checks all of them at once."""
         found: dict[bytes, LineResult] = {}
         asking: dict[bytes, str] = {}
         for raw in raws:
@@ -143,8 +150,10 @@ class TextParser:
     def _in_context(
         self, raws: Sequence[bytes], before: int, alone: Sequence[LineResult | Line], previous: Reading
     ) -> Sequence[LineResult | Line]:
-        """What the lines behind the first `before` ones are together, from what each is by itself (a Line:
-        what it was, and it was no mistake)."""
+        """Corrects the results of lines parsed on their own by their context.
+
+        before: the number of lines of the file before them. A Line among the results is an unchanged line.
+        """
         if not any(isinstance(result, Malformed) for result in alone):
             return alone
         texts = [_text(raw).rstrip("\r\n") for raw in raws]
@@ -161,13 +170,13 @@ class TextParser:
         return results
 
     def _keep_known(self, texts: Sequence[str], results: list[LineResult | Line], previous: Reading) -> None:
-        """A line that has been a job stays one when GPUs are fewer than they were; its job waits instead."""
+        """Keeps a line that has been a job valid when GPUs are removed; its job waits instead."""
         good = {line.raw.rstrip("\r\n") for line in previous if not line.malformed}
         for index, text in enumerate(texts):
             if not isinstance(results[index], Malformed) or text not in good:
                 continue
             anew = parse_line(text, self._cwd, self._home, None)
-            # What bash refuses is Parsed both times, and stays refused.
+            # A line that bash refuses is Parsed both times, and stays refused.
             now = parse_line(text, self._cwd, self._home, self._known_gpus)
             if isinstance(anew, Parsed) and isinstance(now, Malformed):
                 results[index] = anew
@@ -185,7 +194,7 @@ def _text(raw: bytes) -> str:
 
 
 def _lines(raws: Sequence[bytes], before: int, results: Sequence[LineResult | Line]) -> tuple[Line, ...]:
-    """The lines behind the first `before` ones, blank ones and comments left out."""
+    """Returns the lines that follow the first `before` ones, without blank lines and comments."""
     return tuple(
         result if isinstance(result, Line) else parsed_line(number, _text(raw), result)
         for number, (raw, result) in enumerate(zip(raws, results, strict=True), before + 1)
@@ -194,7 +203,7 @@ def _lines(raws: Sequence[bytes], before: int, results: Sequence[LineResult | Li
 
 
 def _those_known(lines: tuple[Line, ...], previous: Reading) -> tuple[Line, ...]:
-    """The lines, with those of the last reading in the places of equal ones: nothing else is kept of them."""
+    """Returns the lines, reusing equal ones of the last reading to save memory."""
     same = [
         old if line.is_written_as(old) and not line.malformed else line
         for line, old in zip(lines, previous, strict=False)
@@ -203,17 +212,17 @@ def _those_known(lines: tuple[Line, ...], previous: Reading) -> tuple[Line, ...]
 
 
 def _up_to(lines: Sequence[Line], number: int) -> int:
-    """How many of the lines are among the first `number` of the file."""
+    """Returns how many of the lines are among the first `number` lines of the file."""
     return bisect_right(lines, number, key=lambda line: line.number)
 
 
 def _count(content: bytes) -> int:
-    """The lines of a text that begins with a whole one."""
+    """Returns the number of lines of a text that begins with a complete one."""
     return content.count(b"\n") + (content != b"" and not content.endswith(b"\n"))
 
 
 def _unchanged(old: bytes, new: bytes) -> tuple[int, int]:
-    """How many bytes, in whole lines, are equal at the beginning of two texts, and behind that at the end."""
+    """Returns how many bytes, in whole lines, two texts share at their beginning, and then at their end."""
     head = new.rfind(b"\n", 0, _common(old, new, min(len(old), len(new)))) + 1
     most = min(len(old), len(new)) - head
     tail = _common_end(old, new, most)
@@ -227,7 +236,7 @@ def _begins_line(content: bytes, at: int) -> bool:
 
 
 def _common(one: bytes, other: bytes, most: int) -> int:
-    """The length of the common beginning; halving compares as fast as memory is read."""
+    """Returns the length of the common beginning, by bisection, which compares at memory speed."""
     low = 0
     while low < most:
         middle = (low + most + 1) // 2

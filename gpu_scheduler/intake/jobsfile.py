@@ -1,7 +1,7 @@
-"""The watcher's eye on one jobs file: what of it counts now, and what is wrong with it.
+"""Polls one jobs file: which of its lines count now, and which are malformed.
 
-It reads the file and never writes it. It keeps no truth that a restart would miss: the last reading is given
-to it, and all that it remembers is since when the file stands as it does, and what it said then.
+Reads the file and never writes it. Holds no state that a restart would lose: the caller supplies the last
+reading, and the reader remembers only the content of the file and since when it has been unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpu_scheduler.intake.filetext import FileText, TextParser
 
 @dataclass(frozen=True)
 class MalformedLine:
-    """A line that is no job, to be reported until it is mended."""
+    """A malformed line, which is reported until it is fixed."""
 
     path: str
     number: int
@@ -32,7 +32,7 @@ class MalformedLine:
     accepted: str
 
     def told(self, forms: bool) -> str:
-        """The words for it. forms: with what would be accepted."""
+        """Returns the message for the line. forms: include the accepted form."""
         shown = masked(self.text)
         shown = shown if len(shown) <= 120 else shown[:117] + "…"
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
@@ -45,14 +45,16 @@ class MalformedLine:
 
 @dataclass(frozen=True)
 class Poll:
-    """What one look at the file comes to.
+    """The result of one poll of the file.
 
-    accepted   the lines that count now, to be given to `reading.diff`; None = nothing changes.
-    waits      jobs that must not be started because of how their line stands in the file, and why.
-    next_look  monotonic seconds at which something may count without a further change; None = nothing waits.
-    malformed  the mistakes in the reading as it is now.
-    problem    why the file cannot be read, None = it can; `missing` tells an absent file from the rest.
-    more       further lines are there to be taken in, at once.
+    accepted   the lines that count now, for `reading.diff`; None if nothing changes.
+    waits      jobs that must not start because of the state of their line, and why.
+    next_look  monotonic time in seconds at which something may count without a further change; None if
+    nothing
+               is pending.
+    malformed  the malformed lines of the current reading.
+    problem    why the file cannot be read, None if it can; missing: the reason is that it does not exist.
+    more       further lines are ready to be read at once.
     """
 
     accepted: Accepted | None
@@ -65,9 +67,12 @@ class Poll:
 
 
 class JobsFileReader:
-    """Looks at one jobs file. cwd: the working folder of its lines; home: what `~/` stands for; known_gpus:
-    the indices there are, None = any; most: about so many appended lines count at a time, None = all; trust:
-    whoever owns the file or may write it."""
+    """Polls one jobs file.
+
+    cwd: the working folder of its lines; home: the expansion of `~/`; known_gpus: the existing GPU indices,
+    None accepts any; most: the approximate number of appended lines to read at a time, None reads all; trust:
+    accept the file whoever owns it or may write it.
+    """
 
     def __init__(
         self,
@@ -86,27 +91,27 @@ class JobsFileReader:
         self._look: FileLook | None = None
         self._since = 0.0
         self._text = FileText()
-        #: The last reading where `_text` is the same, line by line.
+        #: The last reading if it equals `_text` line by line, else None.
         self._level: Reading | None = None
 
     def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
-        """What counts now. previous: the last reading; jobs: how its jobs stand; now_s: monotonic seconds.
+        """Reads the file if it changed. previous: the last reading; jobs: its jobs; now_s: monotonic seconds.
 
-        An unchanged file costs one stat as long as the very same `previous` is given, and lines appended to a
-        long one are all that is parsed.
+        An unchanged file costs one stat as long as the same object `previous` is passed. Of a long file, only
+        appended lines are parsed. Raises OSError for a shortage.
         """
         look = self._file.look()
         if look is not self._look:
             self._look, self._since = look, now_s
         if look.state != "present":
             mistakes = self._mistakes(previous)
-            told = f"{look.problem}; {look.remedy}" if look.remedy else look.problem
-            return Poll(None, {}, None, mistakes, told, look.state == "missing")
+            problem = f"{look.problem}; {look.remedy}" if look.remedy else look.problem
+            return Poll(None, {}, None, mistakes, problem, look.state == "missing")
         if previous is not self._level:
             self._level = previous if _equal(previous, self._text.lines) else None
         if self._level is None:
             return self._compared(look.content, previous, jobs, now_s)
-        self._text = replace(self._text, lines=previous)  # with what was only needed to make jobs of them
+        self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
         if look.content == self._text.content:
             return Poll(None, {}, None, self._mistakes(self._text.mistakes))
         if self._text.is_closed and look.content.startswith(self._text.content):
@@ -114,11 +119,11 @@ class JobsFileReader:
         return self._compared(look.content, previous, jobs, now_s)
 
     def spec_of(self, line: Line) -> JobSpec:
-        """The job of a well-formed line of the last poll."""
+        """Returns the job of a well-formed line of the last poll."""
         return self._parser.spec_of(line)
 
     def _compared(self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
-        """The whole text against the last reading."""
+        """Compares the whole text with the last reading."""
         self._level = None
         if content != self._text.content:
             self._text = self._parser.parse(content, self._text, previous)
@@ -130,7 +135,7 @@ class JobsFileReader:
         return Poll(decision.accepted, decision.waits, decision.next_look, mistakes)
 
     def _appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
-        """The next lines behind those of the last reading, with which the text so far is level."""
+        """Reads the lines appended to a text that equals the last reading."""
         before = self._text
         text, lines = self._parser.append(content, before, previous, self._most)
         decision = self._decide(previous, saves.Content(lines, self._since, appended=True), {}, now_s)
@@ -138,7 +143,7 @@ class JobsFileReader:
         if len(counted) == len(lines):
             self._text = text
         elif counted:
-            # The last line has no line ending yet, and does not count.
+            # The last line has no line ending yet and does not count.
             whole = content[: content.rfind(b"\n") + 1]
             wrong = tuple(line for line in text.mistakes if line is not lines[-1])
             self._text = FileText(whole, text.count - 1, text.lines[:-1], wrong)

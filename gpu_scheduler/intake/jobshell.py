@@ -1,4 +1,4 @@
-"""The bash that runs a job's command, as far as its environment tells: its PATH and the functions in it."""
+"""Describes the bash that runs a job's command by its environment: its PATH and exported functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _FUNCTION, _END = "BASH_FUNC_", "%%"
 
 
 def job_shell(env: Mapping[str, str]) -> JobShell | None:
-    """The shell of jobs of a scheduler with this environment; None where bash reads a file of the user's
-    first (BASH_ENV), or the PATH is not known. It remembers its answers: make a new one for a later look."""
+    """Returns the shell of the jobs of a scheduler with this environment.
+
+    None if bash first sources a file of the user (BASH_ENV), or the PATH is unknown. The result caches its
+    lookups: create a new one for a later check.
+    """
     if env.get("BASH_ENV") or "PATH" not in env:
         return None
     folders = env["PATH"].split(os.pathsep)

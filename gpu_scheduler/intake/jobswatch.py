@@ -1,5 +1,8 @@
-"""The watcher of one jobs file: what a reading says becomes job rows and wishes, in one transaction with the
-reading itself, so that no crash makes it be said twice or not at all."""
+"""Watches one jobs file and turns its changes into jobs and requests.
+
+They are stored in one transaction with the reading itself, so that a crash neither loses nor repeats a
+change.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,24 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: What one save says is logged up to this many lines.
+#: Maximum number of messages logged for one change of the file.
 TOLD = 100
-#: Appended lines that become jobs at a time, between which the scheduler does what else there is to do.
+#: Number of appended lines that become jobs at a time; the scheduler does its other work in between.
 AT_A_TIME = 5_000
-#: Seconds after which lines that could not be checked are looked at again.
+#: Seconds after which lines that could not be checked are checked again.
 SHORTAGE_RETRY_S = 1.0
 
 
 class JobsWatch:
-    """Looks at the file when told to. Times: boot seconds. config: what models need now; trust: whoever owns
-    the file or may write it.
+    """Reads the file on demand. Times are boot seconds.
 
-    again_at   when to look again without an event; None = nothing waits.
-    pending    something in the file waits to count.
-    loading    the next lines are only waiting for their turn, and may say something about the order of those
-               before them: no job should be started until they are in.
-    waits      jobs that must not be started because of how their line stands in the file, and why.
+    config: returns the present needs of models; trust: accept the file whoever owns it or may write it.
+
+    again_at   when to read the file again without an event; None if nothing is pending.
+    pending    something in the file does not count yet.
+    loading    further lines are about to be read and may change the order of those before them: no job should
+               start until then.
+    waits      jobs that must not start because of the state of their line, and why.
     """
 
     def __init__(
@@ -72,10 +76,10 @@ class JobsWatch:
         self._told = 0
         self._reported: frozenset[MalformedLine] = frozenset()
         self._problem: str | None = None
-        readings.set_problem(store, self._key, None)  # that of an earlier scheduler; the next look tells
+        readings.set_problem(store, self._key, None)  # an earlier scheduler's; the next read sets it
 
     def look(self, now: float) -> None:
-        """Take in what the file says now."""
+        """Reads the file and applies its changes."""
         jobs = readings.JobFacts(self._store, self._reading)
         while True:
             try:
@@ -89,7 +93,7 @@ class JobsWatch:
                 break
             jobs = readings.JobFacts(self._store, self._reading)
         self._tell(poll)
-        # An editor may move the file away for a moment: no line is mended, or comes back, by that.
+        # An editor may move the file away for a moment: that neither fixes nor restores a line.
         self.waits = poll.waits if poll.problem is None else _kept(self.waits, now)
         dues = [wait.due for wait in self.waits.values() if wait.due is not None]
         self.again_at = poll.next_look if poll.problem is None else min(dues, default=None)
@@ -99,13 +103,13 @@ class JobsWatch:
             self._tell_rest()
 
     def _postpone(self, error: OSError, now: float) -> None:
-        """Lines cannot be checked for a shortage, which makes no line malformed: they are looked at later."""
+        """Postpones the check of lines after a shortage, which makes no line malformed."""
         number = shortage_of(error)
         if number is None:
             raise error
         problem = f"cannot be checked now: {described(number)}"
         if problem != self._problem:
-            log.warning("%s %s; its jobs go on", self.path, problem)
+            log.warning("%s %s; its jobs continue", self.path, problem)
             readings.set_problem(self._store, self._key, problem)
             self._problem = problem
         self.again_at = now + SHORTAGE_RETRY_S
@@ -139,7 +143,7 @@ class JobsWatch:
         self._log(told, warned)
 
     def _came_in(self, action: said.NewJob, job_id: int, spec: JobSpec) -> Event:
-        """How a terminal is told of a new job: by what it is called, and where it stands."""
+        """Returns the event of a new job, for the terminal: its name and its position in the file."""
         where = f"{self.path.name}, line {action.number}"
         where += f", same text as {action.same_as}" if action.same_as else ""
         state = JobState.HELD if spec.hold else JobState.QUEUED
@@ -165,7 +169,7 @@ class JobsWatch:
             spec = self._reader.spec_of(lines[action.index])
             row = self._store.job(action.job_id)
             assert row is not None
-            self._store.wish("requeue", str(action.job_id), by, reason=f"in {self.path.name} once more")
+            self._store.wish("requeue", str(action.job_id), by, reason=f"added to {self.path.name} again")
             old = JobSpec.from_json(row["spec"])
             for name in ATTRIBUTES:
                 if getattr(spec, name) != getattr(old, name):
@@ -182,7 +186,7 @@ class JobsWatch:
         self._store.wish("set", str(job_id), self._key, name=name, value=value, line=True)
 
     def _infeasible(self, new: Iterable[int]) -> list[str]:
-        """Of new jobs, those of which it is known that they can never fit."""
+        """Returns the messages about new jobs that can never fit."""
         reasons = self._store.waiting()
         never = self._store.infeasible()
         if not never:
@@ -205,7 +209,7 @@ class JobsWatch:
         self._reported = mistakes
         if poll.problem != self._problem:
             if poll.problem is None:
-                log.info("%s is read again", self.path)
+                log.info("%s can be read again", self.path)
             else:
                 self._tell_problem(poll)
             readings.set_problem(self._store, self._key, poll.problem)
@@ -213,13 +217,13 @@ class JobsWatch:
 
     def _tell_problem(self, poll: Poll) -> None:
         if poll.missing and not self._reading:
-            log.info("%s: there is no such file yet; it is waited for", self.path)
+            log.info("%s does not exist yet; waiting for it", self.path)
         else:
-            log.warning("%s: %s; its jobs go on", self.path, poll.problem)
+            log.warning("%s: %s; its jobs continue", self.path, poll.problem)
 
 
 def _kept(waits: Mapping[int, LineWait], now: float) -> dict[int, LineWait]:
-    """Those that last while the file is away: until the line is mended, or what was seen was to count."""
+    """Returns the waits that persist while the file is missing: for a malformed line, or not due yet."""
     return {
         job_id: wait
         for job_id, wait in waits.items()

@@ -1,4 +1,4 @@
-"""Pauses, from the command line and from edits of the state file: the later word wins, none is lost."""
+"""Pauses GPUs by requests and by edits of the state file. The later one wins, and none is lost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gpu_scheduler.store.home import Home
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 
-#: Seconds within which an edit on the base of the last one was made on that one, rather than beside it.
+#: Seconds within which an edit with the same base as the last one counts as based on the last one.
 SAME_EDITING_S = 5.0
 
 
 def wished_pauses(store: Store) -> dict[str, bool]:
-    """UUID -> paused, as it will be once every open wish is carried out."""
+    """Returns UUID -> paused, as it will be once every open request is carried out."""
     paused = {row["uuid"]: bool(row["paused"]) for row in store.gpus()}
     for wish in store.open_wishes():
         if wish["verb"] in ("pause", "resume") and wish["target"] in paused:
@@ -33,7 +33,7 @@ def wished_pauses(store: Store) -> dict[str, bool]:
 
 
 def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
-    """Wish these GPUs paused or resumed, after taking in what the state file says. Returns the wishes."""
+    """Requests to pause or resume these GPUs, after applying the state file. Returns the request ids."""
     with store.db.transaction():
         found = safefile.read(store.home.state_file, trust=started_with(store).trust_files)
         if isinstance(found, Content):
@@ -42,20 +42,20 @@ def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, schedule
             except ValueError:
                 pass  # a broken file changes nothing; the scheduler reports it
         elif found.kind is Kind.MISSING and not scheduler_is_up:
-            resume_all(store)  # its absence is a word too, and an earlier one
+            resume_all(store)  # the removal of the file is an edit too, and an earlier one
         return [store.wish("pause" if paused else "resume", uuid, by) for uuid in uuids]
 
 
 def pause_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
-    """Pause or resume these GPUs in the state file, where there is no record yet: the first start reads it.
+    """Pauses or resumes these GPUs in the state file if there is no store yet; the first start reads it.
 
-    An edit that is made meanwhile is kept. Raises OSError, and ValueError for a file that is none of ours.
+    A concurrent edit is kept. Raises OSError, and ValueError for a file that is not a state file.
     """
-    statefile.read(path)  # raises, also for a link of another user
+    statefile.read(path)  # raises, also for another user's link
     path = statefile.target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # of two commands one waits for the other
+        fcntl.flock(folder, fcntl.LOCK_EX)  # concurrent commands wait for each other
         there = statefile.read(path)
         content = _edited(there, gpus, paused)
         while content is not None and content != there:
@@ -76,18 +76,18 @@ def _edited(there: bytes | None, gpus: Collection[int], paused: bool) -> bytes |
 
 
 def take_in(store: Store, content: bytes) -> list[str]:
-    """Wish what an edit of the state file asks for, once per version of it.
+    """Turns an edit of the state file into requests, once for each version of the file.
 
-    Returns what was found, in words. Raises ValueError for a file that cannot be read as one of ours.
+    Returns messages about it. Raises ValueError for a file that is not a state file.
     """
     version = statefile.digest(content)
     if store.db.meta("statefile_examined") == version:
         return []
     state = statefile.parse(content)
-    said = []
+    messages = []
     older = statefile.is_older(state) and store.db.meta("statefile_written") is None
     if older:
-        said.append("a state file of the older scheduler: its pauses are taken over, its shares count anew")
+        messages.append("a state file of the older scheduler: its pauses are kept, its shares are recomputed")
     with store.db.transaction():
         by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
         wished = wished_pauses(store)
@@ -95,19 +95,19 @@ def take_in(store: Store, content: bytes) -> list[str]:
         for index, paused in statefile.edits(_on_last_edit(store, state), recorded).items():
             uuid = by_index.get(index)
             if uuid is None:
-                said.append(f"GPU {index} in paused_gpus is not managed; ignored")
+                messages.append(f"GPU {index} in paused_gpus is not managed; ignored")
             elif wished[uuid] != paused:
-                # What the older scheduler left is no edit.
+                # The file that the older scheduler left is not an edit.
                 reason = {} if older else {"reason": "by an edit of the state file"}
                 store.wish("pause" if paused else "resume", uuid, "state file", **reason)
         last = {"version": version, "state": _pauses(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
-    return said
+    return messages
 
 
 def imports_older(home: Home) -> bool:
-    """Whether a first start here takes over the state file of the older scheduler."""
+    """Returns whether a first start here would import the state file of the older scheduler."""
     try:
         state = statefile.parse(statefile.read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
@@ -117,33 +117,33 @@ def imports_older(home: Home) -> bool:
 
 
 def _on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
-    """The pauses in the file; with those of the last edit as their base, where this one was made on that.
+    """Returns the state in the file, based on the last edit if this edit was made on top of it.
 
-    An edit that follows another one before our answer to that stands in the file still carries the base of
-    both: what it takes back of the first is no difference from the base, and yet the later word.
+    An edit that follows another one before the scheduler has rewritten the file still carries the base of
+    both: undoing a part of the first edit is then no difference from the base, and yet the later decision.
     """
     last = json.loads(store.db.meta("statefile_edit") or "null")
     if last is None or "_scheduler" not in state or state["_scheduler"] != last["state"].get("_scheduler"):
         return state
     unanswered = store.db.meta("statefile_examined") == last["version"]
-    # Our answer may have come while the second one was being made.
+    # The file may have been rewritten while the second edit was being made.
     if unanswered or 0 <= time.time() - last["at"] < SAME_EDITING_S:
         return {**state, "_scheduler": {"paused_gpus": last["state"].get("paused_gpus", [])}}
     return state
 
 
 def forget_last_edit(store: Store) -> None:
-    """The last edit was not in the file when the next one was begun."""
+    """Forgets the last edit, because it was not in the file when the next one was begun."""
     store.db.set_meta("statefile_edit", "null")
 
 
 def _pauses(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file says of pauses, and nothing else."""
+    """Returns the keys of the file that concern pauses."""
     return {key: state[key] for key in ("paused_gpus", "_scheduler") if key in state}
 
 
 def resume_all(store: Store) -> None:
-    """The state file was removed while no scheduler was up: every GPU is resumed, once for each removal."""
+    """Resumes every GPU after the state file was removed while no scheduler ran, once for each removal."""
     if store.db.meta("statefile_written") != "1":
         return
     with store.db.transaction():
@@ -154,10 +154,12 @@ def resume_all(store: Store) -> None:
 
 
 def summary(store: Store, over: Collection[int] = ()) -> tuple[list[float], list[int], dict[str, object]]:
-    """Returns the state file: allocated share by index, paused GPUs, jobs by state. over: attempts
-    that have ended, which is not recorded yet; what became of their jobs is left out."""
+    """Returns the content of the state file: allocated share by index, paused GPUs, jobs by state.
+
+    over: attempts that have ended without a record of it yet; their jobs are left out of the counts.
+    """
     rows = store.gpus()
-    # Commands that only pause or show pay for none of it.
+    # Imported here so that commands that only pause or show do not pay for it.
     from gpu_scheduler.store.attempts import booked_shares
 
     shares = booked_shares(store, over)

@@ -1,4 +1,4 @@
-"""The scheduler's side of the state file: taking in edits, and keeping it up to date without losing one."""
+"""Watches the state file: applies edits, and keeps the file up to date without losing one."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which broken JSON must stay unchanged before it is set aside, and between two writings.
+#: Seconds for which invalid JSON must stay unchanged before it is set aside, and between two writes.
 BROKEN_S = 2.0
 WRITE_EVERY_S = 1.0
 
 
 class StateWatch:
-    """Examines each version of the file once; writes it when what it says changes. Times: boot seconds.
+    """Examines each version of the file once, and writes it when its content changes. Times are boot seconds.
 
-    over: attempts that have ended, where no scheduler records it; trust: whoever owns the file or may write
-    it.
+    over: attempts that have ended while no scheduler records it; trust: accept the file whoever owns it or
+    may write it.
     """
 
     def __init__(self, store: Store, over: Collection[int] = (), *, trust: bool = False) -> None:
@@ -42,11 +42,11 @@ class StateWatch:
         self._written_at = float("-inf")
         self._shown: object = None
         self._problem: str | None = None
-        self._left: dict[str, Any] = {}  # said by versions that lost their place to ours
+        self._left: dict[str, Any] = {}  # keys of edited versions that ours replaced
         self.again_at: float | None = None
 
     def begin(self, now: float) -> None:
-        """At the start: a version that was replaced but not examined, then the file, or its absence."""
+        """Examines a version that was replaced but not examined, then the file, or handles its removal."""
         try:
             self._left = {**self._kept(), **self._displaced()}
             os.stat(self._path)
@@ -59,11 +59,11 @@ class StateWatch:
         if there:
             self.look(now)
         elif self._store.db.meta("statefile_written") == "1":
-            log.info("%s is gone; it is written anew, with no GPU paused", self._path)
+            log.info("%s was removed; writing it again with no GPU paused", self._path)
             resume_all(self._store)
 
     def look(self, now: float) -> None:
-        """Examine the file if it has changed."""
+        """Examines the file if it has changed."""
         try:
             status = os.stat(self._path)
             if self._broken_since is None and self._seen is not None and is_same(status, self._seen):
@@ -77,15 +77,17 @@ class StateWatch:
         self._shown = None
         try:
             self._tell_edits(content)
-            # Not before: what could not be recorded is looked at again.
+            # Not earlier: an edit that could not be recorded is examined again.
             self._seen, self._broken_since = status, None
         except ValueError as error:
             self._seen = status
             self._broken(content, str(error), now)
 
     def write(self, now: float, *, at_once: bool = False) -> None:
-        """Bring the file up to date: when its content changes, never over an edit, and at most once a second
-        (at_once: for the last time, without waiting)."""
+        """Updates the file if its content changes, never over an edit, and at most once a second.
+
+        at_once: write without waiting; for the last write.
+        """
         self.again_at = self._broken_since[1] + BROKEN_S if self._broken_since else None
         if self._broken_since is not None:
             return
@@ -102,7 +104,7 @@ class StateWatch:
             self._left.update(self._displaced())
             there = statefile.read(self._path, trust=self._trust) or b""
             if there:
-                self._tell_edits(there)  # ours must say what it replaces
+                self._tell_edits(there)  # our version has to include the edits that it replaces
             content = self._rendered(there, self._left)
             if content != there:
                 self._exchange(content, there)
@@ -117,7 +119,7 @@ class StateWatch:
         self._written_at = now
 
     def is_as_seen(self) -> bool:
-        """Whether the file is the version that was examined or written last."""
+        """Returns whether the file is the version that was examined or written last."""
         try:
             return self._seen is not None and is_same(os.stat(self._path), self._seen)
         except OSError:
@@ -126,7 +128,7 @@ class StateWatch:
     def _tell(self, error: OSError) -> None:
         problem = error.strerror or str(error)
         if problem != self._problem:
-            log.error("%s cannot be read or written (%s); jobs go on, it is tried again", self._path, problem)
+            log.error("%s cannot be read or written (%s); jobs continue, will retry", self._path, problem)
         self._problem = problem
 
     def _rendered(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
@@ -134,8 +136,11 @@ class StateWatch:
         return statefile.render(keys, *summary(self._store, self._over))
 
     def _exchange(self, content: bytes, there: bytes = b"") -> None:
-        """Put `content` in the place of `there`. Of an edit that took that place meanwhile the pauses are
-        taken in, and its other keys come into the file by one more writing."""
+        """Replaces `there` with `content`.
+
+        If an edit replaced `there` in the meantime, its pauses are applied, and one more write adds its other
+        keys to the file.
+        """
         while content != there:
             statefile.exchange(self._path, content)
             self._seen = os.stat(self._path)
@@ -146,9 +151,9 @@ class StateWatch:
             there, content = content, self._rendered(content, edit) if edit else content
 
     def _displaced(self, known: bytes | None = None) -> dict[str, Any]:
-        """Take in a version that lost its place to one of ours; what it says, if it is not the `known` one.
+        """Applies a version that ours replaced; returns its keys unless it is the `known` version.
 
-        One that somebody is still writing is waited for a little, then left for the next time (known: None).
+        If it is still being written, waits briefly, then leaves it for the next call (known: None).
         """
         spare = statefile.displaced(self._path)
         for _ in range(20):
@@ -166,25 +171,25 @@ class StateWatch:
             return {}
         content = found.data
         if known is None:
-            forget_last_edit(self._store)  # that came later, and beside this one
+            forget_last_edit(self._store)  # it came later and was not based on this version
         edit = self._take_in(content)
         if content == known:
             statefile.forget(self._path)
             return {}
-        # Before it is gone: the writing that brings its keys back may not come, if we are killed.
+        # Before the version is deleted: we may be killed before the write that restores its keys.
         self._keep({**self._left, **edit})
         statefile.forget(self._path)
         forget_last_edit(self._store)
         return edit
 
     def _keep(self, left: Mapping[str, Any]) -> None:
-        """Remember, over a crash, what a version said that lost its place to ours; {} = it is in the file."""
+        """Stores the keys of a version that ours replaced, against a crash; {} once they are in the file."""
         text = json.dumps(left) if left else ""
         if text != (self._store.db.meta("statefile_left") or ""):
             self._store.db.set_meta("statefile_left", text)
 
     def _kept(self) -> dict[str, Any]:
-        """What was remembered; of a file that was edited since then, only what it does not say itself."""
+        """Returns the stored keys, without those that the file has itself if it was edited since then."""
         left: dict[str, Any] = json.loads(self._store.db.meta("statefile_left") or "{}")
         if not left:
             return {}
@@ -192,10 +197,10 @@ class StateWatch:
             content = statefile.read(self._path, trust=self._trust)
             if content is None or statefile.digest(content) == self._store.db.meta("statefile_examined"):
                 return left
-            said = statefile.parse(content)
+            state = statefile.parse(content)
         except (OSError, ValueError):
             return left
-        return {key: value for key, value in left.items() if key not in said}
+        return {key: value for key, value in left.items() if key not in state}
 
     def _tell_edits(self, content: bytes) -> None:
         for text in take_in(self._store, content):
@@ -210,9 +215,9 @@ class StateWatch:
             return {}
 
     def _set_aside(self, why: str) -> None:
-        """Put the replaced version where it is no longer in the way."""
+        """Moves a replaced version out of the way."""
         aside = statefile.set_aside(statefile.displaced(self._path), self._path)
-        log.warning("a version of %s lies in %s and changes nothing: %s", self._path, aside, why)
+        log.warning("a version of %s was moved to %s and ignored: %s", self._path, aside, why)
 
     def _broken(self, content: bytes, why: str, now: float) -> None:
         version = statefile.digest(content)
@@ -223,4 +228,4 @@ class StateWatch:
             return
         aside = statefile.set_aside(statefile.target(self._path), self._path)
         self._broken_since = self._seen = None
-        log.error("%s is set aside as %s and written anew from the record: %s", self._path, aside.name, why)
+        log.error("%s was set aside as %s and rewritten from the store: %s", self._path, aside.name, why)

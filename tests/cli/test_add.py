@@ -48,7 +48,7 @@ def test_a_line_that_will_disappoint_is_appended_with_a_warning(desk: Desk, scri
     code, out, err = desk.run("add", "train.py", "--args", "--device cuda:1")
     assert (code, out) == (0, f"0,{script},,--device cuda:1,\n")
     assert err == (
-        "gpu-scheduler: warning: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number; write"
+        "gpu-scheduler: warning: --device cuda:1: the job sees one GPU, always as cuda:0; write"
         " cuda:0, and [allowed=1] for GPU 1\n"
     )
     assert (desk.path / "jobs.txt").read_text() == out
@@ -317,7 +317,7 @@ def test_the_words_of_a_command_are_read_back(words: list[str]) -> None:
         (["--"], "no command stands behind `--`"),
         (["--args", "x", "--", "y"], "--args are those of a script"),
         (["--", "#x"], "'#x' runs nothing; nothing was added"),
-        (["--", "sleep 1 &"], "leave out the `&`"),
+        (["--", "sleep 1 &"], "remove the `&`"),
         (["--", "for i in 1; do"], "bash refuses it"),
         (["--", "a\nb"], "line break"),
         (["--vram", "8X", "--", "x"], "vram: memory '8X'"),
@@ -367,7 +367,7 @@ def test_a_command_that_was_completed_is_a_new_job(desk: Desk) -> None:
         job_id = desk.store.insert_job(read.spec, "cli")
         assert desk.run("add", "--", "echo")[2] == ""
         desk.record(act.Finish(job_id, Outcome.COMPLETED, ""))
-    assert "no program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
+    assert "not a program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
 
 
 def test_an_environment_that_conda_does_not_know_is_warned_of(

@@ -215,7 +215,7 @@ def test_an_edit_made_meanwhile_is_not_lost(
     monkeypatch.setattr(LlmConfigText, "replace", late)
     code, out, err = desk.run("calibrate", "--write")
     assert (code, out) == (1, "")
-    assert "was changed meanwhile; nothing was written" in err
+    assert "was changed in the meantime; nothing was written" in err
     assert config.read_text() == '{"models": {"new": 0.25}}'
     assert [path for path in desk.path.iterdir() if "llm_config" in path.name] == [config]
 

@@ -81,10 +81,10 @@ def test_lines_that_will_disappoint_have_warnings(desk: Desk) -> None:
     (desk.path / "jobs.txt").write_text("\n".join(lines) + "\n")
     code, out, err = desk.run("lint")
     assert (code, err) == (0, "")
-    assert "    warning: `pyhton` is no program on PATH: bash will say `command not found`\n" in out
+    assert "    warning: `pyhton` is not a program on PATH: bash will report `command not found`\n" in out
     assert "; write [conda=a] echo x\n" in out
     assert "torchrun starts 4 processes, and the line asks for 1 GPU; write [gpus=4]\n" in out
-    assert "warning: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number" in out
+    assert "warning: --device cuda:1: the job sees one GPU, always as cuda:0" in out
     assert out.endswith("5 jobs, 4 lines with a warning, 0 malformed\n")
 
 

@@ -1,5 +1,7 @@
-"""The environment that a job gets where the scheduler was started in an activated one: real bash, and a conda
-that follows the rules of the real one."""
+"""The environment of a job whose scheduler was started in an active one.
+
+Uses real bash, and a conda that follows the rules of the real one.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +25,34 @@ ENV = JobSpec("command", "env", "/", command="env -0")
 
 @dataclass(frozen=True)
 class Installation:
-    """A conda, and the environment of a shell in which some of its environments were activated in turn."""
+    """A conda installation, and shells in which some of its environments were activated in turn."""
 
     root: Path
 
     @property
     def plain(self) -> dict[str, str]:
-        """A shell in which nothing is active."""
+        """The variables of a shell without an active environment."""
         return {"PATH": "/usr/bin:/bin", "FAKE_CONDA_ROOT": str(self.root)}
 
     def prefix(self, name: str) -> Path:
         return self.root if name == "base" else self.root / "envs" / name
 
     def shell(self, *activated: str, **variables: str) -> dict[str, str]:
-        """Returns the variables of such a shell."""
+        """Returns the variables of a shell after these activations."""
         script = f". '{FAKE_CONDA}'\n" + "".join(f"conda activate {name}\n" for name in activated) + "env -0"
         env = {**self.plain, **variables}
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
         return variables_of(done.stdout)
 
     def job(self, spec: JobSpec, base: Mapping[str, str]) -> tuple[int, str, str, str]:
-        """Exit code, output, errors and what the launch said, of a job of a scheduler started in `base`."""
+        """Runs a job of a scheduler started in `base`; returns exit code, output, errors, launch report."""
         return run(build(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
 
     def variables(self, spec: JobSpec | str, base: Mapping[str, str]) -> dict[str, str]:
-        """The variables that a job sees, less those that the scheduler gives to every job. A name stands for
-        a command in that environment."""
+        """Returns the variables of a job, without those that the scheduler sets for every job.
+
+        A name stands for a command in that environment.
+        """
         code, out, errors, said = self.job(env_of(conda=spec) if isinstance(spec, str) else spec, base)
         assert (code, errors, said) == (0, "", ".")
         ours = ("GPU_SCHEDULER_", "CUDA_")
@@ -60,7 +64,7 @@ def env_of(**values: Any) -> JobSpec:
 
 
 def plant_venv(folder: Path, text: str = "") -> Path:
-    """Does what `activate` of a virtual environment does to the variables of a shell."""
+    """Creates an `activate` that changes variables like that of a virtual environment."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "activate").write_text(
         f"{text}export VIRTUAL_ENV='{folder}'; export PATH='{folder}/bin':$PATH"
@@ -75,7 +79,7 @@ def variables_of(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def conda(tmp_path: Path) -> Installation:
-    """Environments base, ml and other, of which base and ml set variables in every way there is."""
+    """A conda with environments base, ml and other; base and ml set variables in every possible way."""
     root = plant(tmp_path / "conda", "ml", "other")
     for name, prefix in (("base", root), ("ml", root / "envs" / "ml")):
         on = f"export HOOK_{name}=1 KEPT_{name}=$HF_HOME HF_HOME=/hub-{name}"
@@ -97,7 +101,7 @@ OUTSIDE = {"HF_HOME": "/hub", "LR": "0.1", "MINE": "x"}
     ],
     ids=str,
 )  # fmt: skip
-def test_a_job_sees_nothing_of_the_environments_that_the_scheduler_was_started_in(
+def test_a_job_inherits_nothing_of_the_active_environments_of_the_scheduler(
     conda: Installation, activated: tuple[str, ...], name: str
 ) -> None:
     clean = conda.variables(name, {**conda.plain, **OUTSIDE})
@@ -128,7 +132,7 @@ def test_a_command_without_an_environment_runs_in_that_of_the_scheduler(conda: I
     assert conda.variables(env_of(), base) == base
 
 
-def test_environments_that_are_gone_or_damaged_do_not_keep_a_job_from_its_own(conda: Installation) -> None:
+def test_missing_or_damaged_active_environments_do_not_prevent_activation(conda: Installation) -> None:
     plain = {**conda.plain, **OUTSIDE}
     clean = conda.variables("other", plain)
     assert conda.variables(str(conda.prefix("other")), conda.shell("ml", **OUTSIDE)).keys() == clean.keys()
@@ -146,7 +150,7 @@ def test_environments_that_are_gone_or_damaged_do_not_keep_a_job_from_its_own(co
         assert errors.endswith(told if damage["CONDA_SHLVL"] == "2" else "")
 
 
-def test_what_the_line_and_the_scheduler_say_counts_over_the_environment(conda: Installation) -> None:
+def test_variables_of_line_and_scheduler_override_the_environment(conda: Installation) -> None:
     plant_variables(conda.prefix("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
     spec = env_of(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
     code, out, _, said = conda.job(spec, conda.shell("ml"))
@@ -158,7 +162,7 @@ def test_what_the_line_and_the_scheduler_say_counts_over_the_environment(conda: 
     assert "/mine" in found["PATH"].split(":")
 
 
-def test_a_hook_that_ends_the_shell_is_named_with_its_environment(
+def test_a_hook_that_ends_the_shell_is_reported_with_its_environment(
     conda: Installation, tmp_path: Path
 ) -> None:
     bad = plant_hook(conda.prefix("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
@@ -211,12 +215,10 @@ def test_an_environment_without_python_fails_the_launch(
         (CSV, {}, None, "none named"),
         (replace(CSV, venv="/v"), {"VIRTUAL_ENV": "/w"}, None, "venv /v"),
         (ENV, {}, "/c.sh", "none named"),
-        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so that of the scheduler: conda ml"),
+        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so the scheduler's: conda ml"),
         (ENV, {"CONDA_DEFAULT_ENV": "ml", "VIRTUAL_ENV": "/v"}, None,
-         "none named, so that of the scheduler: venv /v"),
+         "none named, so the scheduler's: venv /v"),
     ],
 )  # fmt: skip
-def test_what_a_job_runs_in_is_told(
-    spec: JobSpec, base: dict[str, str], conda_sh: str | None, said: str
-) -> None:
+def test_environment_label(spec: JobSpec, base: dict[str, str], conda_sh: str | None, said: str) -> None:
     assert build(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").runs_in == said

@@ -1,4 +1,4 @@
-"""The attributes of memory, retries and time: what a block says, and how it is written again."""
+"""Parsing and formatting of attribute blocks: memory, retries, times, and their errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
         ("[timeout=90s]", {"timeout_s": 90.0}),
     ],
 )
-def test_what_a_block_says(block: str, values: dict[str, Any]) -> None:
+def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
     assert parse_block(f"{block} python t.py", None).values == values
 
 
@@ -60,7 +60,7 @@ def test_what_a_block_says(block: str, values: dict[str, Any]) -> None:
         ("[memory=5]", f"attribute 'memory' is not known; known: {KNOWN}"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_remedy(block: str, said: str) -> None:
+def test_errors_name_the_mistake_and_the_remedy(block: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         parse_block(f"{block} python t.py", None)
 
@@ -74,7 +74,7 @@ def test_an_error_names_the_attribute_as_it_is_written(key: str) -> None:
         parse_block(f"[{key}=] python t.py", None)
 
 
-def test_the_list_of_known_attributes_has_the_synonym_retries() -> None:
+def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
     assert {"retries", "oom-retries"} <= set(KNOWN.split())
 
 
@@ -90,12 +90,14 @@ def test_the_list_of_known_attributes_has_the_synonym_retries() -> None:
         ("[gpus=2,after=3]", "[gpus=2 after=3]"),
     ],
 )
-def test_commas_between_attributes_are_answered_with_blanks(block: str, mended: str) -> None:
+def test_commas_between_attributes_are_rejected_with_the_blank_separated_form(
+    block: str, mended: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(f"attributes are separated by blanks: {mended}")):
         parse_block(f"{block} python t.py", None)
 
 
-def test_commas_within_a_value_are_none_between_attributes() -> None:
+def test_commas_within_a_value_do_not_separate_attributes() -> None:
     values = parse_block("[allowed=0,2 env:A=1,hold cwd=/a,b] python t.py", None).values
     assert values == {"allowed": (0, 2), "env": (("A", "1,hold"),), "cwd": "/a,b"}
     with pytest.raises(ValueError, match="name 'a,b' is not"):
@@ -110,7 +112,7 @@ def test_commas_within_a_value_are_none_between_attributes() -> None:
         ({"conda": "a", "venv": "b"}, "give one"),
     ],
 )
-def test_what_contradicts_is_refused(values: dict[str, Any], said: str) -> None:
+def test_rejects_contradictory_attributes(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check_together(values)
 
@@ -124,7 +126,7 @@ def test_what_contradicts_is_refused(values: dict[str, Any], said: str) -> None:
         {"share": 1500, "gpus": None, "vram": None},
     ],
 )
-def test_what_goes_together_does(values: dict[str, Any]) -> None:
+def test_accepts_compatible_attributes(values: dict[str, Any]) -> None:
     check_together(values)
 
 
@@ -144,14 +146,14 @@ def test_what_goes_together_does(values: dict[str, Any]) -> None:
         ("allowed", (0, 1, 2, 5), "allowed=0-2,5"),
     ],
 )
-def test_an_attribute_is_written_as_a_block_has_it(name: str, value: Any, text: str) -> None:
+def test_formats_an_attribute_as_in_a_block(name: str, value: Any, text: str) -> None:
     assert written(name, value) == text
     if value not in (None, False):
         assert parse_block(f"[{text}] x", None).values == {name: value}
 
 
 @pytest.mark.parametrize("name", ["vram", "exclusive", "oom_retries", "fail_retries", "timeout_s"])
-def test_they_are_attributes_and_no_part_of_the_identity(name: str) -> None:
+def test_retries_and_limits_do_not_change_the_identity(name: str) -> None:
     assert name in ATTRIBUTES
     said = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
     plain = JobSpec("command", "x", "/", command="x")
@@ -161,7 +163,7 @@ def test_they_are_attributes_and_no_part_of_the_identity(name: str) -> None:
     assert JobSpec.from_json(more.to_json()) == more
 
 
-def test_what_is_not_carried_out_yet_is_none_of_what_is_known() -> None:
+def test_unsupported_attributes_are_not_listed_as_known() -> None:
     assert LATER == ("after", "after-any", "resume-flag", "preempt")
     assert not set(LATER) & set(KNOWN.split())
 

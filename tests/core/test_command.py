@@ -1,4 +1,4 @@
-"""command.sh and the environment of an attempt: golden texts, and what real bash makes of them."""
+"""command.sh and the environment of an attempt: golden texts, and their effect in real bash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.fakes.conda import plant, plant_hook
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
 TOKEN = "0123456789abcdef0123456789abcdef"
-#: The programs of every machine; no conda, no torchrun.
+#: A PATH without conda and torchrun.
 PROGRAMS = os.environ["PATH"]
 BASH = "/bin/bash" if os.path.exists("/bin/bash") else "/usr/bin/bash"
 CSV = JobSpec("csv", "0,t.py", "/work", script="/data/t.py", arguments=("--lr", "0.1", "--name", "it's; x"))
@@ -39,7 +39,7 @@ def built(
     gpus: tuple[int, ...] = (0, 2),
     extra: Mapping[str, str] | None = None,
 ) -> Command:
-    """The command of attempt 1 of job 7."""
+    """Builds the command of attempt 1 of job 7."""
     return build(
         spec, gpus, {"PATH": PROGRAMS} if base is None else base, TOKEN, 7, 1, conda_sh, "physical", extra
     )
@@ -48,7 +48,7 @@ def built(
 def run(
     command: Command, *, heard: bool = True, mode: tuple[str, ...] = ("-p",)
 ) -> tuple[int, str, str, str]:
-    """Exit code, output, errors and what was said on descriptor 3, from real bash."""
+    """Runs a command in real bash; returns exit code, output, errors and the report on descriptor 3."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "command.sh"
         script.write_bytes(command.command_sh.encode("utf-8", "surrogateescape"))
@@ -87,7 +87,7 @@ def test_golden(name: str, command: Command) -> None:
 
 
 @pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])
-def test_command_begins_unrecorded_whatever_options_its_activation_left(options: str) -> None:
+def test_a_command_starts_under_any_shell_options_left_by_its_activation(options: str) -> None:
     command = built(JobSpec("command", "x", "/", command="echo begun"))
     left = replace(command, command_sh=f"{options}\n{command.command_sh}")
     assert run(left) == (0, "begun\n", "", ".")
@@ -105,7 +105,7 @@ DUMP = "import json, sys; out = sys.argv.pop(1); json.dump(sys.argv[1:], open(ou
         ANYTHING | st.sampled_from(["$(touch x)", "`id`", "'", '"', "\\", "*", "~", "-n", ""]), max_size=6
     )
 )
-def test_arguments_arrive_unchanged(arguments: list[str]) -> None:
+def test_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         script, out = Path(folder) / "it's a $(script).py", Path(folder) / "out"
         script.write_text(DUMP)
@@ -119,12 +119,12 @@ def test_arguments_arrive_unchanged(arguments: list[str]) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(text=ANYTHING.filter(lambda text: "\n" not in text))
-def test_commands_arrive_unchanged(text: str) -> None:
+def test_commands_reach_bash_unchanged(text: str) -> None:
     command = f"printf '%s' {shlex.quote(text)}"
     assert run(built(JobSpec("command", "x", "/", command=command))) == (0, text, "", ".")
 
 
-def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
+def test_falls_back_to_python3(tmp_path: Path) -> None:
     for name, words in (("python3", "three"), ("python", "two")):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\necho {words} $*\n")
@@ -141,7 +141,7 @@ def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    """A shell script in `folder`, to be found on PATH."""
+    """Writes an executable shell script into `folder`."""
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
 
@@ -166,7 +166,7 @@ def test_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "arguments"), [(None, ""), ("add", " --cuda 0,2"), ("rewrite", ""), ("off", "")]
 )
-def test_torchrun_gets_cuda_only_where_it_is_asked_for(mode: CudaMode | None, arguments: str) -> None:
+def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: str) -> None:
     spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
     assert built(spec).shown == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
 
@@ -174,18 +174,18 @@ def test_torchrun_gets_cuda_only_where_it_is_asked_for(mode: CudaMode | None, ar
 # What is checked before the job's own command
 
 
-def test_missing_script() -> None:
+def test_reports_a_missing_script() -> None:
     code, out, errors, said = run(built(replace(CSV, cwd="/")))
     assert (code, out, said) == (1, "", "!script /data/t.py does not exist")
     assert errors == "script /data/t.py does not exist\n"
 
 
-def test_missing_working_folder() -> None:
+def test_reports_a_missing_working_folder() -> None:
     said = run(built(SHELL))[3]
     assert said == "!working folder /my work cannot be entered"
 
 
-def test_by_hand_without_descriptor_3() -> None:
+def test_command_sh_runs_by_hand_without_descriptor_3() -> None:
     command = built(JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :"))
     code, out, errors, _ = run(command, heard=False, mode=())
     assert (code, errors) == (0, "")
@@ -210,7 +210,7 @@ def test_venv(tmp_path: Path) -> None:
 
 @pytest.fixture
 def conda(tmp_path: Path) -> dict[str, str]:
-    """An environment in which conda.sh finds an installation with base, ml and other."""
+    """Returns an environment in which conda.sh finds an installation with base, ml and other."""
     root = plant(tmp_path / "conda", "ml", "other")
     return {"PATH": PROGRAMS, "FAKE_CONDA_ROOT": str(root), "SHELLOPTS": "errexit:nounset"}
 
@@ -249,7 +249,7 @@ def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
     assert "CONDA_PREFIX_1" not in env
 
 
-def test_unknown_conda_environment_lists_those_that_exist(conda: dict[str, str]) -> None:
+def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="nope")
     code, out, errors, said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
     assert (code, out) == (1, "")
@@ -257,14 +257,14 @@ def test_unknown_conda_environment_lists_those_that_exist(conda: dict[str, str])
     assert "EnvironmentNameNotFound" in errors
 
 
-def test_environment_that_exists_and_cannot_be_activated(conda: dict[str, str]) -> None:
+def test_reports_an_environment_that_cannot_be_activated(conda: dict[str, str]) -> None:
     plant_hook(Path(conda["FAKE_CONDA_ROOT"], "envs", "ml"), "activate", "x.sh", "unset CONDA_PREFIX")
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
-    assert said == "!conda environment ml could not be activated; its log says more"
+    assert said == "!conda environment ml could not be activated; see the log of the job"
 
 
-def test_conda_sh_that_is_gone(conda: dict[str, str]) -> None:
+def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     assert run(built(spec, conda, conda_sh="/no/conda.sh"))[3] == "!conda cannot be set up from /no/conda.sh"
 
@@ -312,7 +312,7 @@ def test_environment_golden() -> None:
     }
 
 
-def test_odd_names_of_variables_never_reach_the_shell_text() -> None:
+def test_invalid_variable_names_never_reach_the_shell_text() -> None:
     command = built(replace(SHELL, env=(("A;touch /tmp/x", "1"),)))
     assert "touch" not in command.command_sh
     assert command.env["A;touch /tmp/x"] == "1"
@@ -399,7 +399,7 @@ def test_cuda_in_commands(command: str, mode: CudaMode, expected: str | None) ->
         ANYTHING.map(shlex.quote) | st.sampled_from(["--cuda 5", "--cuda=5", "|", "&&", ";"]), max_size=8
     )
 )
-def test_rewriting_changes_only_the_option(words: list[str]) -> None:
+def test_rewriting_changes_only_the_cuda_option(words: list[str]) -> None:
     text = " ".join(words)
     expected = " ".join(
         {"--cuda 5": "--cuda 0,2", "--cuda=5": "--cuda=0,2"}.get(word, word) for word in words
@@ -407,7 +407,7 @@ def test_rewriting_changes_only_the_option(words: list[str]) -> None:
     assert cuda.in_command(text, "0,2", "rewrite") == expected
 
 
-def test_ids() -> None:
+def test_formats_physical_and_visible_ids() -> None:
     assert cuda.ids_text((3, 5), "physical") == "3,5"
     assert cuda.ids_text((3, 5), "visible") == "0,1"
     assert "--cuda 0,1" in built(replace(CSV, cuda_ids="visible")).shown

@@ -240,7 +240,7 @@ def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part: str)
         "script /a/b.py does not exist",
         "conda environment x does not exist; environments: base",
         "virtual environment /v does not exist (no bin/activate in it) (tried 5 times)",
-        "conda environment x: no conda was found; name its profile.d/conda.sh by --conda-sh",
+        "conda environment x: no conda was found; name its profile.d/conda.sh with --conda-sh",
     ],
 )
 def test_remedy_for_a_job_that_could_not_be_started(what: str) -> None:

@@ -1,4 +1,4 @@
-"""One line at a time: every bracketed example of the design, and what was met in the wild."""
+"""Parsing of single lines: every bracketed example of the design, and lines found in practice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused(text: str) -> Malformed:
     ["", "  \t", "# comment", "  # comment", "\ufeff", "\ufeff# x", "\r\n", "priority,script_path,conda_env",
      "priority", "Priority , script_path", '"priority","script_path"'],
 )  # fmt: skip
-def test_skipped(text: str) -> None:
+def test_blank_lines_comments_and_the_header_are_skipped(text: str) -> None:
     assert parse_line(text, "/w", "/home/u") is None
 
 
@@ -56,7 +56,7 @@ def test_a_full_csv_line() -> None:
     assert job.llm == "qwen2.5-7b-inst"
 
 
-def test_the_equals_form_of_llm_is_seen() -> None:
+def test_llm_is_read_in_its_equals_form() -> None:
     assert spec("0,a.py,,--llm=qwen2.5-3b-inst").llm == "qwen2.5-3b-inst"
 
 
@@ -85,7 +85,7 @@ def test_the_equals_form_of_llm_is_seen() -> None:
         ('0,/a.py,,"python"', "/a.py", None, ("python",), None),
     ],
 )  # fmt: skip
-def test_csv(
+def test_parses_csv_lines(
     text: str, script: str, conda: str | None, arguments: tuple[str, ...], allowed: tuple[int, ...] | None
 ) -> None:
     job = spec(text)
@@ -97,8 +97,8 @@ def test_csv(
     ("text", "says"),
     [
         ("high,a.py,env", "priority 'high'"),
-        ('2,3 --text ""quoted""",', "a double quote stands inside the field"),
-        ('0,a.py,e"nv,--x 1', "a double quote stands inside the field"),
+        ('2,3 --text ""quoted""",', "there is a double quote inside the field"),
+        ('0,a.py,e"nv,--x 1', "there is a double quote inside the field"),
         ("0;a.py", "priority '0;a.py'"),
         ("1.5,a.py", "priority '1.5'"),
         ("١٢,a.py", "priority '١٢'"),
@@ -156,9 +156,7 @@ def test_malformed_csv_is_never_a_command(text: str, says: str) -> None:
          ['0,a.py,e,torchrun-2gpu,"--layers 1,2,3",', '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"']),
     ],
 )  # fmt: skip
-def test_arguments_with_commas_are_told_with_the_line_that_has_quotes(
-    text: str, says: str, mended: list[str]
-) -> None:
+def test_unquoted_commas_are_rejected_with_the_quoted_line(text: str, says: str, mended: list[str]) -> None:
     result = refused(text)
     assert says in result.reason
     assert result.accepted == ", or ".join(mended)
@@ -166,7 +164,7 @@ def test_arguments_with_commas_are_told_with_the_line_that_has_quotes(
         assert isinstance(parse_line(line, "/", "/"), Parsed)
 
 
-def test_arguments_with_commas_that_no_quotes_mend_are_told_with_the_accepted_forms() -> None:
+def test_commas_that_quotes_cannot_fix_are_rejected_with_the_accepted_forms() -> None:
     for text in ("0,a.py,,--x 'a,b", "0,a.py,,x,9", "0,a.py,,--betas 0.9,0.99,9"):
         assert "priority,script_path" in refused(text).accepted
 
@@ -190,7 +188,7 @@ def test_arguments_with_commas_that_no_quotes_mend_are_told_with_the_accepted_fo
         ("0,a.py,,torchrun,python", 1, None, ("python",), None),
     ],
 )
-def test_six_columns(
+def test_parses_six_columns(
     text: str, torchrun: int | None, conda: str | None, arguments: tuple[str, ...], allowed: tuple[int, ...]
 ) -> None:
     job = spec(text)
@@ -199,19 +197,19 @@ def test_six_columns(
     assert JobSpec.from_json(job.to_json()) == job
 
 
-def test_attributes_before_six_columns() -> None:
+def test_attributes_may_precede_six_columns() -> None:
     job = spec("[name=big priority=3 env:A=1 cuda=add] ,a.py,,torchrun-2gpu,--x")
     assert (job.name, job.priority, job.env, job.cuda, job.torchrun) == ("big", 3, (("A", "1"),), "add", 2)
 
 
-def test_arguments_that_end_in_a_number_are_told_as_read() -> None:
+def test_arguments_that_end_in_a_number_give_a_note() -> None:
     assert parsed("0,a.py,,--epochs 100,0-3").notes == ("read as arguments: --epochs 100 | GPUs: 0-3",)
     assert parsed("0,a.py,,--epochs 100").notes == ()
     assert parsed('0,a.py,,"--epochs 100",0-3').notes == ()
     assert parsed("0,a.py,,torchrun,--epochs 9,0").notes == ("read as arguments: --epochs 9 | GPUs: 0",)
 
 
-def test_six_columns_without_a_gpu_list_are_told_where_the_arguments_look_like_one() -> None:
+def test_six_columns_without_a_gpu_list_give_a_note_if_the_arguments_look_like_one() -> None:
     assert parsed("0,a.py,,python,0-3").notes == ("read as python, arguments: 0-3 | GPUs: any",)
     assert parsed("0,a.py,,torchrun-2gpu,--x 1").notes == ()
 
@@ -221,13 +219,13 @@ def test_six_columns_without_a_gpu_list_are_told_where_the_arguments_look_like_o
     ["CUDA_VISIBLE_DEVICES=0,1 python t.py", "python t.py --x 1,2,3", "echo a,b,c", "./run.sh", "7z x a",
      "train.py # a, b, c", "echo 'a # b'", '"my prog" a,b,c'],
 )  # fmt: skip
-def test_commands(text: str) -> None:
+def test_parses_commands(text: str) -> None:
     job = spec(text)
     assert job.kind == "command"
     assert job.command == job.text == text.split(" # a,")[0]
 
 
-def test_a_command_that_chooses_its_gpus_is_told_the_remedy() -> None:
+def test_a_command_that_sets_cuda_visible_devices_gives_a_note_with_the_remedy() -> None:
     assert "[allowed=0]" in parsed("CUDA_VISIBLE_DEVICES=0,1 python t.py").notes[0]
     assert "[allowed=0]" in parsed("export CUDA_VISIBLE_DEVICES=1; python t.py").notes[0]
     assert parsed("python t.py $CUDA_VISIBLE_DEVICES").notes == ()
@@ -265,14 +263,14 @@ def test_a_command_that_chooses_its_gpus_is_told_the_remedy() -> None:
         ("[conda=a venv=b] x", "give one"),
         ("[cuda=yes] x", "add, rewrite, off"),
         ("[cuda-ids=x] x", "physical, visible"),
-        ("[env:1A=x] x", "no variable"),
+        ("[env:1A=x] x", "is not a variable"),
         ("[env:CUDA_VISIBLE_DEVICES=1] x", "[allowed=0]"),
         ("[priority=1] 0,a.py", "both in the attributes and in its CSV field"),
         ("[conda=a] 0,a.py,b", "both in the attributes"),
         ("[allowed=1] 0,a.py,,x,1", "both in the attributes"),
     ],
 )  # fmt: skip
-def test_malformed(text: str, says: str) -> None:
+def test_rejects_malformed_lines(text: str, says: str) -> None:
     assert says in refused(text).reason
 
 
@@ -280,11 +278,11 @@ def test_malformed(text: str, says: str) -> None:
     "item",
     ["after=12", "after-any=3", "resume-flag=--ckpt", "preempt"],
 )
-def test_attributes_of_a_later_version_are_errors(item: str) -> None:
-    assert "not carried out by this version" in refused(f"[{item}] python t.py").reason
+def test_rejects_attributes_of_a_later_version(item: str) -> None:
+    assert "not supported by this version" in refused(f"[{item}] python t.py").reason
 
 
-def test_all_attributes() -> None:
+def test_parses_all_attributes() -> None:
     job = spec(
         "[gpus=2 share=0.5 allowed=0-3 name=bert priority=-1 venv=v cwd=sub env:SEED=1 env:A='x ] y' cuda=off"
         " cuda-ids=visible hold cancel] python t.py # note"
@@ -296,12 +294,12 @@ def test_all_attributes() -> None:
     )  # fmt: skip
 
 
-def test_after_an_empty_block_the_rest_stands_as_it_is() -> None:
+def test_text_after_an_empty_block_is_taken_literally() -> None:
     assert spec("[] [ -f x ] && train.py").command == "[ -f x ] && train.py"
     assert spec("[] 0,a.py").kind == "csv"
 
 
-def test_an_empty_field_leaves_the_attribute_in_force() -> None:
+def test_an_empty_csv_field_does_not_override_the_attribute() -> None:
     job = spec("[priority=3 conda=e allowed=1] ,a.py,,x,")
     assert (job.priority, job.conda, job.allowed) == (3, "e", (1,))
 
@@ -328,7 +326,7 @@ def test_relative_paths_follow_cwd() -> None:
         ("0,a.py,e,torchrun,--x", "0,a.py,e,torchrun-2gpu,--x", False),
     ],
 )
-def test_identity(one: str, other: str, same: bool) -> None:
+def test_identity_depends_on_what_the_job_runs(one: str, other: str, same: bool) -> None:
     assert (spec(one).identity == spec(other).identity) is same
 
 
@@ -337,7 +335,7 @@ def test_identity(one: str, other: str, same: bool) -> None:
     [("python a.py --x 'a;b' \"c d\" --y=1", False), ("a && b", True), ("a > b", True), ("for x in 1", True),
      ("echo it's", True), ("done", True), ("echo $X", True)],
 )  # fmt: skip
-def test_bash_is_asked_only_about_shell_syntax(text: str, asks: bool) -> None:
+def test_only_lines_with_shell_syntax_need_a_check_by_bash(text: str, asks: bool) -> None:
     assert parsed(text).ask_bash is asks
 
 
@@ -352,7 +350,7 @@ ANY = st.text(alphabet="ab1 ,'\"\\#$;[]\t/.-=é", max_size=12)
     priority=st.none() | st.integers(-5, 999),
     allowed=st.none() | st.frozensets(st.integers(0, 7), min_size=1).map(lambda gpus: tuple(sorted(gpus))),
 )
-def test_what_add_writes_is_read_back(
+def test_formatted_csv_lines_are_read_back(
     path: str, conda: str | None, args: str, priority: int | None, allowed: tuple[int, ...] | None
 ) -> None:
     script = posixpath.normpath("/s/" + path)
@@ -369,23 +367,23 @@ def test_what_add_writes_is_read_back(
     assert (job.priority, job.allowed) == (priority, allowed)
 
 
-def test_a_name_that_no_line_can_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match="the # in its name would begin a comment there; rename it"):
+def test_rejects_a_script_name_that_no_line_can_express() -> None:
+    with pytest.raises(ValueError, match="the # in its name would begin a comment; rename it"):
         format_csv_line('/s/\\" #', priority=None)
 
 
 @pytest.mark.parametrize("word", ["python", "torchrun", "torchrun-2gpu", "Torchrun-x"])
-def test_arguments_that_look_like_an_execution_type_are_written_in_quotes(word: str) -> None:
+def test_arguments_that_look_like_an_execution_type_are_quoted(word: str) -> None:
     line = format_csv_line("/a.py", args=word, allowed=(0,))
     assert line == f'0,/a.py,,"{word}",0'
     assert (spec(line).arguments, spec(line).torchrun, spec(line).allowed) == ((word,), None, (0,))
 
 
-def test_a_blank_behind_a_last_backslash_is_an_argument() -> None:
+def test_a_blank_after_a_final_backslash_is_an_argument() -> None:
     assert spec(format_csv_line("/a.py", args="x \\ ")).arguments == ("x", " ")
 
 
-def test_add_writes_the_plain_form_where_it_can() -> None:
+def test_fields_are_quoted_only_if_necessary() -> None:
     line = format_csv_line("/path/to/script.py", "myenv", "--llm q --epochs 100", 0, (0, 1, 2, 3))
     assert line == "0,/path/to/script.py,myenv,--llm q --epochs 100,0-3"
     with pytest.raises(ValueError, match="line break"):
@@ -397,7 +395,7 @@ def test_add_writes_the_plain_form_where_it_can() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.text(max_size=40) | st.text(alphabet="01,;[]'\"\\ #.py&|abc=\t", max_size=25))
 @example("\x1f")
-def test_any_text_is_a_job_a_mistake_or_nothing(text: str) -> None:
+def test_any_text_parses_to_a_job_a_mistake_or_nothing(text: str) -> None:
     result = parse_line(text, "/w", "/home/u", EIGHT)
     if isinstance(result, Malformed):
         assert result.reason

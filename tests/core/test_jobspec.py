@@ -1,4 +1,4 @@
-"""A job as asked for: kept as JSON, told apart by what it runs."""
+"""Job specifications: JSON, identity, program and mode."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
         hold=st.booleans(),
     )
 )
-def test_a_job_reads_back_from_its_json(spec: JobSpec) -> None:
+def test_json_round_trip(spec: JobSpec) -> None:
     back = JobSpec.from_json(spec.to_json())
-    # An empty list of GPUs is what no line can say.
+    # No line can express an empty list of GPUs.
     assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
 
 
-def test_zero_is_not_nothing() -> None:
+def test_json_keeps_zero_values() -> None:
     zero = JobSpec.from_json(replace(CSV, priority=0, oom_retries=0, fail_retries=0).to_json())
     assert (zero.priority, zero.oom_retries, zero.fail_retries) == (0, 0, 0)
 
@@ -61,7 +61,7 @@ def test_zero_is_not_nothing() -> None:
         (replace(COMMAND, command="echo 'unbalanced t.py"), "t.py"),
     ],
 )
-def test_what_runs_whatever_its_arguments(spec: JobSpec, program: str) -> None:
+def test_program_ignores_arguments(spec: JobSpec, program: str) -> None:
     assert spec.program == program
 
 
@@ -78,11 +78,11 @@ def test_what_runs_whatever_its_arguments(spec: JobSpec, program: str) -> None:
         COMMAND,
     ],
 )
-def test_what_runs_tells_jobs_apart(other: JobSpec) -> None:
+def test_jobs_that_run_something_else_have_another_identity(other: JobSpec) -> None:
     assert other.identity != CSV.identity
 
 
-def test_what_is_said_about_a_job_does_not() -> None:
+def test_attributes_do_not_change_the_identity() -> None:
     said = replace(
         CSV,
         text="else",
@@ -118,5 +118,5 @@ def test_what_is_said_about_a_job_does_not() -> None:
         (replace(COMMAND, command="echo 'unbalanced"), "echo"),
     ],
 )
-def test_the_word_for_the_session(spec: JobSpec, mode: str) -> None:
+def test_mode_for_the_session_name(spec: JobSpec, mode: str) -> None:
     assert spec.mode == mode

@@ -1,4 +1,4 @@
-"""Warnings about lines that will disappoint; and none about usual lines."""
+"""Warnings about lines whose jobs will fail, and none about ordinary lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PROGRAMS = (
     " nvidia-smi"
 )
 FILES = ("train.py", "Makefile")
-FIRST = "`{}` is no program on PATH: bash will say `command not found`"
+FIRST = "`{}` is not a program on PATH: bash will report `command not found`"
 CONDA = "`conda activate` fails in a job, whose shell is not set up for it; write"
 ONE = "the line asks for 1 GPU; write"
-NUMBER = "name={0}: `cancel {0}` and the like take it for a job's number; add a letter"
-SEES = "the job sees one GPU, as cuda:0 whatever its number;"
+NUMBER = "name={0}: commands such as `cancel {0}` read it as a job id; add a letter"
+SEES = "the job sees one GPU, always as cuda:0;"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ROOT = Path(__file__).parents[2]
 
@@ -79,11 +79,11 @@ def warned(line: str, shell: JobShell | None = SHELL) -> list[str]:
         ("0,train.py,,--device=cuda:3,3", f"--device cuda:3: {SEES} write cuda:0"),
         (
             "[gpus=2] python train.py --device cuda:2 --x",
-            "--device cuda:2: the job sees 2 GPUs, as cuda:0 to cuda:1 whatever their numbers; write cuda:0",
+            "--device cuda:2: the job sees 2 GPUs, always as cuda:0 to cuda:1; write cuda:0",
         ),
     ],
 )
-def test_a_line_that_will_disappoint(line: str, warning: str) -> None:
+def test_warns_about_lines_that_will_fail(line: str, warning: str) -> None:
     assert warned(line) == [warning]
 
 
@@ -116,17 +116,17 @@ def test_a_line_that_will_disappoint(line: str, warning: str) -> None:
         "0,train.py,,--cuda 1,1", "[name=5-9-1] true", "[name=v12] true",
     ],
 )  # fmt: skip
-def test_a_usual_line_gives_none(line: str) -> None:
+def test_does_not_warn_about_ordinary_lines(line: str) -> None:
     assert warned(line) == []
 
 
-def test_a_shell_that_may_know_anything_gives_none_about_its_words() -> None:
+def test_does_not_warn_about_programs_of_an_unknown_shell() -> None:
     assert warned("pyhton train.py", None) == []
     assert warned("conda activate a && python t.py", None) == []
     assert warned("conda activate a", JobShell(finds, frozenset({"conda"}))) == []
 
 
-def test_the_lines_of_the_documents_give_none() -> None:
+def test_does_not_warn_about_the_lines_in_the_documentation() -> None:
     pages = [ROOT / "README.md", ROOT / "docs" / "jobs-file.md", ROOT / "docs" / "placement.md"]
     texts = [page.read_text() for page in pages]
     blocks = [text for page in texts for kind, text in FENCED.findall(page) if not kind]

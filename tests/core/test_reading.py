@@ -1,4 +1,4 @@
-"""What a reading says, case by case, on a jobs file held in memory."""
+"""Differences between two readings, case by case, on a jobs file held in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def world(text: str) -> World:
     return made
 
 
-def test_a_restart_says_nothing() -> None:
+def test_a_restart_without_changes_reports_nothing() -> None:
     w = world("a\n0,a.py\nbad,a.py,x\n")
     w.actions.clear()
     w.reading = tuple(w.reading)
@@ -30,10 +30,10 @@ def test_repeated_commands_are_jobs_of_their_own_and_repeated_csv_lines_are_one(
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
-    assert "line 4: the same as line 3; they are one job" in w.said
+    assert "line 4: same as line 3; both are one job" in w.said
 
 
-def test_the_same_text_again_is_a_new_job_and_says_so() -> None:
+def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
     w = world("a\n")
     w.start(1)
     w.append("a\n")
@@ -45,7 +45,7 @@ def test_the_same_text_again_is_a_new_job_and_says_so() -> None:
     ("outcome", "after"),
     [(Outcome.COMPLETED, "completed"), (Outcome.FAILED, "queued"), (Outcome.CANCELLED, "queued")],
 )
-def test_a_csv_line_added_again(outcome: Outcome, after: str) -> None:
+def test_adding_a_csv_line_again_depends_on_the_outcome_of_its_job(outcome: Outcome, after: str) -> None:
     w = world("0,a.py\n")
     w.end(1, outcome)
     w.save("", wait=11)
@@ -56,10 +56,10 @@ def test_a_csv_line_added_again(outcome: Outcome, after: str) -> None:
     if outcome is Outcome.COMPLETED:
         assert "line 1: completed as job 1; `retry 1` runs it again" in w.said
     else:
-        assert f"line 1: job 1 ({outcome}) is queued once more" in w.said
+        assert f"line 1: job 1 ({outcome}) is queued again" in w.said
 
 
-def test_an_equal_csv_line_behind_a_failed_one_queues_it_once_more() -> None:
+def test_an_equal_csv_line_after_a_failed_one_queues_its_job_again() -> None:
     w = world("0,a.py\n")
     w.end(1, Outcome.FAILED)
     w.append("0,a.py\n")
@@ -77,7 +77,7 @@ def test_a_csv_line_is_bound_to_the_open_job_of_another_front_end() -> None:
     other.save("[name=x] 3,a.py\n")
     assert other.states() == {1: "running"}
     assert other.reading[0].job_id == 1
-    assert "line 1: it is job 1 (running) already" in other.said
+    assert "line 1: already job 1 (running)" in other.said
 
 
 def test_a_failed_line_that_stays_is_left_alone() -> None:
@@ -106,15 +106,15 @@ def test_changed_text_ends_the_queued_job_and_makes_a_new_one() -> None:
     assert w.queue() == ["a", "B", "c"]
 
 
-def test_changed_text_of_a_running_job_lets_it_go_on() -> None:
+def test_changed_text_does_not_stop_a_running_job() -> None:
     w = world("a\n")
     w.start(1)
     w.save("b\n", wait=11)
     assert w.states() == {1: "running", 2: "queued"}
-    assert "the line of job 1 is removed; the job is running and goes on" in w.said
+    assert "the line of job 1 was removed; the job is running and continues" in w.said
 
 
-def test_fewer_equal_lines_lose_finished_then_running_then_held_then_newest_queued() -> None:
+def test_removed_equal_lines_take_finished_then_running_then_held_then_newest_queued_jobs() -> None:
     w = world("a\n[hold] a\na\na\na\n")
     w.end(1)
     w.start(4)
@@ -127,7 +127,7 @@ def test_fewer_equal_lines_lose_finished_then_running_then_held_then_newest_queu
     assert w.states() == {1: "completed", 2: "cancelled", 3: "queued", 4: "running", 5: "cancelled"}
 
 
-def test_deleting_one_of_two_equal_lines_takes_the_finished_one_wherever_it_was() -> None:
+def test_deleting_one_of_two_equal_lines_removes_that_of_the_finished_job() -> None:
     w = world("a\na\nb\n")
     w.end(1)
     w.save("a\nb\n", wait=11)
@@ -135,28 +135,28 @@ def test_deleting_one_of_two_equal_lines_takes_the_finished_one_wherever_it_was(
     assert [line.job_id for line in w.reading] == [2, 3]
 
 
-def test_of_equal_lines_the_one_with_the_same_attributes_is_the_same() -> None:
+def test_equal_lines_are_matched_by_attributes_first() -> None:
     w = world("[priority=1] a\n[priority=2] a\nb\n")
     w.save("[priority=2] a\nb\n", wait=11)
     assert w.states() == {1: "cancelled", 2: "queued", 3: "queued"}
     assert w.jobs[2].spec.priority == 2
 
 
-def test_a_job_held_by_a_wish_loses_its_line_before_a_queued_one() -> None:
+def test_a_held_job_loses_its_line_before_a_queued_one() -> None:
     w = world("a\na\n")
     w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
     w.save("a\n", wait=11)
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_a_line_that_does_not_touch_its_equal_is_the_one_that_went() -> None:
+def test_a_removed_line_apart_from_its_equals_is_identified_by_position() -> None:
     w = world("a\nb\nc\na\n")
     w.end(1)
     w.save("a\nb\nc\n", wait=11)
     assert w.states() == {1: "completed", 2: "queued", 3: "queued", 4: "cancelled"}
 
 
-def test_removing_one_of_two_equal_csv_lines_takes_nothing_away() -> None:
+def test_removing_one_of_two_equal_csv_lines_cancels_nothing() -> None:
     w = world("0,a.py\nb\n0,a.py\n")
     w.save("b\n0,a.py\n")
     assert w.gone == set()
@@ -165,7 +165,7 @@ def test_removing_one_of_two_equal_csv_lines_takes_nothing_away() -> None:
     assert [line.job_id for line in w.reading] == [2, 1]
 
 
-def test_of_equal_csv_lines_the_attributes_of_the_first_count() -> None:
+def test_the_first_of_equal_csv_lines_sets_the_attributes() -> None:
     w = world("0,a.py\n5,a.py\n")
     assert w.jobs[1].spec.priority == 0
     w.save("0,a.py\n6,a.py\n", wait=3)
@@ -174,7 +174,7 @@ def test_of_equal_csv_lines_the_attributes_of_the_first_count() -> None:
     assert w.jobs[1].spec.priority == 7
 
 
-def test_changed_attributes_speak_one_by_one() -> None:
+def test_changed_attributes_are_applied_one_by_one() -> None:
     w = world("[priority=1 name=x] a\n")
     w.actions.clear()
     w.save("[priority=2 gpus=1] a\n", wait=2)
@@ -185,7 +185,7 @@ def test_changed_attributes_speak_one_by_one() -> None:
     ]
 
 
-def test_a_wish_given_elsewhere_is_not_undone() -> None:
+def test_a_change_requested_elsewhere_is_not_undone() -> None:
     w = world("[priority=1] a\n[priority=1] b\n")
     w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
     w.end(2, Outcome.CANCELLED)
@@ -194,20 +194,20 @@ def test_a_wish_given_elsewhere_is_not_undone() -> None:
     assert w.states() == {1: "held", 2: "cancelled", 3: "queued"}
 
 
-def test_two_equal_commands_with_their_own_attributes_keep_them_line_by_line() -> None:
+def test_equal_commands_keep_their_own_attributes_line_by_line() -> None:
     w = world("[priority=1] a\n[priority=2] a\n")
     w.save("[priority=2] a\n[priority=3] a\n", wait=2)
     assert {i: job.spec.priority for i, job in w.jobs.items()} == {1: 2, 2: 3}
 
 
-def test_hold_taken_away_releases() -> None:
+def test_removing_hold_releases_the_job() -> None:
     w = world("[hold] a\n")
     assert w.states() == {1: "held"}
     w.save("a\n", wait=2)
     assert w.states() == {1: "queued"}
 
 
-def test_cancel_newly_written() -> None:
+def test_adding_cancel_cancels_the_job() -> None:
     w = world("a\nb\nc\n0,d.py\n")
     w.start(2)
     w.end(3)
@@ -220,14 +220,14 @@ def test_cancel_newly_written() -> None:
     assert w.actions == []
 
 
-def test_a_line_first_read_with_cancel_is_cancelled_at_once() -> None:
+def test_a_new_line_with_cancel_is_cancelled_at_once() -> None:
     w = world("[cancel] a\n[cancel] 0,a.py\n")
     assert w.states() == {1: "cancelled", 2: "cancelled"}
     w.save("[cancel] a\n[cancel] 0,a.py\n# x\n", wait=20)
     assert w.states() == {1: "cancelled", 2: "cancelled"}
 
 
-def test_running_jobs_hear_nothing_else() -> None:
+def test_running_jobs_ignore_other_attribute_changes() -> None:
     w = world("[priority=1] a\n")
     w.start(1)
     w.actions.clear()
@@ -235,7 +235,7 @@ def test_running_jobs_hear_nothing_else() -> None:
     assert w.actions == []
 
 
-def test_a_finished_job_hears_what_counts_when_it_runs_again() -> None:
+def test_a_finished_job_takes_attribute_changes_for_its_next_run() -> None:
     w = world("[share=0.2] a\n0,b.py,,,\nc\n")
     w.end(1, Outcome.FAILED)
     w.end(2, Outcome.FAILED)
@@ -251,9 +251,9 @@ def test_a_finished_job_hears_what_counts_when_it_runs_again() -> None:
         AttributeChanged(3, "allowed", None, (0, 2)),
     ]
     assert w.said == [
-        "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it again with that",
-        "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it again with that",
-        "line 3: allowed=0,2 for job 3, which is finished; `retry 3` runs it again with that",
+        "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it with this change",
+        "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it with this change",
+        "line 3: allowed=0,2 for job 3, which is finished; `retry 3` runs it with this change",
     ]
     assert w.states() == {1: "failed", 2: "failed", 3: "completed"}
     w.said.clear()
@@ -265,22 +265,22 @@ def test_a_finished_job_hears_what_counts_when_it_runs_again() -> None:
     assert w.actions == []
 
 
-def test_a_failed_csv_line_that_is_written_again_takes_the_attributes_of_the_line_that_has_the_job() -> None:
+def test_a_requeued_csv_job_takes_the_attributes_of_the_line_that_has_it() -> None:
     w = world("0,a.py\n")
     w.end(1, Outcome.FAILED)
     w.append("[share=0.5] 0,a.py\n")
     assert w.states() == {1: "queued"}
     assert w.jobs[1].spec.share is None
-    assert "line 2: job 1 (failed) is queued once more, with the attributes of line 1" in w.said
+    assert "line 2: job 1 (failed) is queued again, with the attributes of line 1" in w.said
     w.end(1, Outcome.FAILED)
     w.save("", wait=11)
     w.save("[share=0.5] 0,a.py\n", wait=11)
     assert w.states() == {1: "queued"}
     assert w.jobs[1].spec.share == 500
-    assert w.said[-1] == "line 1: job 1 (failed) is queued once more"
+    assert w.said[-1] == "line 1: job 1 (failed) is queued again"
 
 
-def test_a_new_order_moves_only_the_places_of_this_file() -> None:
+def test_reordering_redistributes_only_the_positions_of_this_file() -> None:
     w = world("a\nb\n")
     assert w.insert(w.jobs[1].spec) == 3
     w.append("c\n")
@@ -291,25 +291,25 @@ def test_a_new_order_moves_only_the_places_of_this_file() -> None:
     assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [4, 2, 3, 1]
 
 
-def test_a_line_inserted_on_top_comes_first() -> None:
+def test_a_line_inserted_at_the_top_is_first_in_the_queue() -> None:
     w = world("a\nb\n")
     w.save("n\na\nb\n", wait=2)
     assert w.queue() == ["n", "a", "b"]
 
 
-def test_places_are_shared_among_those_that_are_queued() -> None:
+def test_positions_are_redistributed_among_queued_jobs_only() -> None:
     assert share_out([3, 1, 2], {1: 10, 2: 20, 3: 30}) == ((3, 10), (1, 20), (2, 30))
     assert share_out([3, 9, 2], {2: 7, 3: 4}) == ()
 
 
-def test_a_removed_line_of_a_held_job_ends_it() -> None:
+def test_removing_the_line_of_a_held_job_cancels_it() -> None:
     w = world("[hold] a\nb\n")
     w.actions.clear()
     w.save("b\n", wait=11)
     assert w.actions == [LineRemoved(1)]
 
 
-def test_attributes_survive_the_record() -> None:
+def test_attributes_round_trip_through_the_store() -> None:
     attributes = {"allowed": (0, 1), "hold": True, "priority": 0, "name": None, "cancel": False}
     assert attributes_from_json(attributes_to_json(attributes)) == {
         "allowed": (0, 1), "hold": True, "priority": 0,

@@ -1,7 +1,7 @@
-"""Random editing against a small model of what the user meant.
+"""Compares random edits with a small model of the user's intention.
 
-The model knows nothing of texts and positions: every intended line carries a number of its own, and what an
-edit means for it is written down when the edit is made.
+The model ignores texts and positions: every intended line has a number of its own, and the expected effect of
+an edit is noted when the edit is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.core.jobsworld import World
 
 @dataclass
 class Meant:
-    """One line that the user has in mind."""
+    """A line that the user intends to write."""
 
     uid: int
     csv: bool
@@ -30,15 +30,15 @@ class Meant:
     saved: bool = False
 
     def text(self) -> str:
-        """The line as it is written in the file."""
+        """Returns the line as written in the file."""
         text = self.meant()
         if self.spoilt:
-            # The typo is in the block, which a line without attributes gets for it.
+            # The typo is in the attribute block, which is added to a line without one.
             text = text.replace("[", "[vram=20H ", 1) if text.startswith("[") else f"[vram=20H] {text}"
         return ("# " if self.hidden else "") + text + self.noise
 
     def meant(self) -> str:
-        """The line as it would be without a typo."""
+        """Returns the line without its typo."""
         if self.csv:
             priority = "" if self.priority is None else str(self.priority)
             return ("[hold] " if self.hold else "") + f"{priority},job{self.uid}.py,,--x {self.uid} y"
@@ -47,13 +47,13 @@ class Meant:
 
     @property
     def key(self) -> str:
-        """How the job of this line is recognised."""
+        """The text that identifies the job of this line."""
         return f"job{self.uid}.py"
 
 
 @dataclass
 class User:
-    """Edits a file and keeps the book on what should have become of every line."""
+    """Edits a file and records the expected state of every line."""
 
     lines: list[Meant] = field(default_factory=list)
     expected: dict[int, str] = field(default_factory=dict)
@@ -65,12 +65,12 @@ class User:
         return Meant(self.serial, csv)
 
     def heard(self, line: Meant) -> None:
-        """The job of a line that stands there without a typo hears whether it is held."""
+        """Applies `hold` to the expected state of a line that is in the file without a typo."""
         if not line.hidden and not line.spoilt and self.expected[line.uid] in ("queued", "held"):
             self.expected[line.uid] = "held" if line.hold else "queued"
 
     def waiting(self) -> set[int]:
-        """The lines that are typos now; their jobs must not start."""
+        """Returns the lines that have a typo now; their jobs must not start."""
         return {line.uid for line in self.lines if line.spoilt and not line.hidden}
 
     def taken_away(self, line: Meant) -> None:
@@ -93,8 +93,11 @@ class User:
 
 
 def edit(user: User, kind: str, a: int, b: int) -> None:
-    """One edit. Only CSV lines are commented in again: a command that comes back is another job. Only lines
-    that were saved become typos: a new one would keep a line that is deleted in the same save."""
+    """Makes one edit.
+
+    Only CSV lines are uncommented, because a command that returns is another job. Only saved lines get a
+    typo, because a new one would keep a line that is deleted in the same save.
+    """
     if kind in ("append", "insert") or not user.lines:
         line = user.new(csv=bool(b % 2))
         user.lines.insert(a % (len(user.lines) + 1) if kind == "insert" else len(user.lines), line)
@@ -144,7 +147,7 @@ STEPS = st.lists(
 
 
 def by_uid(world: World) -> dict[int, Any]:
-    """The jobs by the number that is in their text; each number has one job at most."""
+    """Returns the jobs by the number in their text; each number has one job at most."""
     found: dict[int, Any] = {}
     for job in world.jobs.values():
         uid = uid_of(job)
@@ -154,12 +157,12 @@ def by_uid(world: World) -> dict[int, Any]:
 
 
 def uid_of(job: Any) -> int:
-    """The number in a job's text."""
+    """Returns the number in a job's text."""
     return int(job.spec.text.split("job")[1].split(".")[0])
 
 
 def live(world: World, user: User, kind: str, a: int) -> None:
-    """A job starts or ends, without the user."""
+    """Starts or ends a job, without an edit."""
     jobs = by_uid(world)
     wanted = JobState.QUEUED if kind == "start" else JobState.RUNNING
     waiting = user.waiting() if kind == "start" else set()
@@ -176,7 +179,7 @@ def live(world: World, user: User, kind: str, a: int) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, st.integers(1, 3))
-def test_one_save_after_another(steps: list[tuple[str, int, int]], edits_per_save: int) -> None:
+def test_successive_saves_match_the_model(steps: list[tuple[str, int, int]], edits_per_save: int) -> None:
     user, world = User(), World()
     pending = 0
     for kind, a, b in steps:
@@ -194,7 +197,7 @@ def test_one_save_after_another(steps: list[tuple[str, int, int]], edits_per_sav
     hidden = {line.uid for line in user.lines if line.hidden}
     states = {uid: str(job.outcome or job.state) for uid, job in jobs.items()}
     expected = {uid: state for uid, state in user.expected.items() if uid in jobs or uid not in hidden}
-    # A line that was typed and taken away within one save never was a job.
+    # A line that was added and removed within one save never was a job.
     expected = {uid: state for uid, state in expected.items() if uid in jobs or state != "cancelled"}
     assert states == expected
     assert [text.split(",")[1] if "," in text else text.split()[1] for text in world.queue()] == user.queue()
@@ -211,17 +214,19 @@ TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=8, unique=True)
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.lists(st.tuples(TEXTS, st.floats(0.01, 9.5), st.integers(0, 30)), max_size=6), TEXTS)
-def test_nothing_is_lost_in_a_burst_of_saves(
+def test_a_burst_of_saves_loses_no_line(
     first: list[str], between: list[tuple[list[str], float, int]], last: list[str]
 ) -> None:
-    """Whatever the file holds for less than 10 s, perhaps cut off anywhere, a line that is in it before and
-    after keeps its job, and what is in it at the end is the queue."""
+    """A line that is in the file before and after keeps its job, whatever the file contains for under 10 s.
+
+    The intermediate texts may be truncated anywhere. The final lines are the queue.
+    """
     world = World()
     world.save("".join(f"python {text}.py\n" for text in first), wait=30)
     before = {job.spec.text: i for i, job in world.jobs.items()}
     for texts, wait, cut in between:
         whole = "".join(f"python {text}.py\n" for text in texts)
-        # What stands cut off for 5 s counts as a line that was meant so.
+        # A truncated line counts as intended after 5 s.
         world.save(whole[: len(whole) - min(cut, len(whole))], wait=min(wait, 4.9) if cut else wait)
     world.save("".join(f"python {text}.py\n" for text in last), wait=30)
     assert world.queue() == [f"python {text}.py" for text in last]
@@ -238,9 +243,7 @@ FEW = st.lists(st.sampled_from(["a", "b", "[priority=1] a", "0,x.py", "5,x.py"])
 
 @settings(deadline=None, max_examples=300)
 @given(FEW, FEW, st.lists(st.sampled_from(["start", "finish"]), max_size=4))
-def test_equal_lines_never_share_a_job_nor_go_without(
-    first: list[str], second: list[str], fates: list[str]
-) -> None:
+def test_each_equal_line_has_its_own_job(first: list[str], second: list[str], fates: list[str]) -> None:
     world = World()
     world.save("".join(f"{text}\n" for text in first), wait=30)
     for i, fate in enumerate(fates, 1):

@@ -1,4 +1,4 @@
-"""When a save counts: editors, pipes and half-written files against the clock."""
+"""Debouncing of saves: editors, pipes and half-written files over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world(text: str) -> World:
 
 
 def restarted(before: World) -> World:
-    """Another scheduler, which knows the file and the record."""
+    """Returns the world of a restarted scheduler, which knows the file and the store."""
     made = World()
     made.raws, made.reading, made.jobs, made.now = before.raws, before.reading, before.jobs, before.now
     made.since = made.now
@@ -28,7 +28,7 @@ def restarted(before: World) -> World:
     return made
 
 
-def test_appended_lines_count_at_once_even_while_the_file_is_being_written() -> None:
+def test_appended_lines_count_at_once_while_the_file_is_being_written() -> None:
     w = world("a\n")
     w.written = True
     w.append("b\n")
@@ -45,7 +45,7 @@ def test_a_last_line_without_a_newline_waits_five_seconds() -> None:
     assert w.states() == {1: "queued", 2: "queued"}
 
 
-def test_a_last_line_without_a_newline_that_is_known_is_not_gone() -> None:
+def test_a_known_last_line_without_a_newline_is_not_missing() -> None:
     w = world("a\nb")
     w.wait(6)
     w.save("n\na\nb")
@@ -71,7 +71,7 @@ def test_an_inserted_line_waits_two_seconds() -> None:
     assert w.queue() == ["a", "n", "b"]
 
 
-def test_every_change_begins_the_wait_anew() -> None:
+def test_every_change_restarts_the_delay() -> None:
     w = world("a\nb\nc\n")
     for text in ("a\nb\n", "a\n", ""):
         w.save(text, wait=9)
@@ -82,8 +82,8 @@ def test_every_change_begins_the_wait_anew() -> None:
     assert w.gone == set()
 
 
-def test_a_generator_that_takes_its_time_loses_nothing() -> None:
-    """`python gen.py > jobs.txt` empties the file, and writes its first byte 15 s later."""
+def test_a_slow_generator_loses_no_lines() -> None:
+    """`python gen.py > jobs.txt` empties the file and writes its first byte 15 s later."""
     w = world("a\nb\n")
     w.written = True
     w.save("", wait=15)
@@ -96,7 +96,7 @@ def test_a_generator_that_takes_its_time_loses_nothing() -> None:
     assert w.gone == set()
 
 
-def test_fewer_lines_do_not_count_while_a_new_line_is_malformed() -> None:
+def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nhigh,b.py,x\nc\n", wait=60)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
@@ -111,19 +111,19 @@ def test_fewer_lines_do_not_count_while_a_new_line_is_malformed() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "waiting", "cancelled"),
     [
-        # The same text behind the block tells which line the typo was, wherever it stands …
+        # The text after the block identifies the original line of a typo, wherever it is …
         ("a\nb\nc\n", "[vram=20H] c\na\n", {3}, {2}),
         ("a\n[vram=2G] b # x\nc\n", "a\nc\n[vram=2G b\n[vram=2H] b  # y\n", {2}, set()),
         ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
         ("0,a.py\n0,b.py\n", "[vrm=2] 0,b.py\n", {2}, {1}),
-        # … else the nearest of the lost lines is it.
+        # … else the nearest missing line is the original.
         ("a\nb\nc\nd\n", "a\nhigh,b.py,x\n", {2}, {3, 4}),
         ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
         ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),
         ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
-        # Two that say the same cannot both be that line.
+        # Two equal typos cannot both be that line.
         ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
-        # One that there was no line for keeps none.
+        # A typo without an original keeps none.
         ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
     ],
 )
@@ -157,14 +157,14 @@ def test_a_later_save_removes_a_line_beside_a_typo() -> None:
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
 
 
-def test_a_typo_that_is_mended_to_another_text_is_a_changed_line() -> None:
+def test_a_typo_fixed_to_another_text_is_a_changed_line() -> None:
     w = world("a\nb\n")
     w.save("a\n[vram=20H] b\n", wait=60)
     w.save("a\n[vram=20G] B\n", wait=60)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "queued"}
 
 
-def test_a_typo_that_is_mended_with_other_attributes_speaks_to_its_job() -> None:
+def test_a_typo_fixed_with_other_attributes_changes_its_job() -> None:
     w = world("a\n[vram=2G] b\n")
     w.save("a\n[vram=4H] b\n", wait=60)
     w.save("a\n[vram=4G] b\n", wait=60)
@@ -189,7 +189,7 @@ def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
     assert (w.gone, w.states()) == (set(), {1: "queued"})
 
 
-def test_what_a_job_waits_for() -> None:
+def test_line_wait_names_the_reason() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("[hold] a\n[x] b\n\nd\n")
     assert w.waits == {
@@ -202,7 +202,7 @@ def test_what_a_job_waits_for() -> None:
     assert w.waits == {2: LineWait("malformed", 2), 3: LineWait("gone")}
 
 
-def test_every_line_malformed_at_once_costs_no_more_than_the_lines() -> None:
+def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
     """A file of 4,000 lines saved in UTF-16 by mistake."""
     count = 4000
     w = world("".join(f"echo {n}\n" for n in range(count)))
@@ -213,7 +213,7 @@ def test_every_line_malformed_at_once_costs_no_more_than_the_lines() -> None:
     assert time.process_time() - begun < 5
 
 
-def test_a_mended_line_is_the_same_line() -> None:
+def test_a_fixed_line_keeps_its_job() -> None:
     w = world("a\n0,b.py,e\nc\n")
     w.save("a\n0;b.py;e\nc\n", wait=60)
     w.save("a\n0,b.py,e\nc\n", wait=60)
@@ -227,7 +227,7 @@ def test_an_old_malformed_line_does_not_keep_others_from_being_removed() -> None
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_new_lines_go_on_counting_while_others_are_gone() -> None:
+def test_new_lines_count_while_others_are_missing() -> None:
     w = world("a\nb\n")
     w.save("a\nbad,b.py,x\n", wait=5)
     w.append("c\n", wait=2)
@@ -236,7 +236,7 @@ def test_new_lines_go_on_counting_while_others_are_gone() -> None:
     assert w.gone == {2}
 
 
-def test_a_malformed_line_at_the_end_is_known_at_once() -> None:
+def test_a_malformed_line_at_the_end_is_reported_at_once() -> None:
     w = world("a\n")
     w.append("bad,b.py,x\nc\n")
     assert [line.number for line in w.reading if line.malformed] == [2]
@@ -256,7 +256,7 @@ def test_a_file_cut_in_the_middle_of_a_line_starts_no_half_line() -> None:
     assert w.gone == set()
 
 
-def test_a_restart_while_lines_are_gone_waits_again() -> None:
+def test_a_restart_while_lines_are_missing_restarts_the_delay() -> None:
     w = world("a\nb\n")
     w.save("a\n", wait=9)
     w.since = w.now
@@ -267,7 +267,7 @@ def test_a_restart_while_lines_are_gone_waits_again() -> None:
     assert w.states() == {1: "queued", 2: "cancelled"}
 
 
-def test_what_has_ended_is_not_gone() -> None:
+def test_a_finished_job_does_not_wait_for_its_missing_line() -> None:
     w = world("a\nb\n")
     w.end(1)
     w.start(2)
@@ -289,7 +289,7 @@ def test_what_has_ended_is_not_gone() -> None:
         ("sleep 1", "[gpus=2] mytool"),
     ],
 )
-def test_a_line_appended_to_an_unfinished_one_is_malformed(first: str, second: str) -> None:
+def test_a_torn_append_is_malformed(first: str, second: str) -> None:
     w = world(first)
     w.wait(6)
     assert w.states() == {1: "queued"}
@@ -313,7 +313,7 @@ def test_a_line_appended_to_an_unfinished_one_is_malformed(first: str, second: s
         ("python a.py", "[] python a.pypython b.py"),
     ],
 )
-def test_an_edited_last_line_is_just_changed(before: str, after: str) -> None:
+def test_an_edited_last_line_is_no_torn_append(before: str, after: str) -> None:
     w = world(before)
     w.wait(6)
     w.save(after + "\n", wait=30)
@@ -321,7 +321,7 @@ def test_an_edited_last_line_is_just_changed(before: str, after: str) -> None:
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_beginnings_of_lines() -> None:
+def test_recognises_the_beginning_of_a_line() -> None:
     assert begins_a_line("tool x", {"tool"})
     assert not begins_a_line("tool x", set())
     assert not begins_a_line(" python b.py", {"python"})
@@ -329,7 +329,7 @@ def test_beginnings_of_lines() -> None:
     assert not begins_a_line("[12] x", set())
 
 
-def test_an_ended_job_whose_unfinished_line_grew() -> None:
+def test_a_torn_append_to_the_line_of_a_finished_job() -> None:
     w = world("python a.py")
     w.wait(6)
     w.end(1, Outcome.COMPLETED)

@@ -1,4 +1,4 @@
-"""Names of sessions and logs."""
+"""Names of Screen sessions and log files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_session_name(gpus: tuple[int, ...], mode: str, job_id: int, name: str) 
 
 @settings(deadline=None, max_examples=100)
 @given(st.sets(st.integers(0, 255), min_size=1), st.text(), st.integers(1, 10**9))
-def test_every_name_suits_screen(gpus: set[int], mode: str, job_id: int) -> None:
+def test_every_session_name_is_valid_for_screen(gpus: set[int], mode: str, job_id: int) -> None:
     name = session_name(sorted(gpus), mode, job_id)
     assert re.fullmatch(r"gpujob_[0-9,.x-]+_[A-Za-z0-9_.,-]+_\d+", name)
     assert len(name) <= LONGEST

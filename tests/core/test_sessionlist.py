@@ -1,4 +1,4 @@
-"""What versions of Screen print, into sessions."""
+"""Parsing of the session lists of several versions of Screen."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Remove dead screens with 'screen -wipe'.
         ("", SessionList()),
     ],
 )  # fmt: skip
-def test_a_listing_is_read(text: str, expected: SessionList) -> None:
+def test_parses_screen_listings(text: str, expected: SessionList) -> None:
     assert parse(text) == expected
 
 
 @given(st.text())
-def test_any_text_is_a_listing(text: str) -> None:
+def test_any_text_parses_as_a_listing(text: str) -> None:
     assert isinstance(parse(text), SessionList)

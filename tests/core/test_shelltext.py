@@ -1,4 +1,4 @@
-"""Which commands bash has to be asked about."""
+"""Selection of the commands that need a check by bash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_scheduler.core.shelltext import needs_bash
         ("ls [ab].txt", False),
         ("python train.py | tee log", True),
         ("if x", True),
-        # A subscript goes on until its bracket closes, over words and lines.
+        # A subscript extends to its closing bracket, across words and lines.
         ("python[1 train.py", True),
         ("a[0]=1", True),
         ("A=1 b[ c", True),

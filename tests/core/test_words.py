@@ -1,4 +1,4 @@
-"""Words, quotes and comments, against Python's own POSIX split."""
+"""Words, quotes and comments, compared with `shlex.split`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HARD = st.text(alphabet="ab ,'\"\\#$;\t", max_size=14)
 
 @settings(deadline=None, max_examples=400)
 @given(HARD)
-def test_split_is_the_posix_split(text: str) -> None:
+def test_split_words_matches_shlex(text: str) -> None:
     try:
         expected = tuple(shlex.split(text))
     except ValueError:
@@ -45,10 +45,10 @@ def test_nothing_is_expanded() -> None:
         ("echo ${x#y} $# # c", 15),
     ],
 )
-def test_comments(text: str, at: int | None) -> None:
+def test_finds_comments(text: str, at: int | None) -> None:
     assert comment_at(text) == at
 
 
-def test_open_quotes() -> None:
+def test_reports_unclosed_quotes() -> None:
     assert quotes_closed("a 'b' \"c\" \\'")
     assert not quotes_closed("it's")

@@ -90,7 +90,7 @@ def test_jobs_see_nothing_of_the_conda_environments_that_it_was_started_in(daemo
     headers = {job: Path(jobs[job]["log"]).read_text().splitlines()[2] for job in jobs}
     folder = f"; folder: {world.folder}"
     assert headers[1] == f"# environment: conda other{folder}"
-    assert headers[2] == f"# environment: none named, so that of the scheduler: conda ml{folder}"
+    assert headers[2] == f"# environment: none named, so the scheduler's: conda ml{folder}"
 
 
 def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World) -> None:

@@ -66,7 +66,7 @@ def test_an_edit_of_llm_config_counts_and_a_broken_one_does_not(world: World) ->
     assert "infeasible" in world.jobs()[1]["reason"]
     config.write_text('{"models": {"m": 0.5}}')
     world.finished(1)
-    assert "the last good one is kept" in world.said()
+    assert "the last valid version stays in force" in world.said()
 
 
 def test_a_hidden_gpu_is_not_taken(world: World) -> None:

@@ -30,7 +30,7 @@ if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
         esac
         names="$names, $first"
     done < <(conda env list 2>/dev/null)
-    [ -z "$known" ] || fail 'conda environment ml-3.11 could not be activated; its log says more'
+    [ -z "$known" ] || fail 'conda environment ml-3.11 could not be activated; see the log of the job'
     fail 'conda environment ml-3.11 does not exist; environments: '"${names#, }"
 fi
 unset -f exit

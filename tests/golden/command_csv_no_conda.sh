@@ -1,7 +1,7 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
 fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
 cd -- /work || fail 'working folder /work cannot be entered'
-fail 'conda environment ml: no conda was found; name its profile.d/conda.sh by --conda-sh'
+fail 'conda environment ml: no conda was found; name its profile.d/conda.sh with --conda-sh'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
 [ -e /data/t.py ] || fail 'script /data/t.py does not exist'

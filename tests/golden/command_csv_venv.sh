@@ -29,7 +29,7 @@ unset VIRTUAL_ENV
 VIRTUAL_ENV_DISABLE_PROMPT=1
 . '/my env/bin/activate'
 unset VIRTUAL_ENV_DISABLE_PROMPT
-[ -d "$VIRTUAL_ENV" ] || fail 'virtual environment /my env could not be activated; its log says more'
+[ -d "$VIRTUAL_ENV" ] || fail 'virtual environment /my env could not be activated; see the log of the job'
 unset -f exit
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2

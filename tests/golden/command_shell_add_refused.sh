@@ -3,4 +3,4 @@ fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin
 cd -- '/my work' || fail 'working folder /my work cannot be entered'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
-fail 'cuda=add: no place for --cuda can be told in this command; write --cuda 0,2 where it belongs'
+fail 'cuda=add: cannot tell where --cuda belongs in this command; write --cuda 0,2 in its place'

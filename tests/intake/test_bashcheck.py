@@ -1,4 +1,4 @@
-"""Asking bash about many commands at once gives the answers of asking about each."""
+"""Batched syntax checks give the same results as single ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COMMAND = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(COMMAND, min_size=2, max_size=6, unique=True))
-def test_together_as_each_alone(commands: list[str]) -> None:
+def test_batched_checks_match_single_checks(commands: list[str]) -> None:
     alone = {command for command in commands if refusals([command])}
     assert set(refusals(commands)) == alone
 
 
-def test_two_mistakes_do_not_make_up_for_each_other() -> None:
+def test_two_mistakes_do_not_cancel_each_other() -> None:
     for pair in (
         ["echo don't", "echo it's"],
         ["echo `a", "b` x"],
@@ -38,11 +38,11 @@ def test_two_mistakes_do_not_make_up_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
-def test_one_that_bash_is_silent_about_hides_no_other(quiet: str) -> None:
+def test_an_undetected_mistake_hides_no_other(quiet: str) -> None:
     assert set(refusals([quiet, "do"])) == {"do"}
 
 
-def test_unfinished_is_told_from_wrong() -> None:
+def test_distinguishes_unfinished_from_wrong_commands() -> None:
     assert refusals(["for i in 1; do"])["for i in 1; do"].unfinished
     assert not refusals(["done"])["done"].unfinished
     assert not refusals(["echo it's"])["echo it's"].unfinished
@@ -50,7 +50,7 @@ def test_unfinished_is_told_from_wrong() -> None:
     assert not completes("for i in 1; do\necho")
 
 
-def test_a_line_completes_the_command_of_another_not_its_attributes() -> None:
+def test_a_line_completes_a_command_but_not_its_attributes() -> None:
     open_one = Malformed("bash refuses it", "one whole command", unfinished=True)
     alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
     assert with_completions(alone, [open_one, None], completes) == {}

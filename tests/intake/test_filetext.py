@@ -1,4 +1,4 @@
-"""Only what has changed is parsed, and it comes to the same as parsing everything anew."""
+"""Incremental parsing parses only changes and gives the same result as a full parse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parser() -> TextParser:
 
 
 def said(lines: tuple[Line, ...]) -> list[tuple[object, ...]]:
-    """The lines, less what is only needed once."""
+    """Returns the lines without the parts that a reading does not keep."""
     return [
         (line.number, line.raw, line.text, line.kind, line.identity, dict(line.attributes), line.problem)
         for line in lines
@@ -68,7 +68,7 @@ def edited(lines: list[str], how: str, at: int, put: list[str]) -> list[str]:
 
 @settings(deadline=None, max_examples=40)
 @given(start=LINES, edits=EDITS)
-def test_editing_comes_to_the_same_as_reading_everything_anew(
+def test_incremental_parsing_matches_a_full_parse(
     start: list[str], edits: list[tuple[str, int, list[str], str]]
 ) -> None:
     previous: Reading = ()
@@ -92,7 +92,7 @@ def test_editing_comes_to_the_same_as_reading_everything_anew(
 
 @settings(deadline=None, max_examples=40)
 @given(lines=st.lists(st.sampled_from(PIECES), max_size=40), most=st.integers(1, 5), end=ENDS)
-def test_reading_in_portions_comes_to_the_same(lines: list[str], most: int, end: str) -> None:
+def test_parsing_in_batches_matches_a_full_parse(lines: list[str], most: int, end: str) -> None:
     content = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
     text, by_parts = FileText(), parser()
     while len(text.content) < len(content):
@@ -115,7 +115,7 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_the_reader_decides_as_one_that_remembers_nothing(
+def test_the_reader_matches_a_stateless_decision(
     tmp_path: Path, steps: list[tuple[str, int, list[str], str] | float]
 ) -> None:
     path = tmp_path / "jobs.txt"
@@ -156,7 +156,7 @@ def test_the_reader_decides_as_one_that_remembers_nothing(
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line that is parsed."""
+    """Records every line that is parsed."""
     found: list[str] = []
     real = jobline.parse_line
 
@@ -168,7 +168,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_only_what_is_new_is_parsed(tmp_path: Path, parsed: list[str]) -> None:
+def test_only_changed_lines_are_parsed(tmp_path: Path, parsed: list[str]) -> None:
     path = tmp_path / "jobs.txt"
     lines = [f"python train.py --seed {n}\n" for n in range(3000)]
     lines[10] = "high,a.py,env\n"
@@ -224,7 +224,7 @@ def test_appended_lines_may_belong_to_a_mistake_above_them(
     assert {line.number for line in later[-1].malformed} == mistakes
 
 
-def test_what_was_not_taken_is_said_again(tmp_path: Path) -> None:
+def test_an_unused_poll_result_is_returned_again(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)
@@ -240,7 +240,7 @@ def test_what_was_not_taken_is_said_again(tmp_path: Path) -> None:
         assert poll.accepted.lines[-1].text == "b"
 
 
-def test_a_reading_keeps_nothing_that_is_only_needed_once(tmp_path: Path) -> None:
+def test_a_reading_does_not_keep_specs(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("[gpus=1] a\n[gpus=1] b\n")
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)

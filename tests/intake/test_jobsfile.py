@@ -1,4 +1,4 @@
-"""The reader on real files: bytes, editors' ways of saving, bash, leases, and the time it takes."""
+"""The jobs-file reader on real files: encodings, styles of saving, bash, leases, and speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpu_scheduler.intake.jobsfile import JobsFileReader, Poll
 
 
 class Watcher:
-    """A reader, the last reading, and a clock that stands still unless told otherwise."""
+    """A reader with the last reading and a clock that moves only on demand."""
 
     def __init__(self, path: Path, known_gpus: frozenset[int] | None = frozenset(range(4))) -> None:
         self.path, self.known_gpus = path, known_gpus
@@ -38,7 +38,7 @@ class Watcher:
         return {i: JobFact(i, JobState.QUEUED) for i in self.jobs}
 
     def poll(self, later: float = 0.0) -> Poll:
-        """A look, `later` seconds after the last one."""
+        """Polls the file `later` seconds after the last poll."""
         self.now += later
         poll = self.reader.poll(self.reading, self.facts(), self.now)
         if poll.accepted is not None:
@@ -52,7 +52,7 @@ class Watcher:
         return poll
 
     def texts(self) -> list[str]:
-        """The texts of the well-formed lines of the reading."""
+        """Returns the texts of the well-formed lines of the reading."""
         return [line.text for line in self.reading if not line.malformed]
 
 
@@ -65,11 +65,11 @@ def watch(tmp_path: Path, content: str | bytes) -> Watcher:
 
 
 def malformed(tmp_path: Path, content: str | bytes) -> dict[int, str]:
-    """Line number -> reason."""
+    """Returns line number -> reason."""
     return {line.number: line.reason for line in watch(tmp_path, content).poll().malformed}
 
 
-def test_every_byte_order_mark_and_line_ending(tmp_path: Path) -> None:
+def test_accepts_byte_order_marks_and_both_line_endings(tmp_path: Path) -> None:
     w = watch(tmp_path, b"\xef\xbb\xbfpriority,script_path\r\n\xef\xbb\xbf0,/a.py\r\n\r\npython b.py\n")
     assert w.texts() == ["0,/a.py", "python b.py"]
 
@@ -79,7 +79,7 @@ def test_only_line_feeds_split_lines(tmp_path: Path) -> None:
     assert w.texts() == ["echo a\u2028b", "q\x0cr\x85s"]
 
 
-def test_what_is_not_utf8_names_line_column_and_byte(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_line_column_and_byte(tmp_path: Path) -> None:
     w = watch(tmp_path, b"ok\npython caf\xe9.py\nok2\n")
     (line,) = w.poll().malformed
     assert (line.number, line.reason) == (2, "column 11: byte 0xe9 is not UTF-8")
@@ -101,7 +101,9 @@ def test_what_is_not_utf8_names_line_column_and_byte(tmp_path: Path) -> None:
     ids=["UTF-16", "one NUL", "random bytes", "newlines", "too many jobs", "too large"],
 )
 @pytest.mark.timeout(20)
-def test_what_can_be_no_jobs_file_takes_nothing_away(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_a_file_that_cannot_be_a_jobs_file_removes_no_job(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
     w = watch(tmp_path, "a\n")
     w.path.write_bytes(content)
     tracemalloc.start()
@@ -128,12 +130,12 @@ def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
         assert look_at_input(file.fileno()).problem == "is binary: it holds NUL bytes"
 
 
-def test_a_report_shows_no_raw_control_characters(tmp_path: Path) -> None:
+def test_reports_escape_control_characters(tmp_path: Path) -> None:
     (line,) = watch(tmp_path, "0;\x1b[2J,a.py,x\n").poll().malformed
     assert "\x1b" not in str(line)
 
 
-def test_missing_then_there_then_missing(tmp_path: Path) -> None:
+def test_a_file_that_appears_and_disappears(tmp_path: Path) -> None:
     w = Watcher(tmp_path / "jobs.txt")
     poll = w.poll()
     assert poll.missing
@@ -151,7 +153,7 @@ def test_missing_then_there_then_missing(tmp_path: Path) -> None:
     assert w.poll(0.2).accepted is not None
 
 
-def test_a_file_that_came_back_must_have_been_there_for_the_whole_time(tmp_path: Path) -> None:
+def test_the_delay_restarts_when_the_file_returns(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nb\n")
     w.path.write_text("a\n")
     w.poll()
@@ -163,7 +165,7 @@ def test_a_file_that_came_back_must_have_been_there_for_the_whole_time(tmp_path:
     assert w.poll(1.1).accepted is not None
 
 
-#: Whoever shows one names the file.
+#: The caller adds the name of the file.
 PROBLEMS = {
     "directory": ["is not a regular file"],
     "fifo": ["is not a regular file"],
@@ -172,7 +174,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "loop"])
-def test_what_is_no_file_takes_nothing_away(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_a_regular_file_removes_no_job(tmp_path: Path, kind: str) -> None:
     w = watch(tmp_path, "a\n")
     w.path.unlink()
     if kind == "directory":
@@ -188,7 +190,7 @@ def test_what_is_no_file_takes_nothing_away(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("style", ["in place", "rename", "emptied and rewritten"])
-def test_styles_of_saving(tmp_path: Path, style: str) -> None:
+def test_all_styles_of_saving_give_the_same_lines(tmp_path: Path, style: str) -> None:
     w = watch(tmp_path, "a\nb\nc\n")
     if style == "rename":
         (tmp_path / "new").write_text("a\nc\nd\n")
@@ -217,7 +219,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     assert file.look() is first
 
 
-def test_a_change_of_the_same_size_in_the_same_moment_is_seen(tmp_path: Path) -> None:
+def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     os.utime(path, ns=(5, 5))
@@ -228,7 +230,7 @@ def test_a_change_of_the_same_size_in_the_same_moment_is_seen(tmp_path: Path) ->
     assert file.look().lines == (b"b\n",)
 
 
-def test_a_writer_is_noticed_and_an_opener_in_the_wrong_moment_does_no_harm(tmp_path: Path) -> None:
+def test_detects_a_writer(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     assert not being_written(path)
@@ -240,7 +242,7 @@ def test_a_writer_is_noticed_and_an_opener_in_the_wrong_moment_does_no_harm(tmp_
         assert not being_written(path)
 
 
-def test_openers_that_break_the_lease_do_not_end_us(tmp_path: Path) -> None:
+def test_processes_that_break_the_lease_do_not_kill_the_reader(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     code = (
@@ -260,7 +262,7 @@ def test_openers_that_break_the_lease_do_not_end_us(tmp_path: Path) -> None:
     assert asking.returncode == 0
 
 
-def test_fewer_lines_wait_for_the_writer(tmp_path: Path) -> None:
+def test_removed_lines_wait_for_the_writer(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nb\n")
     with w.path.open("w"):
         w.poll()
@@ -274,7 +276,7 @@ def test_fewer_lines_wait_for_the_writer(tmp_path: Path) -> None:
     assert w.jobs == {1: "a", 2: "b", 3: "c"}
 
 
-def test_what_bash_refuses_is_malformed_and_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_commands_that_bash_refuses_do_not_affect_other_lines(tmp_path: Path) -> None:
     content = (
         "python a.py > o && echo done\necho it's\npython b.py | tee x\n( x ))\nx; }; { y\necho $(date)\n"
     )
@@ -285,7 +287,7 @@ def test_what_bash_refuses_is_malformed_and_leaves_the_others_alone(tmp_path: Pa
     assert len(w.jobs) == 3
 
 
-def test_asking_bash_runs_nothing(tmp_path: Path) -> None:
+def test_checking_with_bash_runs_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     watch(tmp_path, f"touch {mark}; true\n}}; touch {mark}; {{\n`touch {mark}`\n$(touch {mark})\n")
     assert not mark.exists()
@@ -306,7 +308,7 @@ def test_asking_bash_runs_nothing(tmp_path: Path) -> None:
         (["[ -f x ] && a", "b"], {1}),
     ],
 )
-def test_lines_that_would_complete_a_command_are_part_of_the_mistake(
+def test_lines_that_complete_an_unfinished_command_are_malformed_too(
     tmp_path: Path, lines: list[str], mistakes: set[int]
 ) -> None:
     w = watch(tmp_path, "\n".join(lines) + "\n")
@@ -314,7 +316,7 @@ def test_lines_that_would_complete_a_command_are_part_of_the_mistake(
     assert "b" in w.texts()
 
 
-def test_a_line_that_was_a_job_stays_one_when_gpus_are_fewer(tmp_path: Path) -> None:
+def test_a_known_line_stays_valid_with_fewer_gpus(tmp_path: Path) -> None:
     w = watch(tmp_path, "[allowed=3] a && b\n0,/a.py,,x,3\n")
     assert len(w.jobs) == 2
     restarted = Watcher(w.path, frozenset({0}))
@@ -327,7 +329,7 @@ def test_a_line_that_was_a_job_stays_one_when_gpus_are_fewer(tmp_path: Path) -> 
     assert "there is no GPU 3" in line.reason
 
 
-def test_a_restart_says_nothing(tmp_path: Path) -> None:
+def test_a_restart_without_changes_reports_nothing(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nbad,b.py,c\n0,a.py\n")
     again = Watcher(w.path)
     again.reading, again.jobs = w.reading, dict(w.jobs)
@@ -346,16 +348,16 @@ BASE = [f"python train.py --seed {i} 'a b'" if i % 2 else f"0,/t.py,env,--seed {
     cut=st.integers(0, 30),
     put=st.text(alphabet="a0,\"'[]#\\&;|(\t\x01\r\ufeff\u2028é", max_size=4) | st.binary(max_size=3),
 )
-def test_one_mutated_line_leaves_the_others_alone(
+def test_a_mutated_line_does_not_affect_other_lines(
     tmp_path: Path, at: int, cut: int, put: str | bytes
 ) -> None:
     lines = [line.encode() for line in BASE]
-    # A NUL byte would make the whole file a binary, and so would a mark of UTF-16.
+    # A NUL byte or a UTF-16 byte order mark would make the whole file binary.
     added = put.encode() if isinstance(put, str) else re.sub(rb"[\n\0\xfe\xff]", b"", put)
     lines[at] = lines[at][:cut] + added + lines[at][cut:]
     w = watch(tmp_path, b"\n".join(lines) + b"\n")
     texts = {line.number: line.text for line in w.reading if not line.malformed}
-    # A line that bash would continue takes the next one with it, and that is meant so.
+    # A line that bash would continue includes the next one, by design.
     continued = {line.number for line in w.reading if (line.problem or "").startswith("it belongs to line")}
     assert continued <= {at + 2}
     for number, line in enumerate(BASE, 1):
@@ -363,7 +365,7 @@ def test_one_mutated_line_leaves_the_others_alone(
             assert texts[number] == line
 
 
-def test_twenty_thousand_lines(tmp_path: Path) -> None:
+def test_reads_twenty_thousand_lines(tmp_path: Path) -> None:
     half = 10_000
     content = "".join(
         f"0,/p/train.py,env,--lr {i} --name run{i},0-3\n[gpus=2] python train.py --seed {i} 'x y' > log{i}\n"

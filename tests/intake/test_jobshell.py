@@ -1,4 +1,4 @@
-"""The programs that the bash of a job finds, by the environment that it inherits."""
+"""The programs that the bash of a job finds in its inherited environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_scheduler.core.shelltext import BUILTINS, RESERVED
 from gpu_scheduler.intake.jobshell import job_shell
 
 
-def test_programs_of_its_path_and_files_of_its_folder(tmp_path: Path) -> None:
+def test_finds_programs_on_path_and_files_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "bin" / "folder").mkdir(parents=True)
     (tmp_path / "bin" / "tool").touch(mode=0o755)
     (tmp_path / "bin" / "plain").touch(mode=0o644)
@@ -26,11 +26,11 @@ def test_programs_of_its_path_and_files_of_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{"PATH": "/bin", "BASH_ENV": "/etc/profile.d/modules.sh"}, {}])
-def test_one_that_may_know_anything_is_not_asked(env: dict[str, str]) -> None:
+def test_a_shell_with_unknown_programs_is_none(env: dict[str, str]) -> None:
     assert job_shell(env) is None
 
 
-def test_functions_that_it_inherits() -> None:
+def test_finds_inherited_functions() -> None:
     said = subprocess.run(
         ["bash", "--norc", "-c", "module() { :; }; export -f module; env"],
         env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True,
@@ -40,9 +40,9 @@ def test_functions_that_it_inherits() -> None:
     assert set(shell.functions) == {"module"}
 
 
-def test_builtins_and_reserved_words_are_those_of_bash() -> None:
+def test_builtins_and_reserved_words_match_bash() -> None:
     said = subprocess.run(
         ["bash", "--norc", "-c", "compgen -b; compgen -k"], capture_output=True, text=True, check=True
     )
-    # `in` and `]]` begin no command.
+    # `in` and `]]` never begin a command.
     assert set(said.stdout.split()) - {"in", "]]"} <= {*BUILTINS, *RESERVED}

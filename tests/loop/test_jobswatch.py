@@ -277,7 +277,7 @@ def test_the_advice_of_a_failed_job_works_for_its_line(desk: Desk, caplog: pytes
     with caplog.at_level("INFO"):
         desk.save("[cuda-ids=visible] 0,s.py,,,1\n")
     assert (
-        "jobs.txt, line 1: cuda-ids=visible for job 1, which is finished; `retry 1` runs it again with that"
+        "jobs.txt, line 1: cuda-ids=visible for job 1, which is finished; `retry 1` runs it with this change"
     ) in caplog.text
     desk.restart()
     assert desk.rig.job(1)["outcome"] == "failed"
@@ -369,8 +369,8 @@ def test_lines_that_will_disappoint_are_warned_of_once(desk: Desk, caplog: pytes
         desk.save("# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n")
         desk.wait(30)
     assert caplog.messages == [
-        "jobs.txt, line 2: `pyhton` is no program on PATH: bash will say `command not found`",
-        "jobs.txt, line 4: --device cuda:1: the job sees one GPU, as cuda:0 whatever its number; write"
+        "jobs.txt, line 2: `pyhton` is not a program on PATH: bash will report `command not found`",
+        "jobs.txt, line 4: --device cuda:1: the job sees one GPU, always as cuda:0; write"
         " cuda:0, and [allowed=1] for GPU 1",
     ]
     assert len(desk.states()) == 3
@@ -382,6 +382,6 @@ def test_a_file_that_cannot_be_read_is_named_once(desk: Desk, caplog: pytest.Log
     with caplog.at_level("WARNING"):
         desk.wait(0)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == [f"{desk.path}: there is no such file; its jobs go on"]
+    assert warnings == [f"{desk.path}: there is no such file; its jobs continue"]
     [file] = desk.rig.store.jobs_files()
     assert (file["path"], file["problem"]) == (str(desk.path), "there is no such file")

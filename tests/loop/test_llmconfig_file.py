@@ -76,6 +76,6 @@ def test_a_file_that_may_be_read_again_is_read(tmp_path: Path, caplog: pytest.Lo
     path.unlink()
     for _ in range(2):
         assert not file.look()
-    assert caplog.text.count("is gone; what it said last is kept") == 1
+    assert caplog.text.count("was removed; the last valid version stays in force") == 1
     path.write_text('{"models": {"a": 0.25}}')
     assert file.look()

@@ -155,7 +155,7 @@ def test_reports_once_the_gpus_resumed_by_removing_the_file(
     machine.path.unlink()
     with caplog.at_level("INFO"):
         machine.begin()
-    assert caplog.messages == [f"{machine.path} is gone; it is written anew, with no GPU paused"]
+    assert caplog.messages == [f"{machine.path} was removed; writing it again with no GPU paused"]
     messages = [line(event)[1] for event in events(machine.store, 0, 10)]
     assert messages[1:] == ["GPU 1 resumed because the state file was removed"]
 
@@ -358,7 +358,7 @@ def test_keeps_several_broken_versions(machine: Machine, caplog: pytest.LogCaptu
     kept = [machine.path.with_name(name).read_text() for name in names]
     assert kept == [f'{{"paused_gpus": "{number}"}}' for number in (0, 1, 2, 3, 6)]
     assert (
-        's.json is set aside as s.json.bad and written anew from the record: its "paused_gpus" must be a list'
+        's.json was set aside as s.json.bad and rewritten from the store: its "paused_gpus" must be a list'
         " of GPU numbers, such as [0, 2]"
     ) in caplog.text
 

@@ -49,7 +49,7 @@ def test_reports_an_unusable_file_once_and_keeps_it(
     machine.begin()
     for _ in range(3):
         machine.round()
-    assert caplog.text.count(f"cannot be read or written ({why}); jobs go on, it is tried again") == 1
+    assert caplog.text.count(f"cannot be read or written ({why}); jobs continue, will retry") == 1
     assert (machine.path.lstat().st_ino, machine.path.lstat().st_mode) == (status.st_ino, status.st_mode)
     pause(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
     assert not imports_older(machine.store.home)
@@ -78,7 +78,7 @@ def test_sets_aside_an_unusable_replaced_version(
     machine.begin()
     assert not os.path.lexists(spare)
     assert os.path.lexists(machine.path.with_name("s.json.bad"))
-    assert f"s.json.bad and changes nothing: {why}" in caplog.text
+    assert f"s.json.bad and ignored: {why}" in caplog.text
     machine.edit(2)
     machine.round()
     assert machine.pauses() == ([2], [2])
@@ -108,7 +108,7 @@ def test_sets_aside_unacceptable_json(
     machine.path.write_bytes(content)
     for _ in range(3):
         machine.round()
-    assert f"s.json is set aside as s.json.bad and written anew from the record: {why}" in " ".join(
+    assert f"s.json was set aside as s.json.bad and rewritten from the store: {why}" in " ".join(
         caplog.text.replace("line 1, column 11: ", "").split()
     )
     assert machine.path.with_name("s.json.bad").read_bytes() == content
