@@ -44,7 +44,7 @@ class LlmConfigFile:
             found = safefile.read(self.path, trust=trust)
             if isinstance(found, FileProblem):
                 remedy = found.remedy or "name a JSON file that you may read"
-                raise UsageError(f"{shown}: {found.says}; {remedy}")
+                raise UsageError(f"{shown} {found.says}; {remedy}")
             try:
                 parse_llm_config(jsontext.decode(found.data))
             except ValueError as error:
@@ -81,7 +81,7 @@ class LlmConfigFile:
             return
         self._problem = problem
         if problem.kind is not Kind.MISSING:
-            log.error("%s: %s; the last valid version stays in force", self.path, problem)
+            log.error("%s %s; the last valid version stays in force", self.path, problem)
         elif first:
             log.info("no %s: a job that specifies no need gets 1 GPU", self.path.name)
         else:
@@ -106,7 +106,7 @@ class LlmConfigText:
         if isinstance(found, FileProblem):
             if found.kind is Kind.MISSING and not must_exist:
                 return cls(real, None, LlmConfig())
-            raise UsageError(f"{path}: {found}; name a JSON file that you may read")
+            raise UsageError(f"{path} {found}; name a JSON file that you may read")
         bom = codecs.BOM_UTF8 if found.data.startswith(codecs.BOM_UTF8) else b""
         try:
             text = jsontext.decode(found.data)

@@ -53,7 +53,7 @@ class JobsFile:
         self.path = path
         self._trust = trust
         self._seen: _Signature | None = None
-        self._look = FileLook("missing", problem="there is no such file")
+        self._look = FileLook("missing", problem=Kind.MISSING.value)
 
     def look(self) -> FileLook:
         """Reads the file; returns the same object as the last time if it has not changed.

@@ -219,7 +219,7 @@ class JobsWatch:
         if poll.missing and not self._reading:
             log.info("%s does not exist yet; waiting for it", self.path)
         else:
-            log.warning("%s: %s; its jobs continue", self.path, poll.problem)
+            log.warning("%s %s; its jobs continue", self.path, poll.problem)
 
 
 def _kept(waits: Mapping[int, LineWait], now: float) -> dict[int, LineWait]:

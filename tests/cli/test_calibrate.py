@@ -154,7 +154,7 @@ def test_another_file_may_be_named(desk: Desk, config: Path) -> None:
     assert config.read_text() == CONFIG
     code, out, err = desk.run("calibrate", "--llm-config", "nowhere.json")
     assert (code, out) == (2, "")
-    assert "nowhere.json: does not exist" in err
+    assert "nowhere.json does not exist" in err
 
 
 def test_a_file_that_is_not_there_yet_is_made(desk: Desk, config: Path) -> None:

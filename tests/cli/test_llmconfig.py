@@ -78,5 +78,5 @@ def test_a_disk_that_fails_leaves_nothing_behind(
 
 
 def test_what_is_no_file_is_refused() -> None:
-    with pytest.raises(UsageError, match="/dev/null: is not a regular file"):
+    with pytest.raises(UsageError, match="/dev/null is not a regular file"):
         LlmConfigText.read("/dev/null", must_exist=True)

@@ -21,7 +21,7 @@ from tests.e2e.world import World
         (["--jobs-file", "folder"], "--jobs-file folder: is not a regular file"),
         (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a regular file"),
         (["--log-dir", "file"], "--log-dir file: "),
-        (["--llm-config", "none.json"], "--llm-config none.json: does not exist"),
+        (["--llm-config", "none.json"], "--llm-config none.json does not exist"),
         (["--gpus", "9"], "4 GPUs found"),
         (["--gpus", "0,7"], "--gpus 0,7"),
         (["--simulate", "none"], "--simulate"),

@@ -139,7 +139,7 @@ def test_a_file_that_appears_and_disappears(tmp_path: Path) -> None:
     w = Watcher(tmp_path / "jobs.txt")
     poll = w.poll()
     assert poll.missing
-    assert "no such file" in (poll.problem or "")
+    assert poll.problem == "does not exist"
     w.path.write_text("a\nb\n")
     assert w.poll().problem is None
     w.path.unlink()

@@ -382,6 +382,6 @@ def test_a_file_that_cannot_be_read_is_named_once(desk: Desk, caplog: pytest.Log
     with caplog.at_level("WARNING"):
         desk.wait(0)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == [f"{desk.path}: there is no such file; its jobs continue"]
+    assert warnings == [f"{desk.path} does not exist; its jobs continue"]
     [file] = desk.rig.store.jobs_files()
-    assert (file["path"], file["problem"]) == (str(desk.path), "there is no such file")
+    assert (file["path"], file["problem"]) == (str(desk.path), "does not exist")

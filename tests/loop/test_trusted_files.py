@@ -152,8 +152,8 @@ def test_does_not_reread_a_config_that_became_world_writable(
     assert [file.look(), file.look()] == [False, False]
     assert file.current is before
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
-        f"{path}: is writable by everyone; `chmod o-w` it, or `start --trust-files`; what it said last is"
-        " kept"
+        f"{path} is writable by everyone; `chmod o-w` it, or `start --trust-files`; the last"
+        " valid version stays in force"
     ]
 
 
