@@ -46,7 +46,7 @@ def forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
 def refuse_active(store: Store, *, take: bool = False) -> None:
     """Raises SchedulerError, with the remedy, while a job is active, whatever its state in the store.
 
-    take: void the claims of attempts that nobody has claimed, so that none of them begins any more.
+    void_claims: void the claims of attempts that nobody has claimed, so that none of them begins any more.
     """
     _refuse(
         lambda: _left(store, take),

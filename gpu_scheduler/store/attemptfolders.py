@@ -37,7 +37,7 @@ _JOB_COLUMNS = ("source", "priority", "raised_mib", "oom_used", "fail_used")
 class AttemptFolder:
     """A folder in `runs/` with the name of an attempt folder.
 
-    number: the attempt number; prefix: the first 8 characters of the token.
+    number: the attempt number; token_prefix: the first 8 characters of the token.
     """
 
     job_id: int
@@ -50,7 +50,7 @@ class AttemptFolder:
 class Origin:
     """The origin of an attempt, as its spec.json has it.
 
-    record: the data directory in which the attempt was created. attempt, job: columns of their rows.
+    data_dir: the data directory in which the attempt was created. attempt, job: columns of their rows.
     source_cwd: the working directory of the lines of the job's jobs file; None = the job comes from no file.
     spec: None = written by an earlier version, which did not keep the origin.
     """
@@ -70,9 +70,9 @@ class Origin:
 def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) -> list[AttemptFolder]:
     """Returns the attempt folders, sorted by job and attempt number.
 
-    skip: ids of jobs whose folders are left out; listing the folders of very many jobs takes seconds where
-    the disk must be read. readable: leave out folders that cannot be read. Otherwise they raise OSError, as
-    `runs` itself does in either case.
+    skip_jobs: ids of jobs whose folders are left out; listing the folders of very many jobs takes seconds
+    where the disk must be read. skip_unreadable: leave out folders that cannot be read. Otherwise they raise
+    OSError, as `runs` itself does in either case.
     """
     found = []
     try:

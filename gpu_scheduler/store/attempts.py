@@ -18,7 +18,7 @@ from gpu_scheduler.store.store import Store
 def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
     """Returns UUID -> thousandths allocated by attempts that still hold the GPU; 0 for a free GPU.
 
-    over: ids of attempts that have ended but whose end is not recorded yet.
+    ended: ids of attempts that have ended but whose end is not recorded yet.
     """
     spike_buffer = started_with(store).limits.spike
     totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
@@ -35,7 +35,7 @@ def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
 
 
 def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = None) -> Attempt:
-    """Combines a row of `Store.unsettled` with the status read from the attempt folder."""
+    """Combines a row of `Store.active_attempts` with the status read from the attempt folder."""
     return Attempt(
         attempt_id=row["id"],
         job_id=row["job_id"],

@@ -23,13 +23,13 @@ State = Literal["missing", "empty", "damaged", "whole"]
 class Condition:
     """The condition of a store.
 
-    damage     why the database counts as damaged.
-    owner      the data directory to which an intact database belongs, if its id is not the one found here.
-    folders    the attempt folders that were read.
-    unknown    folders of attempts that the database should contain but does not.
-    backups    newest first, not examined.
-    extent     the highest ids in the database.
-    backed_up  the highest ids in the backups.
+    damage              why the database counts as damaged.
+    owner               the data directory of an intact database, if its id is not the one found here.
+    folders             the attempt folders that were read.
+    unknown_folders     those of attempts that the database should contain but does not.
+    backups             newest first, not examined.
+    highest_ids         in the database.
+    backup_highest_ids  in the backups.
     """
 
     state: State

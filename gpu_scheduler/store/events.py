@@ -14,7 +14,7 @@ _EVENTS = (
     " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
     " FROM history LEFT JOIN job ON job.id = history.job_id"
 )
-#: Events that `news` omits: a new job was queued, or a job runs after its launch.
+#: Events that `notable_events` omits: a new job was queued, or a job runs after its launch.
 _QUIET = "history.state = 'running' OR (history.state = 'queued' AND history.reason IS NULL)"
 
 
@@ -53,7 +53,7 @@ def before_last(store: Store, count: int) -> int:
 
 
 def is_event(store: Store, id: int, at: float, kind: str, job_id: int) -> bool:
-    """Returns whether the store has this event. at: wall seconds, compared to the millisecond."""
+    """Returns whether the store has this event. time: wall seconds, compared to the millisecond."""
     row = store.db.row("SELECT job_id, at, state FROM history WHERE rowid = ?", id)
     if row is None or (row["state"], row["job_id"]) != (kind, job_id):
         return False

@@ -1,6 +1,6 @@
 """The paths of one state file's data directory, and the host that owns it.
 
-Only `create` and `own` create anything.
+Only `create` and `take_ownership` create anything.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gpu_scheduler.store.host import Host, claim_host, named_host, read_host, th
 class Home:
     """The data directory of a state file.
 
-    moved    the directory is not beside the state file, because that is on a network file system.
-    problem  why no store can be created in the directory, with the remedy; None = one can.
+    is_fallback  the directory is not beside the state file, because that is on a network file system.
+    problem      why no store can be created in the directory, with the remedy; None = one can.
     """
 
     state_file: Path

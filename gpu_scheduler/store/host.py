@@ -23,8 +23,8 @@ _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 class Host:
     """A host.
 
-    name: its host name; machine: a digest of its machine-id, None if it has none; record: the data directory
-    there, if the file that names the host is not in that directory.
+    name: its host name; machine: a digest of its machine-id, None if it has none; data_dir: the data
+    directory there, if the file that names the host is not in that directory.
     """
 
     name: str

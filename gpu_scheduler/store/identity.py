@@ -69,7 +69,7 @@ def refuse_links(store: Store) -> None:
 def settle_in(store: Store, *, new: bool = False) -> None:
     """Records the present folder of the store, in the caller's transaction if there is one.
 
-    new: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
+    new_id: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
     Raises SchedulerError.
     """
     before = recorded(store)

@@ -37,7 +37,7 @@ def insert_job(
 ) -> None:
     """Inserts the job of an attempt as queued; its id is its queue position.
 
-    Without a spec it runs the attempt's command.sh. at: wall seconds of its creation.
+    Without a spec it runs the attempt's command.sh. created_at: wall seconds of its creation.
     """
     command = f"bash {folder.path / 'command.sh'}"
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
@@ -65,7 +65,7 @@ def insert_attempt(
 ) -> None:
     """Inserts the attempt as open and sets its job to starting or running, whatever the state was.
 
-    at, began_at: wall seconds at which the attempt was created and its runner began.
+    created_at, started_at: wall seconds at which the attempt was created and its runner began.
     """
     values = dict(origin.attempt or _NOTHING_KNOWN) | {
         "job_id": folder.job_id, "number": folder.number, "token": origin.token, "boot_id": origin.boot_id,

@@ -23,8 +23,8 @@ _MEASURED = 200
 class Seen:
     """Usage of the completed runs of a workload class.
 
-    family: its key, as family_of makes it; peaks: MiB; declared: MiB declared by the newest run, None = none;
-    gpus: the fewest that a run had; seconds: run times, where known.
+    workload_class: its key, as family_of makes it; peaks: MiB; declared: MiB declared by the newest run, None
+    = none; gpus: the fewest that a run had; seconds: run times, where known.
     """
 
     family: str
@@ -70,7 +70,7 @@ def seen(store: Store) -> list[Seen]:
 def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
     """Records the measured usage of an ended attempt for its workload class.
 
-    row: the attempt, with its job's `spec` and `raised_mib`; at: wall seconds.
+    row: the attempt, with its job's `spec` and `raised_mib`; time: wall seconds.
     """
     peak = max(json.loads(row["peaks"]).values(), default=0)
     if not peak:

@@ -20,7 +20,7 @@ class Started:
     """Options of the scheduler that runs, or ran last, on this store.
 
     llm_config, conda_sh, jobs_file: absolute paths; None = none was found, "" = none is watched. *_mib and
-    spike: as in Limits; tolerance, exclusive: as in Settings.
+    spike_buffer: as in Limits; tolerance, exclusive: as in Settings.
     """
 
     mem_threshold: float = Limits.memory

@@ -137,8 +137,8 @@ def displaced(path: Path) -> Path:
 def exchange(path: Path, content: bytes) -> bytes | None:
     """Replaces the file atomically; returns the previous content, or None if there was no file.
 
-    If the path is a link, its target is replaced. The previous version is also at `displaced(path)` until
-    `forget` is called. Raises OSError; the file is then unchanged.
+    If the path is a link, its target is replaced. The previous version is also at `displaced_path(path)`
+    until `forget_displaced` is called. Raises OSError; the file is then unchanged.
     """
     path = target(path)
     spare = displaced(path)

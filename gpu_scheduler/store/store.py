@@ -1,6 +1,6 @@
 """The store as front ends may use it: insert jobs and requests, and read.
 
-Only the loop changes jobs and attempts (`recorder.py`).
+Only the loop changes jobs and attempts (`StoreWriter`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LEARN = "learn"
 class Store:
     """The store of one state file.
 
-    foreign    the host that owns it, if that is another one. The store is then read from a copy, and every
-               write raises SchedulerError; None = this host.
+    other_host  the host that owns it, if that is another one. The store is then read from a copy, and every
+                write raises SchedulerError; None = this host.
     """
 
     def __init__(self, home: Home, *, create: bool = False) -> None:
@@ -124,7 +124,7 @@ class Store:
         return job_id
 
     def wish(self, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
-        """Adds a request to the loop. Returns its id, for which `answer` gives the answer."""
+        """Adds a request to the loop. Returns its id, for which `request_answer` gives the answer."""
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO wish (verb, target, args, by, made_at) VALUES (?, ?, ?, ?, ?)",

@@ -19,7 +19,7 @@ class Tenure:
         self._lost: str | None = None
 
     def lost(self, *, host: bool = False) -> str | None:
-        """Returns why nothing may be written any more, else None. host: also check for a takeover."""
+        """Returns why nothing may be written any more, else None. check_host: also check for a takeover."""
         if self._lost is None:
             self._lost = self._replaced()
         if self._lost is None and host:
