@@ -12,14 +12,14 @@ def main() -> None:
     options.add_argument("--dataset", default="test")
     options.add_argument("--fold", type=int, default=0)
     options.add_argument("--samples", type=int, default=20)
-    said = options.parse_args()
+    args = options.parse_args()
     print("eval", flush=True)
-    pretend.announce(said)
-    with pretend.memory(pretend.memory_of(said.llm), load=40.0):
-        for _ in pretend.steps(said.dataset, said.samples, said.step):
+    pretend.announce(args)
+    with pretend.memory(pretend.memory_of(args.llm), load=40.0):
+        for _ in pretend.steps(args.dataset, args.samples, args.step):
             pass
-    score = zlib.crc32(f"{said.llm} {said.dataset} {said.fold}".encode()) % 400 / 1000 + 0.6
-    print(f"accuracy on {said.dataset}: {score:.3f}", flush=True)
+    score = zlib.crc32(f"{args.llm} {args.dataset} {args.fold}".encode()) % 400 / 1000 + 0.6
+    print(f"accuracy on {args.dataset}: {score:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the examples share: they print progress like real jobs and "use" memory on simulated GPUs.
+"""Shared code of the examples: print progress like real jobs and "use" memory on simulated GPUs.
 
-Standard library only, and nothing of the scheduler's: a job runs in whatever Python environment its line
-names. Under `start --simulate` the scheduler tells its jobs, in GPU_SCHEDULER_SIM, the folder where a file
-per process says what that process uses. Without that variable the examples only print.
+Uses only the standard library, since a job runs in the Python environment that its line names. Under `start
+--simulate` the scheduler sets GPU_SCHEDULER_SIM for its jobs: a folder in which one file for each process
+states the memory that it uses. Without that variable the examples only print.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: MiB that a model of each size takes.
+#: MiB of GPU memory that a model of each size uses.
 SIZES = {"3b": 7000, "7b": 16000, "32b": 22000}
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every example knows."""
+    """Returns a parser with the options that all examples share."""
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--llm", default="qwen2.5-7b-inst", help="the model")
-    options.add_argument("--cuda", default="", help="the GPUs, as the scheduler fills them in")
-    options.add_argument("--mode", default="", help="a word for the session's name")
-    options.add_argument("--step", type=float, default=0.05, help="seconds that one step takes")
+    options.add_argument("--llm", default="qwen2.5-7b-inst", help="name of the model")
+    options.add_argument("--cuda", default="", help="GPU indices, filled in by the scheduler")
+    options.add_argument("--mode", default="", help="word to include in the session name")
+    options.add_argument("--step", type=float, default=0.05, help="seconds per step")
     return options
 
 
-def announce(said: argparse.Namespace) -> None:
-    """Prints what the job was given."""
-    for name, value in sorted(vars(said).items()):
+def announce(options: argparse.Namespace) -> None:
+    """Prints the arguments and environment of the job."""
+    for name, value in sorted(vars(options).items()):
         if value not in ("", None):
             print(f"  {name} = {value}")
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CONDA_DEFAULT_ENV", "SEED"):
@@ -40,13 +40,13 @@ def announce(said: argparse.Namespace) -> None:
 
 
 def memory_of(llm: str) -> int:
-    """MiB that a model takes, by the size in its name; 1000 for an unknown one."""
+    """Returns the MiB that a model uses, by the size in its name; 1000 for an unknown size."""
     return next((mib for size, mib in SIZES.items() if f"-{size}-" in f"{llm}-"), 1000)
 
 
 @contextmanager
 def memory(mib: int, load: float = 85.0) -> Iterator[None]:
-    """Uses that much on each of this job's simulated GPUs while the block runs."""
+    """Uses this much memory on each of this job's simulated GPUs while the block runs."""
     folder = os.environ.get("GPU_SCHEDULER_SIM")
     gpus = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.isdigit()]
     if not folder or not gpus:
@@ -67,7 +67,7 @@ def memory(mib: int, load: float = 85.0) -> Iterator[None]:
 
 
 def steps(name: str, total: int, seconds: float) -> Iterator[int]:
-    """Counts to `total`, `seconds` for each step, with a bar on a terminal and a few lines elsewhere."""
+    """Counts to `total` with `seconds` per step; shows a progress bar on a terminal, else a few lines."""
     tty = sys.stdout.isatty()
     for step in range(1, total + 1):
         time.sleep(seconds)

@@ -14,12 +14,12 @@ def main() -> None:
     options.add_argument("--lr", type=float, default=0.001)
     options.add_argument("--layers", default="all", help="which layers, such as 1,2,3")
     options.add_argument("--note", default="")
-    said = options.parse_args()
+    args = options.parse_args()
     print("train", flush=True)
-    pretend.announce(said)
-    with pretend.memory(pretend.memory_of(said.llm)):
-        for epoch in range(1, said.epochs + 1):
-            for _ in pretend.steps(f"epoch {epoch}/{said.epochs}", said.steps, said.step):
+    pretend.announce(args)
+    with pretend.memory(pretend.memory_of(args.llm)):
+        for epoch in range(1, args.epochs + 1):
+            for _ in pretend.steps(f"epoch {epoch}/{args.epochs}", args.steps, args.step):
                 pass
             print(f"epoch {epoch}: loss {2 * math.exp(-epoch / 3):.3f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and order of all tests."""
 
 # ruff: noqa: E402 - the environment is made before anything reads it
 
@@ -23,38 +23,38 @@ from gpu_scheduler.store.store import Store
 from tests.emptyrecord import copied
 from tests.signals import heard
 
-# How long one example takes says what else the machine does.
+# The time of one example depends on the load of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-#: The folders whose tests take longest begin: at the end no worker waits for the last long test of another.
+#: Folders with the longest tests run first, so that no worker waits for a long test of another at the end.
 _FIRST = ("stress", "e2e", "loop", "runner", "contract", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the folders in that order; within a folder nothing changes."""
+    """Sorts the tests by folder; keeps the order within a folder."""
     here = Path(__file__).parent
-    order = {here / name: place for place, name in enumerate(_FIRST)}
+    order = {here / name: position for position, name in enumerate(_FIRST)}
     items.sort(key=lambda item: order.get(item.path.parent, len(order)))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _children_hear_signals() -> Iterator[None]:
+def _default_signals_in_children() -> Iterator[None]:
     with heard():
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _records_are_copied() -> Iterator[None]:
+def _new_databases_are_copied() -> Iterator[None]:
     with copied():
         yield
 
 
 @pytest.fixture(autouse=True)
-def _stores_of_tests_are_closed() -> Iterator[None]:
-    """Closes each store that a test opened itself.
+def _close_stores() -> Iterator[None]:
+    """Closes every store that a test itself opened.
 
-    One that the program leaves open stays open, of which Python 3.13 warns.
+    Stores that the program leaves open stay open, so that Python 3.13 warns of them.
     """
     opened: list[Store] = []
     real = Store.__init__
@@ -64,7 +64,7 @@ def _stores_of_tests_are_closed() -> Iterator[None]:
         if sys._getframe(1).f_globals["__name__"].startswith("tests."):
             opened.append(store)
 
-    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo that of the fixture
+    with pytest.MonkeyPatch.context() as patch:  # a separate patch: a test may undo that of its fixture
         patch.setattr(Store, "__init__", init)
         yield
     for store in opened:
@@ -73,15 +73,15 @@ def _stores_of_tests_are_closed() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _logging_is_put_back() -> Iterator[None]:
+def _restore_logging() -> Iterator[None]:
     with log_put_back():
         yield
 
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> int:
-    """The number of another user, to whom a test gives what he would have planted."""
-    uid, path = 12345, tmp_path / "his"
+    """Returns the uid of another user, to whom a test gives the files that this user would have planted."""
+    uid, path = 12345, tmp_path / "owned"
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")
     path.touch()

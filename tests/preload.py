@@ -1,4 +1,4 @@
-"""What the processes of tests/warm.py have imported before they begin."""
+"""Imports the modules that processes of tests/warm.py have in advance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals as a terminal has them, however the tests themselves were started."""
+"""Gives child processes default signal handling, however the tests themselves were started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """Under `nohup`, or behind `&` in a script, signals are inherited ignored, and so by every program that a
-    test starts. What is caught is not inherited: here they go on having no effect, there they have theirs.
+    """Replaces ignored signals by handlers without effect.
+
+    Under `nohup`, or after `&` in a script, every program that a test starts would inherit ignored signals.
+    Handlers are not inherited, so children get the default handling.
     """
     ignored = [
         number

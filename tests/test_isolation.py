@@ -1,4 +1,4 @@
-"""The tests see one machine, whatever shell starts them."""
+"""Tests that the environment of the tests does not depend on the caller."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_settings_of_the_caller_do_not_reach_the_tests(tmp_path: Path) -> None:
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_programs_of_the_caller_are_found_except_those_that_tests_fake(tmp_path: Path) -> None:
+def test_finds_programs_of_the_caller_except_those_that_tests_fake(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for name in ("theirs-alone", "python3", *HIDDEN):
@@ -58,7 +58,7 @@ def test_isolation_replaces_environment_home_and_umask() -> None:
     assert told == "['HOME', 'LANG', 'PATH', 'SHELL'] [] 0o22 /tmp\n"
 
 
-def test_a_test_that_begins_logging_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+def test_logging_is_restored_after_a_test(tmp_path: Path) -> None:
     log = logging.getLogger("gpu_scheduler")
 
     def seen() -> tuple[int, bool, list[str]]:

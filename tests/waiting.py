@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline that tells what was seen last."""
+"""Waits for a condition, with a deadline whose error shows the last value."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def wait_for(look: Callable[[], T], what: str = "", timeout_s: float = 60.0, every_s: float = 0.01) -> T:
-    """The first true value of `look`. Fails with the last value seen when the time is over.
+    """Polls until the value is true and returns it. Fails at the deadline with the last value.
 
-    A look that takes long is taken less often: what is waited for needs the processor, too.
+    Slow polls are made less often, to leave the processor to the processes under test.
     """
     end = time.monotonic() + timeout_s
     while True:

@@ -1,8 +1,8 @@
-"""Processes of the program that need not import it: each is forked from one that has.
+"""Runs the program in processes forked from one that has already imported it.
 
-`Process` and `run` stand for `subprocess.Popen` and `subprocess.run` of `python -m MODULE`. The process has
-the pid, signals, folder, environment and descriptors that it would have there; it saves the 0.2 s of CPU in
-which an interpreter starts. Not for tests of that start: what it imports, its words in /proc, limits, locale.
+`Process` and `run` replace `subprocess.Popen` and `subprocess.run` of `python -m MODULE`. A process has its
+own pid, signals, folder, environment and descriptors as usual, but saves 0.2 s of CPU for starting an
+interpreter. Not suitable for tests of that start: imports, arguments in /proc, limits, locale.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SERVER.set_forkserver_preload(["tests.preload"])
 
 @dataclass
 class _Descriptor:
-    """A file descriptor that is handed to another process when it is pickled."""
+    """A file descriptor that pickling passes to another process."""
 
     number: int
 
@@ -55,15 +55,15 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal, once it has ended."""
+        """The exit code, or minus the signal number; None while it runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The same."""
+        """Returns `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        """Waits for its end and returns the exit code. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self.returncode is None:
             assert timeout is not None
@@ -71,23 +71,23 @@ class Process:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal it, unless it has ended."""
+        """Sends a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def run(
     module: str, words: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m MODULE WORD…` until it has ended and nobody holds its stdout and stderr any more."""
+    """Runs `python -m MODULE WORD…` until it has ended and its stdout and stderr are closed."""
     (out, out_far), (err, err_far) = os.pipe(), os.pipe()
     try:
         process = Process(module, words, cwd, env, out_far, err_far)

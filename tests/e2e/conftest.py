@@ -1,4 +1,4 @@
-"""A world per test, ended with everything in it."""
+"""The fixture `world`: a folder for each test, whose scheduler and jobs are ended afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, but the GPUs are asked more often and given up sooner than users have it."""
+"""Runs the command line with shorter GPU polling intervals and timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, but edits of the jobs file count sooner than users have it."""
+"""Runs the command line with shorter waits before edits of the jobs file count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system of 1 MiB that a test fills up and frees again."""
+"""A file system of 1 MiB that a test can fill and free again."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class SmallDisk:
-    """Where it is mounted."""
+    """The mounted file system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._filler = path / "filler"
 
     def fill(self) -> None:
-        """Leave not a byte."""
+        """Fills it to the last byte."""
         fd = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             for size in (4096, 1):
@@ -37,7 +37,7 @@ class SmallDisk:
             os.close(fd)
 
     def free(self, size: int | None = None) -> None:
-        """Give it all back, or so many bytes more."""
+        """Frees all of it, or `size` more bytes."""
         if size is None:
             self._filler.unlink()
         else:
@@ -67,7 +67,7 @@ def _works(*command: str) -> bool:
 
 @contextmanager
 def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
-    """A file system of 1 MiB at a new folder; everything in the world ends before it goes."""
+    """Mounts it on a new folder; ends everything in the world before unmounting."""
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "small", str(path)], check=True)
     try:
@@ -78,7 +78,8 @@ def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
 
 
 def needs_small_disk(test: Callable[..., None]) -> Callable[..., None]:
-    """For tests that mount one and take `request`: a user who may not runs them as root of a namespace."""
+    """Decorates a test that mounts one and takes `request`; runs it in a user namespace where mounting needs
+    it."""
 
     @functools.wraps(test)
     def run(request: pytest.FixtureRequest, **fixtures: Any) -> None:
@@ -86,7 +87,7 @@ def needs_small_disk(test: Callable[..., None]) -> Callable[..., None]:
             test(request=request, **fixtures)
             return
         if not _works("unshare", "-Urm", "true"):
-            pytest.skip("no file system can be mounted here, neither by us nor in a namespace of ours")
+            pytest.skip("cannot mount a file system here, not even in a user namespace")
         again = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`start --daemon`: what the caller sees, what the scheduler keeps, and how it ends."""
+"""Tests `start --daemon`: output for the caller, inherited state, and the end of the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
 
 @pytest.fixture
 def daemons(world: World) -> Iterator[World]:
-    """A world whose scheduler in the background ends with it."""
+    """Provides a world whose background scheduler is ended with it."""
     world.is_warm = False
     yield world
     pid = up(world)
@@ -35,11 +35,11 @@ def daemons(world: World) -> Iterator[World]:
 
 
 def up(world: World) -> int | None:
-    """The scheduler that holds the record."""
+    """Returns the pid of the scheduler that holds the lock."""
     return scheduler_pid(Home.of(str(world.folder / world.state)).lock)
 
 
-def test_it_goes_on_without_its_terminal_and_is_stopped(daemons: World) -> None:
+def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] env > env; readlink /proc/self/fd/* > fds; echo hello", "[share=0.5] sleep 60")
     world.env |= {"MY_OWN": "kept"}
@@ -55,19 +55,19 @@ def test_it_goes_on_without_its_terminal_and_is_stopped(daemons: World) -> None:
     world.finished(1)
     assert "MY_OWN=kept" in (world.folder / "env").read_text().splitlines()
     assert "gpu_scheduler.log" not in (world.folder / "fds").read_text()
-    # Twice: the usual refusal, told to the caller.
+    # A second start is refused as usual, on the caller's terminal.
     again = world.cli(*START)
     assert (again.returncode, again.stdout) == (1, "")
     assert f"(pid {pid}); end it with `stop`" in again.stderr
     assert up(world) == pid
     assert "has ended" in world.ok("stop", "--jobs")
     assert up(world) is None
-    told = (world.folder / "gpu_scheduler.log").read_text()
-    assert "scheduler up" in told
-    assert "scheduler ends (requested)" in told
+    log = (world.folder / "gpu_scheduler.log").read_text()
+    assert "scheduler up" in log
+    assert "scheduler ends (requested)" in log
 
 
-def test_jobs_see_nothing_of_the_conda_environments_that_it_was_started_in(daemons: World) -> None:
+def test_jobs_do_not_inherit_the_conda_environment_of_start(daemons: World) -> None:
     world = daemons
     make_conda(world.folder, "ml", "other")
     root = world.folder / "conda"
@@ -93,7 +93,7 @@ def test_jobs_see_nothing_of_the_conda_environments_that_it_was_started_in(daemo
     assert headers[2] == f"# environment: none named, so the scheduler's: conda ml{folder}"
 
 
-def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World) -> None:
+def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemons: World) -> None:
     world = daemons
     command = f"{sys.executable} -m gpu_scheduler {' '.join(START)} --state-file {world.state}"
     read, write = os.pipe()
@@ -106,7 +106,7 @@ def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World)
     os.close(write)
     assert caller.stdout is not None
     with caller.stdout as out:
-        assert b"scheduler up in the background" in out.read()  # ends, though the scheduler goes on
+        assert b"scheduler up in the background" in out.read()  # ends before the scheduler does
     assert caller.wait(60) == -signal.SIGHUP
     assert os.read(read, 1) == b""
     os.close(read)
@@ -124,7 +124,7 @@ def test_it_survives_the_session_and_holds_nothing_of_the_caller(daemons: World)
         (("--simulate", "2", "--gpus", "3"), 2, "2 GPUs found"),
     ],
 )
-def test_what_is_wrong_is_told_to_the_caller_with_its_code(
+def test_startup_errors_reach_the_caller_with_their_exit_code(
     daemons: World, words: tuple[str, ...], code: int, part: str
 ) -> None:
     daemons.env["PATH"] = f"{daemons.folder}:{daemons.env['PATH']}"
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_told_to_the_caller_with_its_code(
     assert up(daemons) is None
 
 
-def test_ctrl_c_while_it_comes_up_ends_it_too(daemons: World) -> None:
+def test_ctrl_c_during_startup_ends_the_daemon_too(daemons: World) -> None:
     program = daemons.folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ntouch {daemons.folder}/asked; exec sleep 5\n")
     program.chmod(0o755)
@@ -156,7 +156,7 @@ def test_ctrl_c_while_it_comes_up_ends_it_too(daemons: World) -> None:
     assert not scheduler.is_running()
 
 
-def test_a_pipe_in_the_place_of_the_main_log_holds_nobody_up(daemons: World) -> None:
+def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     os.mkfifo(daemons.folder / "gpu_scheduler.log")
     daemons.append("[share=0.5] exit 0")
     assert "scheduler up in the background" in daemons.ok(*START)
@@ -172,7 +172,7 @@ def test_a_drain_ends_by_itself(daemons: World) -> None:
     wait_for(lambda: "exit code 3" in log.read_text() and up(world) is None, "the end of the drain")
 
 
-def test_a_fault_of_ours_is_told_in_the_main_log(tmp_path: Path) -> None:
+def test_an_internal_error_is_logged_to_the_main_log(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import logging, sys\n"

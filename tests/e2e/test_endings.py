@@ -1,4 +1,4 @@
-"""How a scheduler ends: drained, asked to, or by a signal; with which code, and what goes on."""
+"""Tests how a scheduler ends (drained, on request, by a signal), its exit code, and what keeps running."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.waiting import wait_for
 
 
 def drained(world: World, *options: str) -> int:
-    """The exit code of a scheduler that drains."""
+    """Runs a draining scheduler; returns its exit code."""
     world.start("--drain", *options)
     assert world.process is not None
     return world.process.wait(60)
 
 
-def test_a_drain_counts_the_lines_now_in_its_own_file(world: World) -> None:
+def test_a_drain_counts_only_the_lines_now_in_its_own_file(world: World) -> None:
     (world.folder / "a.txt").write_text("[share=1] exit 9\n")
     (world.folder / "b.txt").write_text("[share=1] true\n")
     assert drained(world, "--jobs-file", "a.txt") == 9
-    assert drained(world, "--jobs-file", "a.txt") == 9  # it has failed, and its line is still there
+    assert drained(world, "--jobs-file", "a.txt") == 9  # it failed, and its line is still in the file
     assert drained(world, "--jobs-file", "b.txt") == 0
 
 
@@ -40,7 +40,7 @@ def test_a_drain_counts_the_lines_now_in_its_own_file(world: World) -> None:
         ("[cancel] true", 1),
     ],
 )
-def test_the_code_of_a_drain(world: World, line: str, code: int) -> None:
+def test_exit_code_of_a_drain(world: World, line: str, code: int) -> None:
     world.append("[share=1] true", line)
     assert drained(world) == code
     left = {
@@ -51,7 +51,7 @@ def test_the_code_of_a_drain(world: World, line: str, code: int) -> None:
     assert left.get(line, "drained: ") in world.said()
 
 
-def test_a_drain_ends_when_a_paused_gpu_is_all_that_is_left(world: World) -> None:
+def test_a_drain_ends_when_jobs_wait_only_for_a_paused_gpu(world: World) -> None:
     world.start()
     world.ok("pause", "1")
     world.end()
@@ -60,7 +60,7 @@ def test_a_drain_ends_when_a_paused_gpu_is_all_that_is_left(world: World) -> Non
     assert "GPU 1 paused" in world.said()
 
 
-def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) -> None:
+def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: World) -> None:
     world.append(
         "[share=1 allowed=0] while [ ! -e go ]; do sleep 0.02; done",
         "[vram=20G allowed=0] echo second >> ran",
@@ -81,7 +81,7 @@ def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) ->
     )
     (world.folder / "go").touch()
     assert world.process is not None
-    assert world.process.wait(60) == 3  # of the held job; without it 1
+    assert world.process.wait(60) == 3  # for the held job; without it 1
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
@@ -90,7 +90,7 @@ def test_a_drain_ends_when_a_line_became_a_typo_while_a_job_ran(world: World) ->
     assert not (world.folder / "ran").exists()
 
 
-def test_a_drain_that_is_ended_is_not_a_success(world: World) -> None:
+def test_an_interrupted_drain_is_not_a_success(world: World) -> None:
     world.append("[share=1] sleep 60")
     world.start("--drain")
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
@@ -102,7 +102,7 @@ def test_a_drain_that_is_ended_is_not_a_success(world: World) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_scheduler_and_no_job(world: World, number: int) -> None:
+def test_a_signal_ends_the_scheduler_but_no_job(world: World, number: int) -> None:
     world.append("[share=1] while [ ! -e go ]; do sleep 0.02; done; echo done >> ran")
     world.start()
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
@@ -114,7 +114,7 @@ def test_a_signal_ends_the_scheduler_and_no_job(world: World, number: int) -> No
     assert world.finished()[1]["outcome"] == "completed"
 
 
-def test_nohup_is_obeyed(world: World) -> None:
+def test_nohup_keeps_sighup_ignored(world: World) -> None:
     with open(world.out, "ab") as out:
         world.process = subprocess.Popen(
             ["nohup", sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1", "--log-dir", "logs"],
@@ -127,7 +127,7 @@ def test_nohup_is_obeyed(world: World) -> None:
     assert world.process.poll() is None
 
 
-def test_stop_with_jobs_leaves_nothing_and_starts_nothing(world: World) -> None:
+def test_stop_with_jobs_ends_all_jobs_and_starts_none(world: World) -> None:
     world.append("[share=1 allowed=0] sleep 60", "[share=1 allowed=0] echo second >> ran")
     world.start()
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
@@ -141,7 +141,7 @@ def test_stop_with_jobs_leaves_nothing_and_starts_nothing(world: World) -> None:
     assert not (world.folder / "ran").exists()
 
 
-def test_a_stop_left_behind_does_not_end_the_next_scheduler(world: World) -> None:
+def test_an_unanswered_stop_does_not_end_the_next_scheduler(world: World) -> None:
     world.start()
     world.end()
     store = Store(Home.of(str(world.folder / world.state)))

@@ -1,4 +1,4 @@
-"""A record made on simulated GPUs and a start on real ones, as a pretend nvidia-smi shows them; and back."""
+"""Tests a start on real GPUs (a fake nvidia-smi) with a store from simulated ones, and the reverse."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ REAL = ("--gpu-probe", "gputil")
 
 
 def start(world: World, *options: str) -> subprocess.CompletedProcess[str]:
-    """A drain on this world's jobs file."""
+    """Drains the jobs file of this world."""
     world.env["PATH"] = f"{FAKES}{os.pathsep}{os.environ['PATH']}"
     return world.cli("start", "--drain", "--log-dir", "logs", *options)
 
 
 def files(world: World) -> dict[str, bytes]:
-    """Every file of the folder and its content."""
+    """Returns the content of every file of the folder."""
     return {str(path): path.read_bytes() for path in sorted(world.folder.rglob("*")) if path.is_file()}
 
 
-def test_a_record_of_the_other_kind_of_gpus_is_refused_and_left_as_it_is(world: World) -> None:
+def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world: World) -> None:
     world.append("echo ran >> told", "[vram=70G] echo big")
     simulated = start(world, "--simulate", "1:24G")
     assert simulated.returncode == 3
@@ -45,7 +45,7 @@ def test_a_record_of_the_other_kind_of_gpus_is_refused_and_left_as_it_is(world: 
     assert "2 jobs of a run on real GPUs, and this start is on simulated ones" in back.stderr
 
 
-def test_kept_history_waits_for_no_gpu_of_the_other_kind(world: World) -> None:
+def test_kept_history_does_not_wait_for_gpus_of_the_other_kind(world: World) -> None:
     world.append("while [ ! -e go ]; do sleep 0.02; done")
     world.start("--simulate", "2:80G")
     world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")

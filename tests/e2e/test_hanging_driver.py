@@ -1,4 +1,4 @@
-"""A driver that hangs in the middle of a run: only placing waits for it (docs/design.md, Placement)."""
+"""Tests a driver that hangs during a run: only placement waits for it (docs/design.md, Placement)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAKES = Path(__file__).resolve().parents[1] / "fakes"
 
 
 def start(world: World) -> Path:
-    """A scheduler on one GPU that the fake `nvidia-smi` tells of; the folder by which that is told."""
+    """Starts a scheduler on one GPU of the fake `nvidia-smi`; returns the folder that controls the fake."""
     driver = world.folder / "driver"
     driver.mkdir()
     world.env |= {"PATH": f"{FAKES}:{world.env['PATH']}", "FAKE_GPUS": str(driver), "FAKE_GPU_COUNT": "1"}
@@ -28,7 +28,7 @@ def start(world: World) -> Path:
     return driver
 
 
-def test_jobs_end_and_commands_answer_while_the_driver_hangs_and_placing_goes_on_after(world: World) -> None:
+def test_a_hanging_driver_stops_only_placement_until_it_answers(world: World) -> None:
     os.mkfifo(world.folder / "go")
     world.jobs_file.touch()
     driver = start(world)
@@ -41,7 +41,7 @@ def test_jobs_end_and_commands_answer_while_the_driver_hangs_and_placing_goes_on
     def fault() -> str:
         return world.status()["gpus"][0]["fault"] or ""
 
-    wait_for(lambda: fault().startswith(UNREADABLE), "the GPU is told to be unreadable")
+    wait_for(lambda: fault().startswith(UNREADABLE), "the GPU is reported as unreadable")
     world.append("exit 0", "exit 1")
     world.until(lambda jobs: len(jobs) == 3, "the lines are read all the same")
     (world.folder / "go").write_text("\n")

@@ -1,4 +1,4 @@
-"""The main job as a user does it: lines in, each run once, where it may, in its session and environment."""
+"""Tests the main use case: each line runs once, on an allowed GPU, in its session and environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shown(world: World) -> World:
     return world
 
 
-def test_six_lines_of_both_kinds(shown: World) -> None:
+def test_runs_six_lines_of_both_formats(shown: World) -> None:
     shown.start("--screen", "--conda-sh", str(CONDA))
     shown.append(
         "0,show.py,,a --llm qwen2.5-3b-inst --mode half,",
@@ -78,7 +78,7 @@ def test_six_lines_of_both_kinds(shown: World) -> None:
     assert all(len((shown.folder / name).read_text().splitlines()) == 1 for name in "abcdef")
 
 
-def test_arguments_reach_the_script_as_they_were_written(shown: World) -> None:
+def test_arguments_reach_the_script_unchanged(shown: World) -> None:
     (shown.folder / "go").touch()
     shown.append(
         '0,show.py,,"one --layers 1,2,3 --note ""a b""",',
@@ -102,7 +102,7 @@ def test_arguments_reach_the_script_as_they_were_written(shown: World) -> None:
     assert not (shown.folder / "injected").exists()
 
 
-def test_pauses_of_every_kind_take_effect_and_none_is_overwritten(world: World) -> None:
+def test_every_kind_of_pause_takes_effect_and_none_is_overwritten(world: World) -> None:
     world.start()
     assert "0" in world.ok("pause", "0")
     world.append("[share=1 allowed=0] echo x >> ran")
@@ -112,7 +112,7 @@ def test_pauses_of_every_kind_take_effect_and_none_is_overwritten(world: World) 
     state = world.folder / world.state
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [0], "state file")
     state.write_text(json.dumps({**json.loads(state.read_text()), "paused_gpus": [1, 3]}))
-    world.wait_text("ran")  # resuming GPU 0 by the edit lets the job start
+    world.wait_text("ran")  # the edit resumes GPU 0, so the job starts
     wait_for(
         lambda: [g["state"] for g in world.status()["gpus"]] == ["available", "paused", "available", "paused"]
     )
@@ -126,7 +126,9 @@ def test_pauses_of_every_kind_take_effect_and_none_is_overwritten(world: World) 
 
 
 @pytest.mark.parametrize("mode", [(), ("--screen",)], ids=["direct", "screen"])
-def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mode: tuple[str, ...]) -> None:
+def test_a_restarted_scheduler_finds_results_from_while_it_was_down(
+    world: World, mode: tuple[str, ...]
+) -> None:
     wait = "while [ ! -e {0} ]; do sleep 0.02; done"
     world.start(*mode)
     world.append(
@@ -146,7 +148,7 @@ def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mod
     home = Home.of(str(world.folder / world.state))
     wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
     before = world.jobs()
-    assert before[1]["state"] == "finished"  # seen in its folder, not on the record yet
+    assert before[1]["state"] == "finished"  # read from its folder, not in the store yet
     world.start(*mode)
     jobs = world.finished(1, 2, 5, 6, 7)
     assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]
@@ -156,7 +158,7 @@ def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mod
     )
     assert world.end() == 0
     assert "keeps running" in world.said()
-    # With no scheduler up, `cancel` ends a running job, and the next one knows.
+    # Without a scheduler `cancel` ends a running job, and the next scheduler records it.
     assert "cancel" in world.ok("cancel", "3")
     wait_for(lambda: len(list(home.runs.glob("3/*/result"))) == 1, "the cancelled job's result")
     world.start(*mode)
@@ -165,13 +167,13 @@ def test_a_killed_scheduler_knows_what_ended_while_it_was_down(world: World, mod
     assert world.finished(4)[4]["outcome"] == "completed"
 
 
-def test_a_shutdown_interrupts_in_both_orders(world: World) -> None:
+def test_a_shutdown_interrupts_jobs_in_either_signal_order(world: World) -> None:
     world.start()
     world.append(*(f"[share=0.5] echo $PPID $$ >> pids{n}; exec sleep 60" for n in (1, 2)))
     for n, order in ((1, (0, 1)), (2, (1, 0))):
         pids = [int(pid) for pid in world.wait_text(f"pids{n}")[0].split()]
         os.kill(pids[order[0]], signal.SIGTERM)
-        with contextlib.suppress(ProcessLookupError):  # the runner passes it on, and may be the quicker one
+        with contextlib.suppress(ProcessLookupError):  # the runner passes it on and may be faster
             os.kill(pids[order[1]], signal.SIGTERM)
     world.until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
@@ -185,7 +187,7 @@ def test_a_shutdown_interrupts_in_both_orders(world: World) -> None:
     assert {job["outcome"] for job in world.finished().values()} == {"cancelled"}
 
 
-def test_two_schedulers_in_one_folder_leave_each_other_alone(world: World, tmp_path: Path) -> None:
+def test_two_schedulers_in_one_folder_do_not_interfere(world: World, tmp_path: Path) -> None:
     other = World(tmp_path, "other.json")
     try:
         world.start("--jobs-file", "jobs.txt")
@@ -203,7 +205,7 @@ def test_two_schedulers_in_one_folder_leave_each_other_alone(world: World, tmp_p
         other.close()
 
 
-def test_a_deleted_state_starts_from_nothing(world: World) -> None:
+def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
     import shutil
 
     world.start()
@@ -225,12 +227,12 @@ def test_a_deleted_state_starts_from_nothing(world: World) -> None:
     sweep(world.folder, token, term_s=0.0)
 
 
-def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> None:
+def test_ends_when_its_data_directory_is_removed(world: World) -> None:
     world.start()
     folder = world.folder / "gpu_scheduler_state.d"
 
     def is_removed() -> bool:
-        # The scheduler may write its board between the look at the folder and its end.
+        # The scheduler may write its status board between reading the folder and its end.
         subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
         return not folder.exists()
 
@@ -240,7 +242,7 @@ def test_a_record_removed_under_a_running_scheduler_ends_it(world: World) -> Non
     assert "removed or replaced" in world.said()
 
 
-def test_a_scheduler_whose_record_another_host_takes_over_starts_nothing_more(world: World) -> None:
+def test_starts_nothing_after_another_host_takes_over_the_data_directory(world: World) -> None:
     home = Home.of(str(world.folder / world.state))
     world.start("--state-interval", "0.5")
     world.append("[share=0.5] while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran")
@@ -249,7 +251,7 @@ def test_a_scheduler_whose_record_another_host_takes_over_starts_nothing_more(wo
     wait_for(home.host.exists, "the scheduler's own name, once more")
     wait_for(lambda: '"running": 1' in home.state_file.read_text(), "the state file with job 1")
     write_host(home.host, Host("gpu-other", "0" * 32))
-    home.state_file.write_text("{}")  # as that host has it
+    home.state_file.write_text("{}")  # as the other host wrote it
     assert world.process is not None
     assert world.process.wait(60) == 1
     assert "belongs to host gpu-other" in world.said()

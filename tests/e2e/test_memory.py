@@ -1,4 +1,4 @@
-"""Placing by memory on simulated GPUs, with real processes: what is declared, what is seen, what follows."""
+"""Tests placement by declared and measured memory, on simulated GPUs with real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 SIMJOB = f"{sys.executable} -m gpu_scheduler.simjob"
-#: Every form of line that declares memory.
+#: A jobs file with every form of memory declaration.
 EXAMPLE = """\
 # no declaration -> runs only on a fully idle GPU, alone
 python preprocess.py
@@ -44,13 +44,13 @@ python preprocess.py
 
 
 def drained(world: World, *words: str) -> subprocess.CompletedProcess[str]:
-    """`gpu-scheduler FILE …`, to its end."""
+    """Runs `gpu-scheduler FILE …` until it is drained."""
     return warm.run("gpu_scheduler", words, world.folder, world.env)
 
 
 @contextmanager
 def somebody(world: World, vram: int, load: int, gpu: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that the scheduler did not start, on one of its GPUs."""
+    """Runs a foreign process on one of the GPUs."""
     folder = Home.of(str(world.folder / world.state)).simulation
     with subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler.simjob", "--vram", str(vram), "--load", str(load),
@@ -65,7 +65,7 @@ def somebody(world: World, vram: int, load: int, gpu: int = 0) -> Iterator[subpr
 
 
 def seen_on(world: World, gpu: int, least_mib: int) -> None:
-    """Wait until a sample shows that much on a GPU."""
+    """Waits until a sample shows at least this much memory in use on a GPU."""
 
     def used() -> bool:
         return (world.status()["gpus"][gpu]["memory_used_mib"] or 0) >= least_mib
@@ -74,7 +74,7 @@ def seen_on(world: World, gpu: int, least_mib: int) -> None:
 
 
 def loaded(world: World, percent: float) -> None:
-    """Wait until the mean load of GPU 0, over as many samples as count, is that."""
+    """Waits until the mean load of GPU 0, over the samples that count, has this value."""
 
     def is_loaded() -> bool:
         store = Store(Home.of(str(world.folder / world.state)))
@@ -85,7 +85,7 @@ def loaded(world: World, percent: float) -> None:
     wait_for(is_loaded, f"load {percent} %")
 
 
-def test_the_tour_of_sixty_seconds(world: World) -> None:
+def test_the_sixty_second_tour(world: World) -> None:
     line = f"[vram=8G] {SIMJOB} --vram 8000 --ramp 0.6 --hold 0.7"
     (world.folder / "jobs.txt").write_text(f"{line}\n")
     done = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2", "-v")
@@ -105,7 +105,7 @@ def test_the_tour_of_sixty_seconds(world: World) -> None:
     assert "job 2 finished [OK]" in fresh.stdout
 
 
-def test_the_example_of_document_001_as_it_stands(world: World) -> None:
+def test_the_complete_memory_example(world: World) -> None:
     for name in ("preprocess.py", "train.py", "train_big.py", "sweep.py", "flaky_eval.py"):
         shutil.copy(Path(__file__).parent / "scripts" / "pretend.py", world.folder / name)
     (world.folder / "run_eval.sh").write_text("echo evaluated\n")
@@ -123,7 +123,7 @@ def test_the_example_of_document_001_as_it_stands(world: World) -> None:
     assert "5 of 6 jobs completed" in done.stdout
 
 
-def test_one_that_takes_more_than_it_declared_is_named_and_booked_at_its_peak(world: World) -> None:
+def test_a_job_above_its_declaration_is_reported_and_allocated_its_peak(world: World) -> None:
     world.append(f"[vram=8G] {SIMJOB} --vram 14000 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
     wait_for(lambda: "EXCEEDS" in world.said(), "the warning")
@@ -132,7 +132,7 @@ def test_one_that_takes_more_than_it_declared_is_named_and_booked_at_its_peak(wo
         r" neighbors may OOM",
         world.said(),
     )
-    # By the declarations alone it would fit: 8 + 12 GiB and the margin of 0.5 in 24.
+    # By the declarations it would fit: 8 + 12 GiB and a margin of 0.5 GiB in 24 GiB.
     world.append("[vram=12G] echo fits")
     world.until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
     # 24576 - 1.1 x 14000 - 512
@@ -143,7 +143,7 @@ def test_one_that_takes_more_than_it_declared_is_named_and_booked_at_its_peak(wo
     assert "under-declared (+71%)" in world.said()
 
 
-def test_out_of_memory_runs_again_with_more_and_remembers_that_over_a_kill(world: World) -> None:
+def test_an_oom_retry_requests_more_memory_and_survives_a_kill(world: World) -> None:
     world.append(f"[vram=17G] {SIMJOB} --vram 17408 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
     world.until(lambda jobs: jobs.get(1, {"peaks": {}})["peaks"] == {"0": 17408}, "job 1 has its memory")
@@ -156,7 +156,7 @@ def test_out_of_memory_runs_again_with_more_and_remembers_that_over_a_kill(world
 
     world.until(waits_with_more, "job 2 waits for more memory")
     before = world.jobs()[2]["attempts"]
-    wait_for(lambda: len(re.findall("OOM retry", world.said())) == before, "what the log says of it")
+    wait_for(lambda: len(re.findall("OOM retry", world.said())) == before, "the log messages")
     assert world.end(signal.SIGKILL) == -signal.SIGKILL
     world.start("--simulate", "1", "--poll", "0.2")
     world.until(waits_with_more, "job 2 still waits for more")
@@ -170,7 +170,7 @@ def test_out_of_memory_runs_again_with_more_and_remembers_that_over_a_kill(world
     assert sizes[0] >= 5.0
 
 
-def test_another_failure_uses_no_retry_for_memory(world: World) -> None:
+def test_other_failures_use_no_oom_retry(world: World) -> None:
     world.append(
         f"[vram=4G retries=3] {sys.executable} -c 'raise ValueError(\"bad value\")'",
         "[vram=1G fail-retries=0] exit 4",
@@ -183,7 +183,7 @@ def test_another_failure_uses_no_retry_for_memory(world: World) -> None:
     assert "ValueError: bad value" in jobs[1]["reason"]
 
 
-def test_a_time_limit_is_kept_with_no_scheduler_up(world: World) -> None:
+def test_a_time_limit_holds_while_no_scheduler_is_up(world: World) -> None:
     world.append("[vram=1G timeout=1.5s] sleep 600")
     world.start("--simulate", "1")
     world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 runs")
@@ -194,7 +194,7 @@ def test_a_time_limit_is_kept_with_no_scheduler_up(world: World) -> None:
     assert world.process.wait(60) == 124
 
 
-def test_what_others_use(world: World) -> None:
+def test_memory_and_load_of_foreign_processes_limit_placement(world: World) -> None:
     world.start("--simulate", "1", "--poll", "0.2")
     with somebody(world, 60, 0):
         seen_on(world, 0, 60)
@@ -221,7 +221,7 @@ def test_what_others_use(world: World) -> None:
         assert world.finished(6)[6]["outcome"] == "completed"
 
 
-def test_needs_are_learned_from_what_was_seen(world: World) -> None:
+def test_learns_needs_from_measured_usage(world: World) -> None:
     line = f"{SIMJOB} --vram 5000 --hold 0.6"
     world.append(*[f"{line} --exit 0 # {n}" for n in range(6)])
     world.start("--simulate", "1", "--poll", "0.2", "--learn", "--drain")

@@ -1,4 +1,4 @@
-"""A folder of the older scheduler, started as it lies; and torchrun, by a program of that name."""
+"""Tests a start in a folder of the older scheduler, and torchrun (a fake program of that name)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with open(os.path.join(os.environ["HOME"], "told.jsonl"), "a") as file:
     file.write(json.dumps(told) + "\\n")
 """
 
-#: What the real one does on one node: N processes of the script, numbered by LOCAL_RANK.
+#: Does what torchrun does on one node: starts N processes of the script, numbered by LOCAL_RANK.
 TORCHRUN = f"""#!{sys.executable}
 import os, subprocess, sys
 words = sys.argv[1:]
@@ -41,7 +41,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 
 def older(world: World) -> None:
-    """The folder, its scripts, and what they tell."""
+    """Makes the folder and its scripts, which write what they were given to a file."""
     shutil.copytree(OLDER, world.folder, dirs_exist_ok=True)
     make_conda(world.folder, "ml")
     torchruns = ("conda/bin/torchrun", "conda/envs/ml/bin/torchrun")
@@ -54,7 +54,7 @@ def older(world: World) -> None:
 
 
 def told(world: World) -> dict[str, list[dict[str, Any]]]:
-    """What each job's processes told, by the job's line."""
+    """Returns what the processes of each job wrote, by the line of the job."""
     by_job: dict[str, list[dict[str, Any]]] = {}
     for line in (world.folder / "told.jsonl").read_text().splitlines():
         by_job.setdefault(json.loads(line)["GPU_SCHEDULER_JOB"], []).append(json.loads(line))
@@ -62,9 +62,9 @@ def told(world: World) -> dict[str, list[dict[str, Any]]]:
     return {jobs[int(job)]["command"]: lines for job, lines in by_job.items()}
 
 
-def test_the_folder_of_the_older_scheduler_starts_as_it_is(world: World) -> None:
+def test_starts_unchanged_on_a_folder_of_the_older_scheduler(world: World) -> None:
     older(world)
-    # Jobs of an older scheduler may run on the machine of the test.
+    # Jobs of an older scheduler may be running on this machine.
     world.start("--conda-sh", str(CONDA), "--ignore-old-sessions")
     jobs = world.finished(*range(1, 8))
     assert {job["outcome"] for job in jobs.values()} == {"completed"}, jobs
@@ -105,7 +105,7 @@ def test_the_folder_of_the_older_scheduler_starts_as_it_is(world: World) -> None
 @pytest.mark.skipif(
     shutil.which("screen") is None and "CI" not in os.environ, reason="screen is not installed"
 )
-def test_a_line_that_runs_under_the_older_scheduler_is_not_started_beside_it(world: World) -> None:
+def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: World) -> None:
     world.append("echo $$ >> ran; while [ ! -e end ]; do sleep 0.02; done")
     (world.folder / world.state).write_text('{"gpu_status": [1.0], "paused_gpus": []}')
     name = f"gpujob_0_train_{os.getpid()}"
@@ -123,18 +123,20 @@ def test_a_line_that_runs_under_the_older_scheduler_is_not_started_beside_it(wor
         assert f".{name}, GPU 0" in world.said()
         world.wait_text("ran", 2)
         assert world.end() == 0
-        world.start()  # on a record of its own it only warns
+        world.start()  # with its own data directory it only warns
         assert world.said().count(f".{name}, GPU 0") == 2
     finally:
         (world.folder / "end").touch()
     world.finished(1)
 
 
-def test_torchrun_on_more_gpus_than_there_are_waits_and_says_why(world: World) -> None:
+def test_torchrun_with_more_gpus_than_exist_waits_and_shows_why(world: World) -> None:
     (world.folder / "t.py").touch()
     world.append("0,t.py,,torchrun-9gpu", "0,t.py,,torchrun-2gpu,,3")
     world.start()
-    world.until(lambda jobs: len(jobs) == 2 and all(job["infeasible"] for job in jobs.values()), "both told")
+    world.until(
+        lambda jobs: len(jobs) == 2 and all(job["infeasible"] for job in jobs.values()), "both infeasible"
+    )
     assert [job["reason"] for _, job in sorted(world.jobs().items())] == [
         "infeasible: needs 9 free GPUs, 4 managed",
         "infeasible: needs 2 free GPUs, 1 allowed",

@@ -1,4 +1,4 @@
-"""README.md and docs/running.md as a new user follows them.
+"""Follows README.md and docs/running.md as a new user does.
 
 Their commands run in order; their tables, and those of docs/jobs-file.md, name what exists.
 """
@@ -33,24 +33,24 @@ README = (ROOT / "README.md").read_text()
 RUNNING = (ROOT / "docs" / "running.md").read_text()
 JOBS_FILE = (ROOT / "docs" / "jobs-file.md").read_text()
 PLACEMENT = (ROOT / "docs" / "placement.md").read_text()
-#: Pages whose blocks run, in this order.
+#: Pages whose code blocks are run, in this order.
 FOLLOWED = README + RUNNING
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [text for kind, text in FENCED.findall(FOLLOWED) if kind == "bash"]
 PLAIN = [text for kind, text in FENCED.findall(README + JOBS_FILE + PLACEMENT) if kind == ""]
 
-#: First line of a block that cannot run here -> why.
+#: First line of a block that cannot run here -> reason.
 NOT_RUN = {
     "make demo": "installs packages; the test suite would run itself",
     "python ../scheduler.py attach train": "needs a terminal: test_screen.py attaches",
 }
-#: What a foreground `start` prints first once it takes commands.
+#: Printed by a foreground `start` once it accepts commands.
 UP = "scheduler up"
 RUN = "python scheduler.py "
 
 
 class Reader:
-    """Somebody who types each block into a shell, and the next one when this one has had its effect."""
+    """A reader who types each block into a shell and waits for its effect before the next one."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -68,7 +68,7 @@ class Reader:
         self.ended_in = tools / "pwd"
 
     def type(self, block: str) -> None:
-        """Run a block; a foreground `start` stays behind in the background, as in a terminal of its own."""
+        """Runs a block; a foreground `start` keeps running in the background, as in another terminal."""
         before, start, options = block.rpartition("scheduler.py start")
         if not start or "--drain" in options:
             self._run(block)
@@ -78,8 +78,8 @@ class Reader:
         self._start(f"{python}{start}{options}")
 
     def _run(self, block: str) -> None:
-        """As in one shell: the next block runs in the folder in which this one ends."""
-        # Logs belong to the test's folder; and what a person has time to look at is not waited for.
+        """Runs a block; as in one shell, the next block runs in the folder in which this one ends."""
+        # Logs go to the test's folder, and pauses meant for a person to read are skipped.
         text = block.replace("--drain", "--drain --log-dir logs")
         text = text.replace("--samples 900", "--samples 120").replace("--prompts 2000", "--prompts 240")
         done = subprocess.run(
@@ -109,7 +109,7 @@ def reader(world: World) -> Reader:
 
 
 def expect(world: World, **wanted: str) -> dict[int, dict[str, Any]]:
-    """Wait until jobs are as the README says: j1="running", j3="completed". All jobs then."""
+    """Waits until jobs are as the README says (j1="running", j3="completed"); returns all jobs."""
 
     def met(jobs: dict[int, dict[str, Any]]) -> bool:
         stands = {f"j{job}": about["outcome"] or about["state"] for job, about in jobs.items()}
@@ -162,7 +162,7 @@ def after_stop(reader: Reader) -> None:
     assert re.search(r"has ended.*not running.*  1  running +0 .*job 1: cancelled", said, re.DOTALL)
     assert reader.world.process is not None
     assert reader.world.process.wait(20) == 0
-    # What was cancelled while no scheduler was up is known to the next one.
+    # The next scheduler records what was cancelled while none was up.
     root, reader.folder = reader.folder, reader.folder / "tour"
     reader.type("python ../scheduler.py start --simulate 4 --screen\n")
     expect(reader.world, j1="cancelled")
@@ -174,7 +174,7 @@ def after_drain(reader: Reader) -> None:
     (said,) = (said for command, said in reader.said.items() if "once.json" in command)
     assert "[job 1] the answer is 42" in said
     assert "1 of 1 jobs completed" in said.splitlines()[-1], "the output of jobs comes first"
-    # A scheduler for the next block, which pauses.
+    # A scheduler for the next block, which pauses a GPU.
     reader.type(f"{RUN}start --simulate 4 --screen\n")
 
 
@@ -182,7 +182,7 @@ def after_edit(reader: Reader) -> None:
     world = reader.world
     reader.type(f"{RUN}start --simulate 4 --screen\n")
     wait_for(lambda: [gpu["index"] for gpu in world.status()["gpus"] if gpu["state"] == "paused"] == [1, 3])
-    # The six jobs of the sweep, and the one that was added.
+    # The six jobs of the sweep, and the added one.
     assert [job["outcome"] for job in world.finished().values()] == ["completed"] * 7
 
 
@@ -192,7 +192,7 @@ def after_reset(reader: Reader) -> None:
     assert "nothing has run here yet" in reader.world.cli("status").stdout
 
 
-#: First line of a block -> what a reader sees before going on.
+#: First line of a block -> check of its effect.
 THEN: dict[str, Callable[[Reader], None]] = {
     "cat >> jobs.txt <<'END'": after_append,
     "python ../scheduler.py status": after_status,
@@ -206,12 +206,12 @@ THEN: dict[str, Callable[[Reader], None]] = {
 }
 
 
-def test_every_block_runs_in_order_and_does_what_is_said_of_it(reader: Reader) -> None:
+def test_every_block_runs_in_order_with_its_documented_effect(reader: Reader) -> None:
     ran = []
     for block in BLOCKS:
         first = block.splitlines()[0]
         if first not in NOT_RUN:
-            reader.type(block)  # fails unless it exits 0
+            reader.type(block)  # fails unless its exit code is 0
             ran.append(first)
             if first in THEN:
                 THEN[first](reader)
@@ -219,45 +219,45 @@ def test_every_block_runs_in_order_and_does_what_is_said_of_it(reader: Reader) -
     assert set(THEN) <= set(ran)
 
 
-def test_the_jobs_of_the_tour_last_long_enough_to_be_looked_at() -> None:
+def test_the_jobs_of_the_tour_last_long_enough_to_be_inspected() -> None:
     (block,) = [block for block in BLOCKS if block.startswith("cat >> jobs.txt")]
     lines = [line for line in block.splitlines() if "llm" in line]
     assert len(lines) == 4
     for line in lines:
         read = parse_line(line, "/", "/")
         assert isinstance(read, Parsed)
-        # A step takes 0.05 s; an epoch has 12 of them, and two prompts are one.
+        # A step takes 0.05 s; an epoch has 12 steps, two prompts are one step.
         parts = (("epochs", 12), ("samples", 1), ("prompts", 0.5))
         steps = max(int(read.spec.option(name) or 0) * each for name, each in parts)
         assert 0.05 * steps >= 45, line
 
 
-def test_the_lists_above_name_blocks_that_exist_and_name_them_once() -> None:
+def test_the_lists_above_name_existing_blocks_once() -> None:
     firsts = [block.splitlines()[0] for block in BLOCKS]
     assert [first for first in [*NOT_RUN, *THEN] if firsts.count(first) != 1] == []
 
 
 def commands() -> list[str]:
-    """Every `python scheduler.py …` in running text, in tables and in blocks, from whatever folder."""
+    """Returns every `python scheduler.py …` in text, tables and blocks, whatever the folder."""
     inline = re.findall(rf"`{re.escape(RUN)}([^`…]+)`", FOLLOWED)
     lines = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
     return inline + [line.partition("scheduler.py ")[2] for line in lines]
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
-def test_every_command_in_the_text_is_accepted(command: str) -> None:
+def test_every_command_in_the_text_parses(command: str) -> None:
     parsed = parse(shlex.split(command))
     assert isinstance(parsed, Namespace)
     assert parsed.command in _MODULES
 
 
-def test_ten_everyday_commands_are_shown() -> None:
+def test_shows_ten_everyday_commands() -> None:
     shown = re.findall(rf"^\| `{RUN}([a-z]+)\b[^|]*\|[^|]+\|$", README, re.MULTILINE)
     assert len(set(shown)) == len(shown) == 10
     assert set(shown) <= set(_MODULES)
 
 
-def test_the_options_of_start_and_their_defaults() -> None:
+def test_documents_the_options_of_start_with_their_defaults() -> None:
     rows = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| ([^|]+) \|", RUNNING, re.MULTILINE))
     defaults = start_options(parse(["start"]))
     assert defaults == config.StartOptions()
@@ -265,7 +265,7 @@ def test_the_options_of_start_and_their_defaults() -> None:
         f"--{re.sub('_(s|mib)$', '', name).replace('_', '-')}": value
         for name, value in vars(defaults).items()
     }
-    # --daemon is the command line's own: the scheduler does not know that it is in the background.
+    # --daemon belongs to the command line: the scheduler does not know that it runs in the background.
     assert set(rows) == {*by_option, "--daemon"}
     for option, value in by_option.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -277,16 +277,16 @@ def test_the_options_of_start_and_their_defaults() -> None:
 
 
 def table(page: str) -> str:
-    """The table of attributes on a page."""
+    """Returns the table of attributes of a page."""
     return page.partition("| attribute | meaning |")[2].partition("\n\n")[0]
 
 
 def attributes(page: str) -> set[str]:
-    """Every word in that table that may be an attribute."""
+    """Returns every word in that table that may be an attribute."""
     return {re.split("[=:]", word)[0] for word in re.findall(r"`([^`]+)`", table(page))}
 
 
-def test_the_attributes_are_those_that_are_carried_out() -> None:
+def test_documents_exactly_the_implemented_attributes() -> None:
     known = {re.split("[=:]", word)[0] for word in KNOWN.split()}
     assert known <= attributes(JOBS_FILE)
     assert [word for word in LATER if f"`{word}`" not in JOBS_FILE] == []
@@ -295,7 +295,7 @@ def test_the_attributes_are_those_that_are_carried_out() -> None:
     assert set(commonest) <= known
 
 
-def test_the_lines_that_are_shown_are_jobs() -> None:
+def test_documented_lines_are_valid_jobs() -> None:
     kinds = []
     for block in PLAIN:
         if block.startswith("{"):
@@ -311,5 +311,5 @@ def test_the_lines_that_are_shown_are_jobs() -> None:
     assert kinds.count("command") >= 4
 
 
-def test_the_readme_stays_short() -> None:
+def test_readme_stays_short() -> None:
     assert len(README.splitlines()) <= 220

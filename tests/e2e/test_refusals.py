@@ -1,4 +1,5 @@
-"""What `start` refuses, before it makes anything: exit 2, the option, the path and the remedy."""
+"""Tests what `start` rejects before it creates anything: exit code 2; option, path and remedy in the
+message."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.e2e.world import World
         (["--simulate", "none"], "--simulate"),
     ],
 )
-def test_bad_options(world: World, options: list[str], words: str) -> None:
+def test_rejects_invalid_options(world: World, options: list[str], words: str) -> None:
     (world.folder / "folder").mkdir()
     (world.folder / "file").touch()
     os.mkfifo(world.folder / "fifo")
@@ -39,7 +40,7 @@ def test_bad_options(world: World, options: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["folder", "folder/", "none/s.json"])
-def test_a_state_file_that_cannot_be_one(tmp_path: Path, state: str) -> None:
+def test_rejects_an_unusable_state_file(tmp_path: Path, state: str) -> None:
     (tmp_path / "folder").mkdir()
     done = World(tmp_path, state).cli("start", "--simulate", "1")
     assert done.returncode == 2
@@ -47,14 +48,14 @@ def test_a_state_file_that_cannot_be_one(tmp_path: Path, state: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-def test_a_broken_llm_config_is_not_guessed_around(world: World) -> None:
+def test_rejects_an_invalid_llm_config(world: World) -> None:
     (world.folder / "llm_config.json").write_text('{"models": {"a": {"vram": "9Q"}}}')
     done = world.cli("start", "--simulate", "1")
     assert done.returncode == 2
     assert "models.a" in done.stderr
 
 
-def test_an_edit_of_llm_config_counts_and_a_broken_one_does_not(world: World) -> None:
+def test_applies_valid_edits_of_llm_config_and_ignores_invalid_ones(world: World) -> None:
     config = world.folder / "llm_config.json"
     config.write_text('{"models": {"m": 2}}')
     world.start()
@@ -69,7 +70,7 @@ def test_an_edit_of_llm_config_counts_and_a_broken_one_does_not(world: World) ->
     assert "the last valid version stays in force" in world.said()
 
 
-def test_a_hidden_gpu_is_not_taken(world: World) -> None:
+def test_does_not_use_a_gpu_hidden_by_cuda_visible_devices(world: World) -> None:
     world.env["CUDA_VISIBLE_DEVICES"] = "1,2"
     world.start()
     assert [gpu["index"] for gpu in world.status()["gpus"]] == [1, 2]
@@ -81,7 +82,7 @@ def test_a_hidden_gpu_is_not_taken(world: World) -> None:
     assert "CUDA_VISIBLE_DEVICES=9" in done.stderr
 
 
-def test_a_failed_launch_is_tried_again_in_its_time_and_ends_as_failed(world: World) -> None:
+def test_retries_a_failed_launch_after_the_wait_and_then_fails(world: World) -> None:
     world.append("0,none.py,,,", "[share=1] echo behind >> ran")
     world.start("--assign-retry-wait", "0.5", "--max-assign-attempts", "3")
     world.wait_text("ran")
@@ -92,13 +93,13 @@ def test_a_failed_launch_is_tried_again_in_its_time_and_ends_as_failed(world: Wo
     store = Store(Home.of(str(world.folder / world.state)))
     begun = [row["created_at"] for row in store.attempts(1)]
     store.close()
-    # Not with the next sample of the GPUs, which comes every 5 s.
+    # Not only with the next sample of the GPUs, every 5 s.
     assert 0.5 <= begun[1] - begun[0] < 4
     assert 1 <= begun[2] - begun[1] < 4.9
 
 
-def test_start_is_refused_where_proc_shows_another_pid_namespace(world: World) -> None:
-    """There a sweep would read the pids of one namespace and signal those of another."""
+def test_refuses_to_start_where_proc_shows_another_pid_namespace(world: World) -> None:
+    """A sweep there would read pids of one namespace and signal those of another."""
     inside = ["unshare", "-p", "-f"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no pid namespaces")

@@ -1,4 +1,4 @@
-"""Looking through the window: attaching, keys, sizes, and what none of them may do to a job."""
+"""Tests Screen windows: attaching, keys and resizing, none of which may affect a job."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ print("\\nlast line")
 
 
 class Tmux:
-    """A terminal that a test types into and reads."""
+    """A terminal that the test types into and reads."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "tmux")
         self.run("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "-s", "t", "bash --norc")
 
     def run(self, *words: str) -> str:
-        """One tmux command."""
+        """Runs one tmux command; returns its output."""
         done = subprocess.run(
             ["tmux", "-S", self.socket, *words], capture_output=True, text=True, timeout=60, check=True
         )
         return done.stdout
 
     def keys(self, *keys: str) -> None:
-        """Press them."""
+        """Presses these keys."""
         self.run("send-keys", "-t", "t", *keys)
 
     def screen(self) -> str:
-        """What is to be seen."""
+        """Returns the visible text."""
         return self.run("capture-pane", "-p", "-t", "t")
 
     def sees(self, text: str) -> str:
-        """Wait until a text is to be seen; the screen then."""
+        """Waits until a text is visible; returns the screen."""
         wait_for(lambda: text in self.screen(), f"{text!r} on the screen")
         return self.screen()
 
@@ -110,7 +110,7 @@ def test_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
     assert job["signal"] == signal.SIGINT or job["exit_code"] == 130
 
 
-def test_killing_screen_touches_no_job(world: World) -> None:
+def test_killing_screen_affects_no_job(world: World) -> None:
     (world.folder / "bar.py").write_text(BAR)
     world.start("--screen")
     world.append("0,bar.py,,,")
@@ -126,7 +126,7 @@ def test_killing_screen_touches_no_job(world: World) -> None:
     subprocess.run(["screen", "-wipe", session], stdout=subprocess.DEVNULL, check=False)
 
 
-def test_screen_missing_is_an_error_at_start_with_the_remedy(world: World, tmp_path: Path) -> None:
+def test_start_without_screen_installed_fails_with_a_remedy(world: World, tmp_path: Path) -> None:
     empty = tmp_path / "bin"
     empty.mkdir()
     world.env["PATH"] = str(empty)

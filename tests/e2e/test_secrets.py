@@ -1,4 +1,4 @@
-"""Secrets on lines of a jobs file: the job gets them, and nothing that is shown or logged has them."""
+"""Tests secrets in jobs-file lines: the job gets them, and nothing shown or logged contains them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_scheduler.cli import main
 from tests.e2e.world import World
 
-#: Each is given in a way of its own, and none of them has a form that is known.
+#: Each is given in a different way, and none has a known form.
 IN_ARGUMENTS, IN_COMMAND, IN_MESSAGE, IN_ENV = "s3arguments", "s3command", "s3message", "s3env"
 MALFORMED = ("s3unknown", "s3unquoted", "s3fields", "s3background")
 IN_ADD = "s3added"
@@ -43,8 +43,8 @@ def _printed(*words: str) -> str:
 
 
 def _read_by_people(world: World) -> dict[str, str]:
-    """Everything that commands print, in every form, and that the scheduler wrote but for the record."""
-    own = "[job 3] "  # what a job prints is its own
+    """Returns the output of all commands, and every file of the scheduler except the database."""
+    own = "[job 3] "  # the output of a job is its own
     found = {"start": "\n".join(line for line in world.said().split("\n") if not line.startswith(own))}
     for words in (
         ["status", "--all", "-v"], ["lint", str(world.jobs_file)], ["events"], ["screens"], ["calibrate"],
@@ -65,7 +65,7 @@ def _read_by_people(world: World) -> dict[str, str]:
     return found
 
 
-def test_a_secret_reaches_the_job_and_nothing_else(world: World) -> None:
+def test_a_secret_reaches_only_the_job(world: World) -> None:
     world.append(*_lines(world))
     world.start()
     world.finished(1, 2, 3)
@@ -90,7 +90,7 @@ def test_a_secret_reaches_the_job_and_nothing_else(world: World) -> None:
     reasons = [bad["reason"] for bad in json.loads(found["status --all --json"])["malformed"]]
     assert len(reasons) == len(MALFORMED)
     assert "vrm" in reasons[0]
-    # The job, its command.sh and the jobs file have all of it.
+    # The job, its command.sh and the jobs file contain all secrets.
     assert (world.folder / "got").read_text() == f"--api-key {IN_ARGUMENTS} x --epochs 3 --cuda 0 {IN_ENV}"
     assert (world.folder / "got.command").read_text() == f"{IN_COMMAND}\n"
     scripts = Path(world.folder).glob("*.d/runs/1/*/command.sh")

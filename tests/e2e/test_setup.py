@@ -1,4 +1,4 @@
-"""What stands at the root of a clone: the thin entry, the examples, the example files, the set-up script."""
+"""Tests the root of a clone: the entry script, the examples, the example files, the setup script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_scheduler.probes.simulated import SimulatedProbe
 
 ROOT = Path(__file__).parents[2]
 
-#: An interpreter without packages.
+#: An interpreter without site packages.
 BARE = [sys.executable, "-I", "-S"]
 
 CLI = "import sys\ndef main():\n    print('ran', sys.argv[1:], sys.executable)\n    return 7\n"
@@ -30,7 +30,7 @@ CLI = "import sys\ndef main():\n    print('ran', sys.argv[1:], sys.executable)\n
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone with a command line that only says that it ran, and a .venv that has the packages."""
+    """Makes a clone whose command line only prints that it ran, with a .venv that has the packages."""
     clone = tmp_path / "a clone"
     (clone / "gpu_scheduler" / "cli").mkdir(parents=True)
     (clone / "gpu_scheduler" / "__init__.py").touch()
@@ -53,25 +53,25 @@ def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60, env=env)
 
 
-def test_the_entry_is_a_program() -> None:
+def test_the_entry_script_is_executable() -> None:
     entry = ROOT / "scheduler.py"
     assert stat.S_IMODE(entry.stat().st_mode) == 0o755
     assert entry.read_text().startswith("#!/usr/bin/env python3\n")
 
 
-def test_with_the_packages_it_runs_as_it_is(clone: Path) -> None:
+def test_entry_script_runs_directly_if_the_packages_are_installed(clone: Path) -> None:
     done = run(sys.executable, clone / "scheduler.py", "status", "--json")
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.startswith("ran ['status', '--json']")
 
 
-def test_without_them_it_runs_again_in_the_virtual_environment(clone: Path) -> None:
+def test_entry_script_reruns_itself_in_the_virtual_environment(clone: Path) -> None:
     done = run(*BARE, clone / "scheduler.py", "add", "a b.py", "--args", "--x '1'")
     assert (done.returncode, done.stderr) == (7, "again\n")
     assert done.stdout.startswith("""ran ['add', 'a b.py', '--args', "--x '1'"]""")
 
 
-def test_it_works_through_a_link_to_a_link(clone: Path, tmp_path: Path) -> None:
+def test_entry_script_works_through_nested_links(clone: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "inner").symlink_to(clone / "scheduler.py")
     (tmp_path / "sched").symlink_to("bin/inner")
@@ -80,7 +80,7 @@ def test_it_works_through_a_link_to_a_link(clone: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['status'")
 
 
-def test_it_never_runs_itself_a_third_time(clone: Path) -> None:
+def test_entry_script_reruns_itself_only_once(clone: Path) -> None:
     venv_with(clone, f'exec {shlex.quote(sys.executable)} -I -S "$@"')
     done = run(*BARE, clone / "scheduler.py", "status")
     assert done.returncode == 2
@@ -89,7 +89,7 @@ def test_it_never_runs_itself_a_third_time(clone: Path) -> None:
     assert "missing packages: GPUtil" in told
 
 
-def test_without_a_virtual_environment_it_says_what_to_run_in_one_line(clone: Path) -> None:
+def test_without_a_virtual_environment_prints_the_command_to_run(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     done = run(*BARE, clone / "scheduler.py", "status")
     assert done.returncode == 2
@@ -100,12 +100,12 @@ def test_without_a_virtual_environment_it_says_what_to_run_in_one_line(clone: Pa
 
 @pytest.mark.parametrize("python", [BARE, [sys.executable, "-S"]])
 @pytest.mark.parametrize("empty_folder", [False, True])
-def test_the_file_alone_says_how_to_get_the_package(
+def test_entry_script_alone_explains_how_to_get_the_package(
     tmp_path: Path, python: list[str], empty_folder: bool
 ) -> None:
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     if empty_folder:
-        (tmp_path / "gpu_scheduler").mkdir()  # to Python a package, without anything in it
+        (tmp_path / "gpu_scheduler").mkdir()  # an empty namespace package to Python
     done = run(*python, tmp_path / "scheduler.py", "status", PYTHONPATH="")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("scheduler.py: this file alone does nothing: the package gpu_scheduler is")
@@ -117,7 +117,7 @@ def test_the_file_alone_says_how_to_get_the_package(
     ]  # fmt: skip
 
 
-def test_outside_a_clone_no_make_is_named(clone: Path) -> None:
+def test_suggests_make_only_inside_a_clone(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     (clone / "Makefile").unlink()
     done = run(*BARE, clone / "scheduler.py", "status")
@@ -127,7 +127,7 @@ def test_outside_a_clone_no_make_is_named(clone: Path) -> None:
     assert "make install" not in done.stderr
 
 
-def test_an_import_error_of_our_own_is_not_taken_for_a_missing_package(clone: Path) -> None:
+def test_an_internal_import_error_is_not_reported_as_a_missing_package(clone: Path) -> None:
     (clone / "gpu_scheduler" / "cli" / "__init__.py").write_text("import gpu_scheduler.nothing\n")
     done = run(sys.executable, clone / "scheduler.py", "status")
     assert done.returncode == 1
@@ -135,7 +135,7 @@ def test_an_import_error_of_our_own_is_not_taken_for_a_missing_package(clone: Pa
     assert "make install" not in done.stderr
 
 
-def test_the_module_is_the_same_program(clone: Path) -> None:
+def test_the_module_runs_the_same_program(clone: Path) -> None:
     shutil.copy2(ROOT / "gpu_scheduler" / "__main__.py", clone / "gpu_scheduler")
     done = subprocess.run(
         [sys.executable, "-m", "gpu_scheduler", "x"], cwd=clone, capture_output=True, text=True
@@ -143,7 +143,7 @@ def test_the_module_is_the_same_program(clone: Path) -> None:
     assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['x'")
 
 
-def test_llm_config_has_the_six_models() -> None:
+def test_llm_config_lists_the_six_models() -> None:
     text = (ROOT / "llm_config.json").read_text()
     config = parse_llm_config(text)
     assert config.default.share == 1000
@@ -159,7 +159,7 @@ def test_llm_config_has_the_six_models() -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "eval", "inference"])
-def test_an_example_uses_simulated_memory_and_gives_it_back(name: str, tmp_path: Path) -> None:
+def test_examples_use_and_release_simulated_memory(name: str, tmp_path: Path) -> None:
     probe = SimulatedProbe([24576, 24576], str(tmp_path))
     with subprocess.Popen(
         [
@@ -189,7 +189,7 @@ def test_an_example_uses_simulated_memory_and_gives_it_back(name: str, tmp_path:
     assert [gpu.used_mib for gpu in probe.sample()] == [0, 0]
 
 
-def test_an_example_without_the_simulation_only_prints(tmp_path: Path) -> None:
+def test_examples_only_print_without_a_simulation(tmp_path: Path) -> None:
     env = {key: value for key, value in os.environ.items() if key != usage.VARIABLE}
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "eval.py", "--samples", "4", "--step", "0"],
@@ -206,7 +206,7 @@ NEEDS = re.compile(r"# needs ([0-9]+) GPUs$")
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_every_line_of_the_example_runs_on_a_machine_with_enough_gpus(gpus: int) -> None:
+def test_every_example_line_runs_given_enough_gpus(gpus: int) -> None:
     known = frozenset(range(gpus))
     config = parse_llm_config((ROOT / "llm_config.json").read_text())
     for line in (ROOT / "jobs.txt.example").read_text().splitlines():
@@ -221,7 +221,7 @@ def test_every_line_of_the_example_runs_on_a_machine_with_enough_gpus(gpus: int)
             assert Path(parsed.spec.script).is_file()
 
 
-def test_the_example_shows_every_form_and_repeats_no_job() -> None:
+def test_example_shows_every_form_without_duplicates() -> None:
     text = (ROOT / "jobs.txt.example").read_text()
     jobs = [parse_line(line, "/", "/") for line in text.splitlines()]
     specs = [job.spec for job in jobs if isinstance(job, Parsed)]
@@ -234,7 +234,8 @@ def test_the_example_shows_every_form_and_repeats_no_job() -> None:
 
 @pytest.fixture
 def machine(clone: Path, tmp_path: Path) -> Path:
-    """A folder for PATH: a machine without apt, without screen, for a user who is not root."""
+    """Makes a folder for PATH that stands for a machine without apt and screen, and a user who is not
+    root."""
     (clone / "tools").mkdir()
     shutil.copy2(ROOT / "tools" / "setup.sh", clone / "tools")
     (clone / "pyproject.toml").write_text("[project]\n")
@@ -258,7 +259,7 @@ def set_up(clone: Path, machine: Path, *arguments: str) -> subprocess.CompletedP
     return run(machine / "bash", clone / "tools" / "setup.sh", *arguments, PATH=str(machine))
 
 
-def test_a_program_that_cannot_be_installed_is_told_with_the_command(clone: Path, machine: Path) -> None:
+def test_setup_prints_the_command_for_a_program_it_cannot_install(clone: Path, machine: Path) -> None:
     done = set_up(clone, machine, "screen")
     assert done.returncode == 1
     assert "run: sudo apt-get install screen" in done.stderr
@@ -267,7 +268,7 @@ def test_a_program_that_cannot_be_installed_is_told_with_the_command(clone: Path
     assert "run: sudo apt-get install screen" in done.stderr
 
 
-def test_root_gets_it_by_apt_after_the_lists_were_updated(clone: Path, machine: Path) -> None:
+def test_setup_as_root_installs_with_apt_after_an_update(clone: Path, machine: Path) -> None:
     fake(machine, "id", "echo 0")
     here = shlex.quote(str(machine))
     fake(
@@ -283,16 +284,16 @@ def test_root_gets_it_by_apt_after_the_lists_were_updated(clone: Path, machine: 
     assert (done.returncode, (machine / "screen").exists()) == (0, True), done.stderr
 
 
-def test_the_package_is_installed_only_when_its_description_changed(clone: Path, machine: Path) -> None:
+def test_setup_reinstalls_only_when_pyproject_changed(clone: Path, machine: Path) -> None:
     first, second = set_up(clone, machine), set_up(clone, machine)
     (clone / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     third = set_up(clone, machine)
-    told = ["installing the package" in done.stderr for done in (first, second, third)]
+    installed = ["installing the package" in done.stderr for done in (first, second, third)]
     assert [done.returncode for done in (first, second, third)] == [0, 0, 0]
-    assert told == [True, False, True]
+    assert installed == [True, False, True]
 
 
-def test_an_environment_that_the_user_made_is_never_removed(clone: Path, machine: Path) -> None:
+def test_setup_never_removes_an_environment_made_by_the_user(clone: Path, machine: Path) -> None:
     venv_with(clone, "exit 1")
     done = set_up(clone, machine)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""A scheduler at its limits: nothing more can be opened, or started, and then it can again."""
+"""Tests a scheduler at its limits: no further file or process is possible for a while."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: Where root may make a control group that limits processes, of either version.
+#: Where root can make a control group that limits processes (cgroup v1 or v2).
 _GROUPS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 
 
 @contextmanager
 def limited(pids: Iterable[int], which: int, most: int) -> Iterator[Callable[[], None]]:
-    """Lowers a limit of living processes; gives what raises it again."""
+    """Lowers a limit of running processes; returns a function that raises it again."""
     before = {pid: resource.prlimit(pid, which) for pid in pids}
     for pid, (_, hard) in before.items():
         resource.prlimit(pid, which, (most, hard))
@@ -33,7 +33,7 @@ def limited(pids: Iterable[int], which: int, most: int) -> Iterator[Callable[[],
 
 @contextmanager
 def grouped(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
-    """Moves processes to a control group that allows no further one; gives what allows more."""
+    """Moves processes to a control group that allows no further one; returns a function that lifts this."""
     group, home = _group(f"gpu_scheduler_test_{os.getpid()}")
     try:
         for pid in pids:
@@ -52,14 +52,14 @@ def grouped(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
 
 
 def without_processes(pid: int) -> AbstractContextManager[Callable[[], None]]:
-    """Lets a process and its children start no other; gives what lets them again."""
+    """Prevents a process and its children from starting others; returns a function that lifts this."""
     pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    # Of the user's processes, all of which count, there are more than one; root is bound by no such limit.
+    # All processes of the user count, and there is more than one; the limit does not bind root.
     return grouped(pids) if os.geteuid() == 0 else limited(pids, resource.RLIMIT_NPROC, 1)
 
 
 def _group(name: str) -> tuple[Path, Path]:
-    """A new control group and the one around it."""
+    """Makes a control group; returns it and its parent."""
     for base in _GROUPS:
         group = Path(base, name)
         try:
@@ -80,7 +80,7 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def test_a_scheduler_at_its_limits_goes_on_and_no_job_fails(world: World) -> None:
+def test_a_scheduler_at_its_limits_keeps_running_and_fails_no_job(world: World) -> None:
     world.start("--monitor-interval", "2", "--assign-retry-wait", "0.1")
     world.append("[share=1] echo 1")
     world.finished(1)

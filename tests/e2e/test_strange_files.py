@@ -1,4 +1,5 @@
-"""A scheduler whose files become something else while it runs: it goes on, and ends when it is asked to."""
+"""Tests a scheduler whose files are replaced by other kinds of files: it keeps running and ends on
+request."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 
-def test_goes_on_beside_a_linked_state_file_and_fifos_in_the_place_of_files(world: World) -> None:
+def test_keeps_running_with_a_linked_state_file_and_fifos_in_place_of_files(world: World) -> None:
     link, config = world.folder / world.state, world.folder / "llm_config.json"
     real = world.folder / "elsewhere" / "real.json"
     real.parent.mkdir()
@@ -17,7 +18,7 @@ def test_goes_on_beside_a_linked_state_file_and_fifos_in_the_place_of_files(worl
     world.start("--state-interval", "600", "--monitor-interval", "600")
     wait_for(real.exists, "state file")
     state = json.loads(real.read_text())
-    real.write_text(json.dumps({**state, "paused_gpus": [2], "mine": "\ud800"}))  # an edit at the link's end
+    real.write_text(json.dumps({**state, "paused_gpus": [2], "mine": "\ud800"}))  # edits the link target
 
     def paused() -> bool:
         said = json.loads(real.read_text() or "{}")

@@ -1,4 +1,4 @@
-"""A job that sets CUDA_VISIBLE_DEVICES itself, on simulated GPUs: it is named once, with both GPUs."""
+"""Tests that a job which sets CUDA_VISIBLE_DEVICES itself is reported once, with both GPUs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 
-def test_a_job_on_a_gpu_that_it_was_not_given(world: World) -> None:
+def test_reports_a_job_on_a_gpu_outside_its_allocation(world: World) -> None:
     world.append(
         f"[share=1 allowed=0] {sys.executable} -m gpu_scheduler.simjob --gpus 2 --hold 30",
         f"[share=1 allowed=1] {sys.executable} -m gpu_scheduler.simjob --hold 30",
-        # Its end lets the GPUs be sampled at once.
+        # Its end makes the scheduler sample the GPUs at once.
         "[share=1 allowed=3] until grep -qs '\"2\"' $GPU_SCHEDULER_SIM/[0-9]*.json; do sleep 0.02; done",
     )
     world.start()

@@ -1,4 +1,4 @@
-"""A folder with a scheduler in it, as a user has it: a jobs file, a state file, and the command line."""
+"""A user's folder with a scheduler in it: jobs file, state file and command line."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
 
 
 class World:
-    """One user's folder. Everything is asked through the command line, as a user would.
+    """One user's folder. Tests use it through the command line, as a user does.
 
-    is_warm: its commands are forked from a process that has imported the program.
+    is_warm: commands are forked from a process that has already imported the program.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class World:
         self.env = environment() | {"FAKE_CONDA_ROOT": str(folder / "conda")}
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """One command; its result."""
+        """Runs one command; returns its result."""
         words = (*words, "--state-file", self.state)
         if not self.is_warm:
             return subprocess.run(
@@ -52,13 +52,13 @@ class World:
         return warm.run("gpu_scheduler", words, self.folder, self.env)
 
     def ok(self, *words: str) -> str:
-        """What a command prints that must succeed."""
+        """Runs a command that must succeed; returns its output."""
         done = self.cli(*words)
         assert done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def start(self, *options: str, module: str = "gpu_scheduler") -> None:
-        """A scheduler in the background, on four simulated GPUs."""
+        """Starts a scheduler in the background, on four simulated GPUs, and waits until it is up."""
         with open(self.out, "ab") as out:
             at = out.tell()
             words = ["start", "--simulate", "4", "--log-dir", "logs", "--state-file", self.state, *options]
@@ -73,58 +73,58 @@ class World:
 
     @property
     def out(self) -> Path:
-        """What every `start` printed."""
+        """The file with the output of every `start`."""
         return self.folder / f"{self.state}.out"
 
     def said(self) -> str:
-        """The same, as text."""
+        """Returns the output of every `start`."""
         return self.out.read_text()
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Signal the scheduler and wait for its end; its exit code."""
+        """Signals the scheduler, waits for its end and returns its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(60)
 
     def append(self, *lines: str) -> None:
-        """As `echo LINE >> jobs.txt` does."""
+        """Appends lines to the jobs file, as `echo LINE >> jobs.txt` does."""
         with open(self.jobs_file, "a") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def status(self) -> dict[str, Any]:
-        """`status --json --all`, in this process: what is asked again and again must cost little."""
-        said, complained = io.StringIO(), io.StringIO()
+        """Returns `status --json --all`; runs in this process, because tests poll it."""
+        output, errors = io.StringIO(), io.StringIO()
         words = ["status", "--json", "--all", "--state-file", str(self.folder / self.state)]
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             code = main(words)
-        assert code == 0, f"{words}: {code}: {complained.getvalue()}"
-        found: dict[str, Any] = json.loads(said.getvalue())
+        assert code == 0, f"{words}: {code}: {errors.getvalue()}"
+        found: dict[str, Any] = json.loads(output.getvalue())
         return found
 
     def jobs(self) -> dict[int, dict[str, Any]]:
-        """The jobs in it, by id."""
+        """Returns the jobs of `status`, by id."""
         return {job["id"]: job for job in self.status()["jobs"]}
 
     def until(
         self, met: Callable[[dict[int, dict[str, Any]]], object], what: str, timeout_s: float = 60
     ) -> None:
-        """Wait until the jobs are as they should be."""
-        seen: dict[int, dict[str, Any]] = {}
+        """Waits until a condition on the jobs holds."""
+        jobs: dict[int, dict[str, Any]] = {}
 
-        def look() -> object:
-            seen.clear()
-            seen.update(self.jobs())
-            return met(seen)
+        def poll() -> object:
+            jobs.clear()
+            jobs.update(self.jobs())
+            return met(jobs)
 
         try:
-            wait_for(look, what, timeout_s, every_s=0.05)
+            wait_for(poll, what, timeout_s, every_s=0.05)
         except AssertionError as error:
             raise AssertionError(
-                f"{error}\njobs: {json.dumps(seen, indent=1)[-3000:]}\n{self.said()[-3000:]}"
+                f"{error}\njobs: {json.dumps(jobs, indent=1)[-3000:]}\n{self.said()[-3000:]}"
             ) from None
 
     def finished(self, *ids: int, timeout_s: float = 60) -> dict[int, dict[str, Any]]:
-        """Wait until these jobs (all, if none is named) have finished; all jobs then."""
+        """Waits until these jobs (none given: all) have finished; returns all jobs."""
 
         def met(jobs: dict[int, dict[str, Any]]) -> bool:
             wanted = ids or tuple(jobs)
@@ -134,7 +134,7 @@ class World:
         return self.jobs()
 
     def close(self) -> None:
-        """End the scheduler and every process of its jobs."""
+        """Ends the scheduler and every process of its jobs."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -146,7 +146,7 @@ class World:
             store.close()
 
     def wait_text(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:
-        """The lines of a file that a job writes, once there are so many."""
+        """Waits until a file written by a job has `count` lines; returns them."""
         path = self.folder / name
 
         def lines() -> list[str]:
@@ -160,5 +160,5 @@ class World:
 
 
 def make_conda(folder: Path, *names: str) -> None:
-    """Environments for the fake conda."""
+    """Makes environments for the fake conda."""
     plant(folder / "conda", *names)

@@ -1,4 +1,4 @@
-"""A scheduler that kills itself at a named step: python -m tests.loop.crashing STEP NTH [screen] [full].
+"""Runs a scheduler that kills itself at a failpoint: python -m tests.loop.crashing STEP NTH [screen] [full].
 
 With "full" it does not die: the first NTH times the step fails as a write to a full disk does.
 """
@@ -17,10 +17,10 @@ from gpu_scheduler.service import run
 
 
 def main(step: str, nth: int, screen: bool, full: bool) -> int:
-    """Run a draining scheduler in the current folder; `nth` counts how often the step is reached."""
+    """Runs a draining scheduler in the current folder that dies when it reaches the step the nth time."""
     left = nth
 
-    def reached(name: str) -> None:
+    def failpoint(name: str) -> None:
         nonlocal left
         if name == step:
             left -= 1
@@ -32,9 +32,9 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
     options = StartOptions(
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
     )
-    # Shorter than in real life, so that what is waited for comes soon.
+    # Shorter timeouts than usual, to keep the tests fast.
     settle.RUNNER_LATE_S = 1.0
-    return run(options, reached, Settings(launch_deadline_s=0.75, launches=12, grace_s=1.0))
+    return run(options, failpoint, Settings(launch_deadline_s=0.75, launches=12, grace_s=1.0))
 
 
 if __name__ == "__main__":

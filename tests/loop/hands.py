@@ -1,4 +1,4 @@
-"""A clock whose hands a test moves."""
+"""A clock that tests set by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpu_scheduler.core.now import Now
 
 
 class Hands(Clock):
-    """A clock that the test sets."""
+    """A clock whose `boot` and `boot_id` the test sets."""
 
     def __init__(self) -> None:
         self.boot_id = "boot"

@@ -1,4 +1,4 @@
-"""A scheduler in pieces: the real loop, record, launcher and runners, ticked by the test."""
+"""A scheduler whose rounds the test runs itself, with the real loop, store, launcher and runners."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0
 
 
 class Rig:
-    """One scheduler in a folder; making a second one there is a restart."""
+    """One scheduler in a folder; a second instance in the same folder stands for a restart."""
 
     def __init__(
         self,
@@ -62,17 +62,17 @@ class Rig:
         )
 
     def sample(self) -> None:
-        """The GPUs, idle, now."""
+        """Takes a sample in which all GPUs are idle."""
         samples = tuple(GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(self.gpus))
         self.watch.take(Snapshot(self.clock.now().boot, samples))
 
     def add(self, command: str, **values: object) -> int:
-        """A job that runs a shell command."""
+        """Inserts a job that runs a shell command; returns its id."""
         spec = JobSpec("command", command, str(self.folder), command=command)
         return self.store.insert_job(replace(spec, **values), "test")  # type: ignore[arg-type]
 
     def tick(self) -> Facts:
-        """Rounds until there is nothing to do."""
+        """Runs rounds until nothing is left to do; returns the last facts."""
         while True:
             self.executor.reap()
             facts = self.loop.tick()
@@ -84,22 +84,22 @@ class Rig:
                 return facts
 
     def until(self, met: Callable[[], object], what: str = "", timeout_s: float = 60.0) -> None:
-        """Tick until a condition holds."""
+        """Runs rounds until a condition holds."""
 
-        def look() -> object:
+        def poll() -> object:
             self.tick()
             return met()
 
-        wait_for(look, what, timeout_s)
+        wait_for(poll, what, timeout_s)
 
     def job(self, job_id: int) -> sqlite3.Row:
-        """The row of a job."""
+        """Returns the row of a job."""
         row = self.store.job(job_id)
         assert row is not None
         return row
 
     def ends(self, job_id: int, timeout_s: float = 60.0) -> sqlite3.Row:
-        """Tick until the job has finished or is held, and its GPUs are given back."""
+        """Runs rounds until the job has finished or is held, and its GPUs are released; returns its row."""
 
         def ended() -> object:
             row = self.job(job_id)
@@ -109,12 +109,12 @@ class Rig:
         return self.job(job_id)
 
     def attempt_folder(self, job_id: int) -> Path:
-        """The folder of the job's newest attempt."""
+        """Returns the folder of the job's newest attempt."""
         row = self.store.attempts(job_id)[-1]
         return self.store.home.attempt(job_id, row["number"], row["token"])
 
     def runner(self, job_id: int) -> int:
-        """The pid of the live runner of the job, once it runs."""
+        """Waits until the job runs; returns the pid of its runner."""
         self.until(lambda: self.job(job_id)["state"] == "running", f"job {job_id} running")
         [pid] = [a.sighting.pid for a in self.tick().attempts if a.job_id == job_id and a.outcome is None]
         assert pid is not None

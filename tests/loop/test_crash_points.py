@@ -1,4 +1,4 @@
-"""The scheduler dies at every named step; what the jobs wrote tells what happened."""
+"""Kills the scheduler at every failpoint; the traces of the jobs show what happened."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.runner.protocol import processes_of, sweep
 from gpu_scheduler.store.home import Home
@@ -22,9 +23,14 @@ from tests.warm import Process
 EXECUTORS = ["direct", "screen"]
 
 
+def performed(action: type[act.Action]) -> str:
+    """Returns the failpoint after an action of this type was performed."""
+    return f"performed {action.__name__}"
+
+
 @dataclass
 class Place:
-    """A folder with a record, and schedulers that are run in it."""
+    """A folder with a store, and the schedulers that are run in it."""
 
     folder: Path
     executor: str
@@ -35,20 +41,21 @@ class Place:
         self.codes: dict[int, int] = {}
 
     def add(self, code: int, seconds: float = 0.02) -> int:
-        """A job that writes its trace and exits with this code."""
+        """Inserts a job that writes its trace and exits with this code."""
         number = len(self.codes)
         command = f"sh {self.folder}/trace.sh {self.folder}/trace {number} {seconds} {code}"
         self.codes[number] = code
         return self.insert(command)
 
     def insert(self, command: str) -> int:
-        """A job that runs a shell command."""
+        """Inserts a job that runs a shell command."""
         return self.store.insert_job(
             JobSpec("command", command, str(self.folder), command=command, share=500), "test"
         )
 
     def run(self, step: str = "", nth: int = 1, *more: str) -> int:
-        """A scheduler that dies at the nth time at this step, or drains; its exit code."""
+        """Runs a scheduler that dies the nth time that it reaches this step, or drains; returns its exit
+        code."""
         with open(self.folder / "out", "ab") as out:
             words = [step, str(nth), self.executor, *more]
             scheduler = Process(
@@ -60,7 +67,7 @@ class Place:
             scheduler.kill()
 
     def recorded(self) -> dict[int, int | str | None]:
-        """What the record says of each job."""
+        """Returns the exit code, outcome or state of each job in the store."""
         rows = self.store.db.rows("SELECT * FROM job ORDER BY id")
         return {
             n: row["exit_code"] if row["exit_code"] is not None else row["outcome"] or row["state"]
@@ -74,56 +81,56 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield made
     for row in made.store.unsettled():
         folder = made.store.home.attempt(row["job_id"], row["number"], row["token"])
-        sweep(folder, row["token"], term_s=0.0)  # what a test that failed has left
+        sweep(folder, row["token"], term_s=0.0)  # left behind by a failed test
 
 
 @pytest.mark.parametrize(
     ("step", "nth"),
     [
         ("planned", 2),
-        ("recorded", 2),  # the first time it is the load of foreign processes
+        ("recorded", 2),  # the first commit is the load of foreign processes
         ("folder made", 2),
-        ("performed Start", 1),
-        ("performed Move", 1),
-        ("performed Close", 1),
-        ("performed Release", 1),
-        ("performed Cooled", 1),
+        (performed(act.Start), 1),
+        (performed(act.Move), 1),
+        (performed(act.Close), 1),
+        (performed(act.Release), 1),
+        (performed(act.Cooled), 1),
     ],
 )
-def test_a_crash_loses_nothing_and_runs_nothing_twice(place: Place, step: str, nth: int) -> None:
+def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: int) -> None:
     for code in (0, 7, 0):
         place.add(code)
     assert place.run(step, nth) == -signal.SIGKILL
-    # A drain tells of jobs without a line that end under it; this one may have ended under the killed one.
-    is_told_already = place.recorded()[1] == 7
-    assert place.run() == (0 if is_told_already else 7)
+    # A drain reports jobs without a line that end during it; this one may have ended before the kill.
+    is_reported_already = place.recorded()[1] == 7
+    assert place.run() == (0 if is_reported_already else 7)
     verdict = judge(place.folder / "trace", place.codes, place.recorded(), killed=False)
     assert verdict.clean, f"{verdict}; {verdict.wrong}; {(place.folder / 'out').read_text()[-3000:]}"
 
 
-@pytest.mark.parametrize("step", ["performed OpenCancel", "performed Move", "performed WriteStop"])
-def test_a_cancel_survives_a_crash_on_its_way(place: Place, step: str) -> None:
+@pytest.mark.parametrize("step", [performed(act.OpenCancel), performed(act.Move), performed(act.WriteStop)])
+def test_a_cancel_survives_a_crash_while_it_is_carried_out(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
-    running(place)
+    run_until_job_runs(place)
     place.store.wish("cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
-    ends_as_cancelled(place, job)
+    assert_ended_as_cancelled(place, job)
 
 
 def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
     job = place.insert(
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
-    running(place)
-    place.store.wish("cancel", str(job), grace_s=2)  # a second signal follows after one
-    assert place.run("performed Nudge") == -signal.SIGKILL
+    run_until_job_runs(place)
+    place.store.wish("cancel", str(job), grace_s=2)  # the second signal follows after one second
+    assert place.run(performed(act.Nudge)) == -signal.SIGKILL
     place.run()
-    ends_as_cancelled(place, job)
+    assert_ended_as_cancelled(place, job)
 
 
-@pytest.mark.parametrize("step", ["performed TakeClaim", "performed Close"])
-def test_an_attempt_that_is_given_up_never_runs(place: Place, step: str) -> None:
+@pytest.mark.parametrize("step", [performed(act.TakeClaim), performed(act.Close)])
+def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -> None:
     job = place.add(0)
     assert place.run("folder made") == -signal.SIGKILL
     place.store.wish("cancel", str(job), grace_s=1)
@@ -138,17 +145,17 @@ def test_an_attempt_that_is_given_up_never_runs(place: Place, step: str) -> None
 def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
     place.add(7)
     assert place.run("recorded", 2) == -signal.SIGKILL
-    assert place.run("performed Relaunch") == -signal.SIGKILL
+    assert place.run(performed(act.Relaunch)) == -signal.SIGKILL
     assert place.run() == 7
     assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
 
 
-@pytest.mark.parametrize("step", ["performed NoteDead", "performed Sweep"])
-def test_a_crash_while_a_killed_runner_is_settled_leaves_no_process(place: Place, step: str) -> None:
-    # What it writes, it writes where a terminal that closes cannot end it any more.
+@pytest.mark.parametrize("step", [performed(act.NoteDead), performed(act.Sweep)])
+def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Place, step: str) -> None:
+    # It writes only once a closing terminal can no longer end it.
     lasting = f"sh -c 'echo 0 start 1 1 >> {place.folder}/trace; exec sleep 60'"
     job = place.insert(f"setsid sleep 60 & exec setsid -w {lasting}")
-    running(place)
+    run_until_job_runs(place)
     [pid] = runner_pids(place.folder, "state.d")
     os.kill(pid, signal.SIGKILL)
     assert place.run(step) == -signal.SIGKILL
@@ -156,11 +163,13 @@ def test_a_crash_while_a_killed_runner_is_settled_leaves_no_process(place: Place
     row = place.store.job(job)
     assert row is not None
     assert (row["state"], row["held_by"]) == ("held", "interrupted")
-    leaves_nothing(place, job)
+    assert_no_process_left(place, job)
 
 
-@pytest.mark.parametrize(("verb", "step"), [("cancel", "performed Finish"), ("retry", "performed Requeue")])
-def test_a_crash_after_a_change_of_the_record_alone(place: Place, verb: str, step: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "step"), [("cancel", performed(act.Finish)), ("retry", performed(act.Requeue))]
+)
+def test_a_crash_after_an_action_that_only_changes_the_store(place: Place, verb: str, step: str) -> None:
     job = place.add(0)
     if verb == "retry":
         assert place.run() == 0
@@ -173,21 +182,21 @@ def test_a_crash_after_a_change_of_the_record_alone(place: Place, verb: str, ste
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
 
 
-def test_a_crash_after_a_runner_was_killed_for_being_late(tmp_path: Path) -> None:
+def test_a_crash_after_an_overdue_runner_was_killed(tmp_path: Path) -> None:
     place = Place(tmp_path, "direct")
     job = place.add(0, seconds=60)
-    running(place)
+    run_until_job_runs(place)
     [pid] = runner_pids(place.folder, "state.d")
     os.kill(pid, signal.SIGSTOP)
     place.store.wish("cancel", str(job), grace_s=0)
-    assert place.run("performed KillRunner") == -signal.SIGKILL
+    assert place.run(performed(act.KillRunner)) == -signal.SIGKILL
     place.run()
-    ends_as_cancelled(place, job)
+    assert_ended_as_cancelled(place, job)
 
 
-# A launch is tried again only at its deadline: once tells as much there as twice.
+# A launch is tried again only at its deadline, so once is enough there.
 @pytest.mark.parametrize(("step", "times"), [("planned", 2), ("recorded", 2), ("folder made", 1)])
-def test_a_full_disk_ends_nothing(place: Place, step: str, times: int) -> None:
+def test_a_full_disk_does_not_end_the_scheduler(place: Place, step: str, times: int) -> None:
     place.add(7)
     assert place.run(step, times, "full") == 7
     said = (place.folder / "out").read_text()
@@ -196,28 +205,28 @@ def test_a_full_disk_ends_nothing(place: Place, step: str, times: int) -> None:
     assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
 
 
-def running(place: Place) -> None:
-    """A scheduler that dies when the job runs, and the job's first line."""
-    assert place.run("performed Move") == -signal.SIGKILL
+def run_until_job_runs(place: Place) -> None:
+    """Runs a scheduler that dies once the job runs, and waits for the first line of the job."""
+    assert place.run(performed(act.Move)) == -signal.SIGKILL
     wait_for((place.folder / "trace").exists, "the job's first line")
 
 
-def leaves_nothing(place: Place, job: int) -> None:
-    """No process of the job is left."""
+def assert_no_process_left(place: Place, job: int) -> None:
+    """Checks that no process of the job is left."""
     row = place.store.attempts(job)[0]
     assert processes_of({row["token"]: place.store.home.attempt(job, row["number"], row["token"])}) == {}
 
 
-def ends_as_cancelled(place: Place, job: int) -> None:
-    """It ran once, and is cancelled with every process of it."""
+def assert_ended_as_cancelled(place: Place, job: int) -> None:
+    """Checks that the job ran once and was cancelled with all its processes."""
     row = place.store.job(job)
     assert row is not None
     assert (row["state"], row["outcome"]) == ("finished", "cancelled")
     assert len((place.folder / "trace").read_text().splitlines()) == 1
-    leaves_nothing(place, job)
+    assert_no_process_left(place, job)
 
 
-def test_a_second_scheduler_is_refused_with_the_first_ones_pid(place: Place) -> None:
+def test_refuses_a_second_scheduler_and_names_the_pid_of_the_first(place: Place) -> None:
     go = place.folder / "go"
     place.insert(f"until [ -e {go} ]; do sleep 0.02; done")
     with open(place.folder / "out", "ab") as out:

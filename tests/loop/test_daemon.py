@@ -1,4 +1,4 @@
-"""The wait around the rounds, in pieces; the whole of it is tried in tests/e2e."""
+"""Unit tests of the wait between rounds; tests/e2e tests it as a whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpu_scheduler.daemon import Daemon
 
 
-def test_a_signal_ends_rounds_that_never_come_to_rest() -> None:
+def test_a_signal_ends_rounds_that_never_finish() -> None:
     rounds = 0
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""The jobs file, its record and the rounds together: what is saved is what runs. Time is the test's own."""
+"""Tests the jobs file, the store and the rounds together with a simulated clock: saved lines run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.loop.rig import Rig
 
 
 class Desk:
-    """A jobs file on a rig."""
+    """A jobs file with a scheduler that the test runs."""
 
     def __init__(self, folder: Path) -> None:
         self.rig = Rig(folder)
@@ -28,12 +28,12 @@ class Desk:
         return JobsWatch(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
 
     def restart(self) -> None:
-        """Another scheduler comes up here."""
+        """Replaces the scheduler by a new one."""
         self.rig = Rig(self.rig.folder)
         self.watch = self._watch()
 
     def save(self, text: str | bytes, quiet_s: float = 30.0) -> None:
-        """Save the file, look at once, and again after it has been unchanged for so long."""
+        """Saves the file, reads it at once, and again after it has been unchanged for quiet_s seconds."""
         data = text.encode() if isinstance(text, str) else text
         spare = self.path.with_suffix(".new")
         spare.write_bytes(data)
@@ -41,7 +41,7 @@ class Desk:
         self.wait(quiet_s)
 
     def wait(self, seconds: float) -> None:
-        """Look now, carry out, and look again later."""
+        """Reads the file, runs rounds, and reads it again after some seconds."""
         for step in (0.0, seconds):
             self.now += step
             self.watch.look(self.now)
@@ -49,19 +49,19 @@ class Desk:
             self.rig.tick()
 
     def states(self) -> dict[int, str]:
-        """Job -> its state, or what became of it."""
+        """Returns the state or outcome of each job, by id."""
         rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
         return {row["id"]: row["outcome"] or row["state"] for row in rows}
 
     def queued(self) -> list[str]:
-        """The queued commands in the order in which they are tried."""
+        """Returns the queued commands in queue order."""
         rows = self.rig.store.db.rows(
             "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, place, id"
         )
         return [row["text"] for row in rows]
 
     def problems(self) -> list[tuple[int, str]]:
-        """Malformed lines, as `status` shows them."""
+        """Returns the malformed lines as `status` shows them."""
         rows = self.rig.store.db.rows("SELECT number, problem FROM line WHERE problem IS NOT NULL")
         return [(row["number"], row["problem"]) for row in rows]
 
@@ -70,13 +70,13 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.chdir(tmp_path)
     yield Desk(tmp_path)
-    (tmp_path / "go").touch()  # a test that failed leaves nothing that waits for it
+    (tmp_path / "go").touch()  # so that a failed test leaves no waiting process
 
 
 WAIT = "[gpus=2 hold] "
 
 
-def test_every_line_runs_once_whatever_the_encoding_of_its_ends(desk: Desk) -> None:
+def test_every_line_runs_once_with_any_line_endings(desk: Desk) -> None:
     desk.save(
         b"\xef\xbb\xbf[share=0.2] echo a >> ran\r\n\r\n# c\r\n"
         b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
@@ -89,7 +89,7 @@ def test_every_line_runs_once_whatever_the_encoding_of_its_ends(desk: Desk) -> N
     assert desk.states() == {1: "completed", 2: "completed", 3: "completed"}
 
 
-def test_a_malformed_line_is_reported_and_the_others_run(desk: Desk) -> None:
+def test_reports_a_malformed_line_and_runs_the_others(desk: Desk) -> None:
     desk.save(
         "[share=0.2] echo a >> ran\n[shar=1] echo b >> ran\ntrain.py &\n"
         "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
@@ -101,18 +101,18 @@ def test_a_malformed_line_is_reported_and_the_others_run(desk: Desk) -> None:
     assert desk.problems() == []
 
 
-def test_the_accepted_forms_are_told_once_for_all_mistakes_of_a_reading(
+def test_lists_the_accepted_forms_once_for_all_mistakes_of_a_reading(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
-    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert [text.splitlines()[0].split(":")[1] for text in told] == ["1", "2", "3", "4", "5"]
-    forms = [text.partition("\n  accepted: ")[2] for text in told]
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [text.splitlines()[0].split(":")[1] for text in messages] == ["1", "2", "3", "4", "5"]
+    forms = [text.partition("\n  accepted: ")[2] for text in messages]
     assert [bool(form) for form in forms] == [True, True, False, True, False]
     assert forms[3] == '0,a.py,,"--x a,b",'
 
 
-def test_a_deleted_line_ends_its_queued_job_after_ten_seconds_and_not_its_running_one(desk: Desk) -> None:
+def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running_one(desk: Desk) -> None:
     desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
     desk.rig.runner(1)
     desk.save("[gpus=2] echo c\n", quiet_s=0)
@@ -130,7 +130,7 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner(1)
-    for quiet_s in (1.0, 30.0):  # the typo is on the record, or not yet
+    for quiet_s in (1.0, 30.0):  # the typo is in the store, or not yet
         desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
         desk.restart()
         desk.wait(60)
@@ -179,7 +179,7 @@ def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away
     assert desk.states() == {1: "completed", 2: "cancelled"}
 
 
-def test_a_file_that_stays_away_takes_no_line_away(desk: Desk) -> None:
+def test_a_missing_jobs_file_removes_no_line(desk: Desk) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner(1)
@@ -206,7 +206,7 @@ def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> No
     assert desk.rig.ends(1)["outcome"] == "completed"
 
 
-def test_a_file_emptied_and_rewritten_is_the_same_file(desk: Desk) -> None:
+def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: Desk) -> None:
     text = f"{WAIT}echo a\n{WAIT}echo b\n"
     desk.save(text)
     before = desk.states()
@@ -220,7 +220,7 @@ def test_a_file_emptied_and_rewritten_is_the_same_file(desk: Desk) -> None:
     assert desk.states() == before
 
 
-def test_a_csv_line_that_completed_is_not_run_again_and_one_that_failed_is(desk: Desk) -> None:
+def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: Desk) -> None:
     (desk.rig.folder / "s.py").write_text(
         "import sys; open('ran', 'a').write(sys.argv[1] + '\\n'); sys.exit(int(sys.argv[2]))"
     )
@@ -230,7 +230,7 @@ def test_a_csv_line_that_completed_is_not_run_again_and_one_that_failed_is(desk:
     assert desk.rig.ends(2)["exit_code"] == 7
     desk.restart()
     desk.wait(60)
-    assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file says nothing
+    assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file changes nothing
     desk.save("# nothing\n", quiet_s=60)
     desk.save(text)
     assert desk.rig.ends(2)["exit_code"] == 7
@@ -238,8 +238,8 @@ def test_a_csv_line_that_completed_is_not_run_again_and_one_that_failed_is(desk:
     assert len(desk.rig.store.attempts(2)) == 2
 
 
-def test_lines_in_another_order_are_tried_in_it_and_nobody_elses_place_moves(desk: Desk) -> None:
-    # The GPUs are taken, so that everything waits.
+def test_reordered_lines_change_only_their_own_queue_positions(desk: Desk) -> None:
+    # All GPUs are allocated, so that everything waits.
     blocker = desk.rig.add("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
     desk.rig.runner(blocker)
     desk.save("[gpus=2] echo a\n[gpus=2] echo b\n[gpus=2] echo c\n", quiet_s=0)
@@ -253,7 +253,7 @@ def test_lines_in_another_order_are_tried_in_it_and_nobody_elses_place_moves(des
     desk.rig.ends(blocker)
 
 
-def test_attributes_speak_one_by_one_and_a_wish_given_elsewhere_stays(desk: Desk) -> None:
+def test_a_changed_attribute_leaves_other_requested_values(desk: Desk) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
@@ -265,8 +265,10 @@ def test_attributes_speak_one_by_one_and_a_wish_given_elsewhere_stays(desk: Desk
     assert desk.states() == {1: "completed", 2: "completed"}
 
 
-def test_the_advice_of_a_failed_job_works_for_its_line(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """Follow it to the letter: read why it failed, put the attribute before its line, `retry`."""
+def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Follows the remedy literally: puts the attribute before the line and calls `retry`."""
     (desk.rig.folder / "s.py").write_text(
         "import sys\nopen('ran', 'a').write(sys.argv[-1] + '\\n')\n"
         "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"
@@ -289,7 +291,7 @@ def test_the_advice_of_a_failed_job_works_for_its_line(desk: Desk, caplog: pytes
     assert desk.rig.job(1)["ask"] == Ask(share=500, allowed=(1,)).key()
 
 
-def test_a_retry_right_after_the_save_runs_with_what_was_saved(desk: Desk) -> None:
+def test_a_retry_right_after_a_save_uses_the_saved_line(desk: Desk) -> None:
     (desk.rig.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[-1]))")
     desk.save("0,s.py,,,1\n")
     assert desk.rig.ends(1)["exit_code"] == 1
@@ -302,7 +304,7 @@ def test_a_retry_right_after_the_save_runs_with_what_was_saved(desk: Desk) -> No
     assert len(desk.rig.store.attempts(1)) == 2
 
 
-def test_a_priority_that_a_user_wishes_is_for_waiting_jobs(desk: Desk) -> None:
+def test_a_priority_can_be_set_only_for_waiting_jobs(desk: Desk) -> None:
     desk.save("[share=0.1] true\n")
     desk.rig.ends(1)
     wish = desk.rig.store.wish("set", "1", name="priority", value=3)
@@ -310,7 +312,7 @@ def test_a_priority_that_a_user_wishes_is_for_waiting_jobs(desk: Desk) -> None:
     assert desk.rig.store.answer(wish) == "job 1 is finished; its attributes cannot be changed"
 
 
-def test_a_running_job_hears_a_newly_written_cancel(desk: Desk) -> None:
+def test_adding_the_cancel_attribute_ends_a_running_job(desk: Desk) -> None:
     desk.save("[gpus=2] sleep 60\n")
     desk.rig.runner(1)
     desk.save("[gpus=2 cancel] sleep 60\n")
@@ -328,9 +330,7 @@ def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
     assert len(desk.rig.store.attempts(1)) == 1
 
 
-def test_the_working_folder_is_the_one_of_the_first_reading(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_folder_is_that_of_the_first_reading(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.save("[share=0.2] pwd >> ran\n")
     desk.rig.ends(1)
     elsewhere = desk.rig.folder / "elsewhere"
@@ -342,7 +342,7 @@ def test_the_working_folder_is_the_one_of_the_first_reading(
     assert (desk.rig.folder / "ran").read_text().split() == [str(desk.rig.folder)] * 2
 
 
-def test_a_reading_is_whole_or_not_at_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_is_recorded_completely_or_not_at_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.save(f"{WAIT}echo a\n")
     real = type(desk.rig.store).insert_job
     calls = []
@@ -362,7 +362,9 @@ def test_a_reading_is_whole_or_not_at_all(desk: Desk, monkeypatch: pytest.Monkey
     assert desk.states() == {1: "held", 2: "held", 3: "held"}
 
 
-def test_lines_that_will_disappoint_are_warned_of_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_once_of_lines_that_will_not_work_as_intended(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')
     desk.watch = JobsWatch(desk.rig.store, str(desk.path), None, lambda: config)
     with caplog.at_level("WARNING"):
@@ -376,7 +378,7 @@ def test_lines_that_will_disappoint_are_warned_of_once(desk: Desk, caplog: pytes
     assert len(desk.states()) == 3
 
 
-def test_a_file_that_cannot_be_read_is_named_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_an_unreadable_file_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.save("true\n")
     desk.path.unlink()
     with caplog.at_level("WARNING"):

@@ -1,4 +1,5 @@
-"""llm_config.json while the scheduler runs: what cannot be read changes nothing, and is said once."""
+"""Tests llm_config.json under a running scheduler: an unreadable file changes nothing and is reported
+once."""
 
 from __future__ import annotations
 
@@ -36,9 +37,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_the_last_good_version_stays_in_force(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keeps_the_last_valid_version(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     make, why = WRONG[kind]
     path = tmp_path / "llm_config.json"
     path.write_text('{"models": {"a": 0.5}}')
@@ -58,7 +57,7 @@ def test_the_last_good_version_stays_in_force(
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_start_and_calibrate_refuse_it(tmp_path: Path, kind: str) -> None:
+def test_start_and_calibrate_reject_an_invalid_file(tmp_path: Path, kind: str) -> None:
     make, why = WRONG[kind]
     path = tmp_path / "llm_config.json"
     make(path)
@@ -68,7 +67,7 @@ def test_start_and_calibrate_refuse_it(tmp_path: Path, kind: str) -> None:
         assert f"llm_config.json {why}; " in str(caught.value).replace("json: ", "json ")
 
 
-def test_a_file_that_may_be_read_again_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reads_a_file_that_becomes_readable_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "llm_config.json"
     path.write_text('{"models": {"a": 0.5}}')
     file = LlmConfigFile(str(path))

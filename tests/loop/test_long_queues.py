@@ -1,4 +1,5 @@
-"""A long queue costs a round, a look and a change what a short one costs, counted in steps."""
+"""Checks that rounds, reads and edits cost the same with a long queue as with a short one, in database
+steps."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from gpu_scheduler.intake.pauses import summary
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 
-#: Both more than a round looks at (looking.HEADS of each ask).
+#: Both larger than the part of the queue that a round reads (looking.HEADS of each resource spec).
 FEW, MANY = 800, 4000
 
 
 class Steps:
-    """What the database does: statements, and steps of its virtual machine by the ten."""
+    """Counts the work of the database: statements, and tens of steps of its virtual machine."""
 
     def __init__(self, store: Store) -> None:
         self.connection = store.db.connection
@@ -41,7 +42,7 @@ class Steps:
 
 
 def ended(rig: Rig, jobs: int) -> None:
-    """So many jobs that have had an attempt, and are over."""
+    """Adds jobs that have finished after one attempt."""
     for _ in range(jobs):
         job = rig.add("true", gpus=3)
         [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
@@ -49,7 +50,7 @@ def ended(rig: Rig, jobs: int) -> None:
         rig.loop.recorder.record([close, act.Release(attempt), act.Cooled(attempt)], rig.clock.now())
 
 
-#: What is done again and again while jobs wait.
+#: Operations that are repeated while jobs wait.
 WORK: dict[str, Callable[[Rig], object]] = {
     "a round": lambda rig: rig.tick(),
     "what falls due": lambda rig: rig.store.next_retry(rig.clock.now()),
@@ -58,14 +59,14 @@ WORK: dict[str, Callable[[Rig], object]] = {
 }
 
 
-def test_the_cost_does_not_grow_with_the_queue(tmp_path: Path) -> None:
+def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
 
     def costs(queued: int, over: int) -> dict[str, tuple[int, int]]:
         with rig.store.db.transaction():
             ended(rig, over)
             for n in range(queued):
-                # Three GPUs, of two: it waits. Every other one has a launch behind it.
+                # It waits, since it needs three GPUs of two. Every second one has had a launch.
                 job = rig.add(f"echo {n}", gpus=3, allowed=(n % 5,))
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
@@ -83,7 +84,7 @@ def test_the_cost_does_not_grow_with_the_queue(tmp_path: Path) -> None:
     assert [name for name, (_, steps) in many.items() if steps > few[name][1] + 100] == []
 
 
-def test_the_tally_is_what_counting_would_give(tmp_path: Path) -> None:
+def test_kept_counts_equal_counting_the_rows(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     ended(rig, 3)
     rig.add("a", hold=True)
@@ -95,7 +96,7 @@ def test_the_tally_is_what_counting_would_give(tmp_path: Path) -> None:
 
 
 class Desk:
-    """A jobs file of many lines, and its watcher."""
+    """A jobs file with many lines, and its watcher."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig, self.now = rig, 1000.0
@@ -109,7 +110,7 @@ class Desk:
         os.replace(spare, self.path)
 
     def look(self, later: float = 0.0) -> None:
-        """A look, and more as long as there is more at once."""
+        """Reads the file, repeatedly as long as more is ready at once."""
         self.now += later
         self.watch.look(self.now)
         while self.watch.loading:
@@ -127,7 +128,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(Rig(tmp_path))
 
 
-def test_an_appended_line_costs_what_it_costs_in_a_short_file(desk: Desk) -> None:
+def test_appending_a_line_costs_the_same_in_a_short_and_a_long_file(desk: Desk) -> None:
     costs = []
     for lines in (10, 1000):
         desk.lines = [f"[gpus=3] python train.py --seed {n}\n" for n in range(lines)]
@@ -141,7 +142,7 @@ def test_an_appended_line_costs_what_it_costs_in_a_short_file(desk: Desk) -> Non
     assert costs[0][1] <= 5
 
 
-def test_an_edit_writes_only_what_it_changes(desk: Desk) -> None:
+def test_an_edit_writes_only_the_changed_lines(desk: Desk) -> None:
     desk.lines = [f"[gpus=3 hold] python train.py --seed {n}\n" for n in range(500)]
     desk.save()
     desk.look()
@@ -149,18 +150,18 @@ def test_an_edit_writes_only_what_it_changes(desk: Desk) -> None:
     desk.lines[250] = desk.lines[250].replace("hold", "hold name=it")
     desk.save()
     desk.look()
-    assert desk.cost(3)[1] == 3  # the line, twice, and a wish
+    assert desk.cost(3)[1] == 3  # the line, twice, and a request
     desk.lines.insert(250, "[gpus=3 hold] python inserted.py\n")
     desk.save()
     desk.look()
     statements, changes = desk.cost(3)
     assert statements < 40
-    assert changes <= 250 + 10  # the numbers of the lines behind it, in one statement
+    assert changes <= 250 + 10  # the numbers of the following lines, in one statement
     rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_positions_have_room_again_when_it_has_run_out(desk: Desk) -> None:
+def test_makes_room_when_queue_positions_run_out(desk: Desk) -> None:
     desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
     desk.save()
     desk.look()
@@ -173,7 +174,7 @@ def test_positions_have_room_again_when_it_has_run_out(desk: Desk) -> None:
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_a_long_file_is_taken_in_by_portions_and_started_in_its_order(
+def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobswatch")
@@ -204,7 +205,7 @@ def test_a_long_file_is_taken_in_by_portions_and_started_in_its_order(
     assert rig.ends(120)["outcome"] == "completed"
 
 
-def test_a_restart_between_two_portions_goes_on_where_it_ended(
+def test_a_restart_between_two_portions_continues_with_the_next(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobswatch, "AT_A_TIME", 50)

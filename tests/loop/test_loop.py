@@ -1,4 +1,4 @@
-"""Rounds over real runners: what is recorded is what happened, whoever is killed."""
+"""Tests rounds with real runners: the store says what happened, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_a_job_runs_once_and_its_code_is_known(rig: Rig, code: int) -> None:
+def test_a_job_runs_once_and_its_exit_code_is_recorded(rig: Rig, code: int) -> None:
     job = rig.add(f"echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER >> ran; exit {code}")
     row = rig.ends(job)
     assert (row["outcome"], row["exit_code"]) == ("completed" if code == 0 else "failed", code)
@@ -41,13 +41,13 @@ def test_a_job_runs_once_and_its_code_is_known(rig: Rig, code: int) -> None:
     assert f"exit code {code}" in log.read_text()
 
 
-def test_starts_and_ends_are_on_the_disk_before_anything_follows_from_them(rig: Rig) -> None:
-    said: list[str] = []
-    rig.store.db.connection.set_trace_callback(said.append)
+def test_starts_and_ends_are_durable_before_anything_follows_from_them(rig: Rig) -> None:
+    statements: list[str] = []
+    rig.store.db.connection.set_trace_callback(statements.append)
     rig.ends(rig.add("exit 7"))
     rig.store.db.connection.set_trace_callback(None)
     safety, unsynced = "", []
-    for text in said:
+    for text in statements:
         if text.startswith("PRAGMA synchronous="):
             safety = text.partition("=")[2]
         elif safety == "NORMAL" and text.startswith(("INSERT", "UPDATE")):
@@ -55,10 +55,10 @@ def test_starts_and_ends_are_on_the_disk_before_anything_follows_from_them(rig: 
     assert safety
     assert any("SET log = " in text for text in unsynced)
     assert not [text for text in unsynced if "INTO attempt" in text or "outcome = " in text]
-    assert sum("INTO attempt" in text or "UPDATE attempt SET outcome" in text for text in said) == 2
+    assert sum("INTO attempt" in text or "UPDATE attempt SET outcome" in text for text in statements) == 2
 
 
-def test_results_are_known_to_a_scheduler_that_was_not_there(rig: Rig) -> None:
+def test_a_new_scheduler_reads_results_from_before_its_start(rig: Rig) -> None:
     jobs = [rig.add(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()
     folders = [rig.attempt_folder(job) for job in jobs]
@@ -68,7 +68,7 @@ def test_results_are_known_to_a_scheduler_that_was_not_there(rig: Rig) -> None:
     assert [len(again.store.attempts(job)) for job in jobs] == [1, 1]
 
 
-def test_a_runner_killed_with_its_job_is_interrupted_and_nothing_of_it_is_left(rig: Rig) -> None:
+def test_a_job_whose_runner_was_killed_is_interrupted_and_leaves_no_process(rig: Rig) -> None:
     job = rig.add("echo start >> ran; setsid sleep 60 & sleep 60")
     runner = rig.runner(job)
     token, folder = rig.store.attempts(job)[0]["token"], rig.attempt_folder(job)
@@ -86,7 +86,7 @@ def test_a_runner_killed_with_its_job_is_interrupted_and_nothing_of_it_is_left(r
 
 
 def killing_start(folder: Path, deaths: int) -> str:
-    """A start file whose runner kills itself before its claim, the first so many times."""
+    """Makes a start file whose runner kills itself before its claim the first `deaths` times."""
     path = folder / "killing_start.py"
     path.write_text(
         "import os, sys\n"
@@ -103,7 +103,7 @@ def killing_start(folder: Path, deaths: int) -> str:
     return str(path)
 
 
-def test_a_runner_killed_before_its_claim_is_launched_again(tmp_path: Path) -> None:
+def test_relaunches_a_runner_killed_before_its_claim(tmp_path: Path) -> None:
     settings = replace(SETTINGS, launch_deadline_s=0.3)
     rig = Rig(
         tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 1)), settings=settings
@@ -130,14 +130,14 @@ def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -
 
 
 class Refusing:
-    """An executor that cannot launch the first so many times."""
+    """An executor whose first `times` launches fail."""
 
     def __init__(self, times: int) -> None:
         self.times = times
         self.real = DirectExecutor()
 
     def launch(self, folder: Path) -> None:
-        """Refuse, or launch."""
+        """Raises LaunchError, or launches."""
         self.times -= 1
         if self.times >= 0:
             raise LaunchError("fork failed: out of processes")
@@ -152,7 +152,7 @@ class Refusing:
         self.real.close()
 
 
-def test_a_launch_that_fails_is_tried_again_as_a_new_attempt(tmp_path: Path) -> None:
+def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     rig = Rig(tmp_path, executor=Refusing(2))
     job = rig.add("echo x >> ran")
     assert rig.ends(job)["outcome"] == "completed"
@@ -160,7 +160,7 @@ def test_a_launch_that_fails_is_tried_again_as_a_new_attempt(tmp_path: Path) -> 
     assert "out of processes" in rig.store.attempts(job)[0]["reason"]
 
 
-def test_an_unknown_conda_environment_fails_with_the_list_and_holds_nobody_up(
+def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path / "conda", "alpha", "beta")
@@ -192,7 +192,7 @@ def test_a_missing_script_is_a_failed_launch(rig: Rig) -> None:
     assert "none.py does not exist" in row["reason"]
 
 
-def test_cancelling_waits_for_the_grace_and_then_kills(rig: Rig) -> None:
+def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
     polite = rig.add(
         "trap 'echo saved >> saved; exit 0' TERM; echo > up1; while :; do sleep 0.05; done", share=500
     )
@@ -207,12 +207,12 @@ def test_cancelling_waits_for_the_grace_and_then_kills(rig: Rig) -> None:
     assert not (rig.folder / "ran").exists()
 
 
-def test_a_cancel_is_kept_by_a_restart_between_wish_and_stop(rig: Rig) -> None:
+def test_a_cancel_survives_a_restart_between_request_and_stop(rig: Rig) -> None:
     job = rig.add("echo > up; sleep 60")
     rig.runner(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
     rig.store.wish("cancel", str(job), grace_s=1)
-    assert rig.loop.tick() is None  # the cancel is on the record, nothing is written yet
+    assert rig.loop.tick() is None  # the cancel is in the store, `stop` is not written yet
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
     assert again.ends(job)["outcome"] == "cancelled"
@@ -228,7 +228,7 @@ def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
     assert not (rig.folder / "ran").exists()
 
 
-def test_jobs_wait_for_a_gpu_in_order_and_shares_add_up(rig: Rig) -> None:
+def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
     code = "echo $GPU_SCHEDULER_JOB $CUDA_VISIBLE_DEVICES >> ran; while [ ! -e go ]; do sleep 0.02; done"
     jobs = [rig.add(code, share=500) for _ in range(5)]
     rig.until(
@@ -265,14 +265,14 @@ def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
 
 
 def never_claimed(rig: Rig) -> tuple[int, Path]:
-    """A job whose attempt is on the record, launched by nobody, and its folder."""
+    """Opens an attempt in the store that nobody launches; returns its job and folder."""
     job = rig.add("echo ran >> ran", share=250)
     now = rig.clock.now()
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], now)
     return job, rig.attempt_folder(job)
 
 
-def test_a_cancel_of_an_attempt_whose_claim_a_power_cut_cut_short_is_carried_out(rig: Rig) -> None:
+def test_cancels_an_attempt_whose_claim_was_truncated_by_a_power_cut(rig: Rig) -> None:
     job, folder = never_claimed(rig)
     folder.mkdir(parents=True)
     (folder / "claim").touch()
@@ -282,7 +282,7 @@ def test_a_cancel_of_an_attempt_whose_claim_a_power_cut_cut_short_is_carried_out
     assert not (rig.folder / "ran").exists()
 
 
-def test_an_attempt_that_cannot_be_settled_keeps_no_other_from_its_gpu(
+def test_an_attempt_that_cannot_be_reconciled_blocks_no_other(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, folder = never_claimed(rig)

@@ -1,4 +1,4 @@
-"""When the GPUs are asked, and which peaks of foreign processes on the record still count."""
+"""Tests when the GPUs are polled, and which stored peaks of foreign processes still count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.loop.hands import Hands
 
 
 class Counted(AskedProbe):
-    """A probe whose process is never started and that answers at once."""
+    """A probe without a process that answers at once."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
@@ -26,7 +26,8 @@ class Counted(AskedProbe):
 
 
 def asked(clock: Hands, sampler: Sampler, seconds: float) -> list[float]:
-    """The times, from now on for so long, at which a question is asked: only ever when it is due."""
+    """Returns the times within the next seconds at which the GPUs are polled; checks that each poll was
+    due."""
     end = clock.boot + seconds
     times: list[float] = []
     while True:
@@ -44,7 +45,7 @@ def asked(clock: Hands, sampler: Sampler, seconds: float) -> list[float]:
 @pytest.mark.parametrize(
     ("every_s", "closely_s"), [(5.0, CLOSE_EVERY_S), (0.25, 0.25), (20.0, CLOSE_EVERY_S)]
 )
-def test_after_a_start_the_gpus_are_asked_more_often_for_a_while(every_s: float, closely_s: float) -> None:
+def test_polls_gpus_more_often_for_a_while_after_a_start(every_s: float, closely_s: float) -> None:
     clock, probe = Hands(), Counted()
     sampler = Sampler(probe, GpuWatch(), clock, every_s)
     try:
@@ -57,7 +58,7 @@ def test_after_a_start_the_gpus_are_asked_more_often_for_a_while(every_s: float,
         close = [step for at, step in zip(times, steps, strict=True) if at <= began + CLOSE_S]
         assert set(close) == {closely_s}
         assert len(close) == CLOSE_S / closely_s
-        # And as before once that is over.
+        # Afterwards at the usual interval.
         assert set(steps[len(close) + 1 :]) == {every_s}
     finally:
         sampler.close()
@@ -70,11 +71,11 @@ HELD = json.dumps([[7, 50.0, 9000], [8, 60.0, 700], [9, 0.0, 300]])
     ("listed", "alive", "kept"),
     [
         ([], [], {}),
-        # It has left the card for a while.
+        # It is alive, but not on the GPU at present.
         ([], [(7, 50.0)], {(7, 50.0): 9000}),
-        # It is there, whatever /proc says; one whose start is not known goes by its number.
+        # A listed process counts, whatever /proc says; one without a known start is matched by pid.
         ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),
-        # Another process has its number now.
+        # Another process has its pid now.
         ([8], [], {}),
     ],
 )
@@ -90,6 +91,6 @@ def test_the_peak_of_a_foreign_process_counts_while_it_lives(
     assert with_held(gpu, HELD).held == kept
 
 
-def test_without_a_sample_only_those_that_live_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "is_alive", lambda pid, start: pid == 8)
     assert with_held(Gpu("U0", 0), HELD).held == {(8, 60.0): 700}

@@ -1,4 +1,4 @@
-"""The parts around the loop: where logs go, what is printed, what wakes, which GPUs are managed."""
+"""Tests the parts around the loop: log files, console output, wake-ups, managed GPUs."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> No
         (CARDS, "1,", None),
         (CARDS, "all", None),
         (CARDS, None, None),
-        # Of CUDA_VISIBLE_DEVICES=2,3: there is no GPU 1 to be had.
+        # With CUDA_VISIBLE_DEVICES=2,3 there is no GPU 1.
         (CARDS[2:], "1", "--gpus 1 is a count: GPU 2"),
     ],
 )
-def test_a_count_that_leaves_gpus_out_says_which_it_takes(
+def test_a_count_below_the_number_of_gpus_names_the_chosen_ones(
     cards: list[GpuSample], option: str | None, note: str | None
 ) -> None:
     assert count_note(cards, option) == note
 
 
 @pytest.mark.parametrize("option", ["0", "5", "7,", "1,1", "3-1", "x", "-1"])
-def test_more_than_there_are_is_an_error_with_the_number_found(option: str) -> None:
+def test_rejects_more_gpus_than_there_are_and_names_the_number_found(option: str) -> None:
     with pytest.raises(UsageError, match="4 GPUs found"):
         choose(CARDS, option)
 
@@ -74,7 +74,7 @@ def test_the_load_is_the_mean_of_the_last_three_samples() -> None:
     assert gpu.load == 30.0
 
 
-def test_a_failed_sample_leaves_nothing_to_place_by() -> None:
+def test_a_failed_sample_prevents_placement() -> None:
     watch = GpuWatch()
     watch.take(Snapshot(1.0, (CARDS[0],)))
     watch.fail("hangs")
@@ -83,7 +83,7 @@ def test_a_failed_sample_leaves_nothing_to_place_by() -> None:
     assert watch.failure == "the GPUs cannot be read: hangs"
 
 
-def test_a_process_is_ours_by_its_token_or_that_of_a_parent() -> None:
+def test_a_process_belongs_to_an_attempt_by_its_own_or_a_parents_token() -> None:
     env = {**os.environ, "GPU_SCHEDULER_TOKEN": "abc"}
     ours = subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env)
     theirs = subprocess.Popen(["sleep", "60"])
@@ -104,7 +104,7 @@ def test_a_process_is_ours_by_its_token_or_that_of_a_parent() -> None:
     assert gpu.owners == {ours.pid: 5, child: 5, theirs.pid: None}
 
 
-def test_the_default_log_folder_is_ours_private_and_no_link(
+def test_the_default_log_folder_is_private_and_not_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = tmp_path / "logs"
@@ -124,7 +124,7 @@ def test_the_default_log_folder_is_ours_private_and_no_link(
         check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 
-def test_a_log_is_a_new_private_file_and_never_what_lies_there(tmp_path: Path) -> None:
+def test_a_log_is_a_new_private_file_and_never_an_existing_one(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 678)
     first = joblogs.new_log(tmp_path, 3, when)
     assert first.name == "job_3_20260102_030405_000678.log"
@@ -152,15 +152,15 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     console.close()
     out = capsys.readouterr().out
     theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"
-    assert theirs in out  # as it is
-    assert out.index(theirs) < out.index("a line of ours"), "its output comes before its end is told"
+    assert theirs in out  # unchanged
+    assert out.index(theirs) < out.index("a line of ours"), "its output comes before the message of its end"
     assert "# job" not in out
     ours = "a line of ours, about \\x1b]0;evil\\x07\n  and more\n"
     assert ours in out
     assert (tmp_path / "main.log").read_text().endswith(ours)
 
 
-def test_only_names_that_are_asked_for_wake(tmp_path: Path) -> None:
+def test_only_watched_names_wake(tmp_path: Path) -> None:
     wakeups = Wakeups()
     assert wakeups.watch(tmp_path / "jobs.txt", "jobs")
     assert not wakeups.watch(tmp_path / "none" / "x", "x")
@@ -173,7 +173,7 @@ def test_only_names_that_are_asked_for_wake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "limit"), [(errno.EMFILE, "instances"), (errno.ENOSPC, "watches")])
-def test_where_files_cannot_be_watched_runners_and_signals_wake_all_the_same(
+def test_runners_and_signals_wake_even_if_files_cannot_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, limit: str
 ) -> None:
     def refuse(*words: object, **more: object) -> None:
@@ -193,7 +193,7 @@ def test_where_files_cannot_be_watched_runners_and_signals_wake_all_the_same(
     assert caplog.text.count(f"fs.inotify.max_user_{limit}=") == 1
 
 
-def test_attempts_are_followed_by_folder_and_runner_and_let_go(tmp_path: Path) -> None:
+def test_watches_folder_and_runner_of_attempts_until_they_end(tmp_path: Path) -> None:
     wakeups = Wakeups()
     folder = tmp_path / "run"
     folder.mkdir()
@@ -207,7 +207,7 @@ def test_attempts_are_followed_by_folder_and_runner_and_let_go(tmp_path: Path) -
     assert wakeups.wait(60) == {"attempt"}
     runner.kill()
     assert wakeups.wait(60) == {"runner"}
-    assert wakeups.wait(0.05) == set()  # told once
+    assert wakeups.wait(0.05) == set()  # warned once
     runner.wait()
     wakeups.follow({})
     (folder / "claim").write_text("x")
