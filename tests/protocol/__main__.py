@@ -1,8 +1,9 @@
-"""The model from the command line: python -m tests.protocol [scenarios] [big] [controls] [limits] [WORD …]
+"""Runs the model from the command line: python -m tests.protocol [scenarios] [big] [controls] [limits] [WORD
+…]
 
-Without a word: the scenarios, the rules turned off one at a time, and the limits. `big`: the two large
-scenarios. Any other word: those whose name has it, with traces. Exit code 0 if every scenario holds and every
-rule that is off is missed.
+Without arguments it runs the scenarios, the controls (each with one rule off) and the limits. `big`: the two
+large scenarios. Any other word selects by name and prints traces. Exits with 0 if every scenario holds and
+every control breaks its invariant.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KINDS = ("scenarios", "big", "controls", "limits")
 
 
 def main(argv: Sequence[str]) -> int:
-    """As the module says."""
+    """Runs the selected scenarios and controls; returns the exit code."""
     words = [word for word in argv if word not in _KINDS]
     kinds = [kind for kind in _KINDS if kind in argv] or (
         [*_KINDS] if words else ["scenarios", "controls", "limits"]
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     good = [_hold(one) for one in scenarios if all(word in one.name for word in words)]
     good += [_break(one, bool(words)) for one in controls if all(word in " ".join(one.off) for word in words)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"{sum(good)} of {len(good)} as they should be; {peak} MiB")
+    print(f"{sum(good)} of {len(good)} as expected; {peak} MiB")
     return 0 if good and all(good) else 1
 
 
@@ -57,7 +58,7 @@ def _break(control: Control, traced: bool) -> bool:
     found = explore(control.faults, control.rules, control.breaks)
     name = f"without {' and '.join(control.off)}"
     print(
-        f"{name:38} {found.states:>9,} states  {found.broken or f'{control.breaks} SHOULD BE BROKEN'}",
+        f"{name:38} {found.states:>9,} states  {found.broken or f'{control.breaks} NOT BROKEN'}",
         flush=True,
     )
     if traced:

@@ -1,8 +1,8 @@
-"""The model's decisions are made by the scheduler's own code: `core.settle` and `core.copied` are asked with
-facts that stand for a state, and `runner.ending` tells what a runner makes of its signals.
+"""Asks the scheduler's own code for the decisions of the model: `core.settle` and `core.copied` get facts
+that represent a state, and `runner.ending` decides how a runner handles its signals.
 
-States have no times. Every deadline is asked for both ways, as run out and as not, and the model goes on with
-either answer.
+States have no times. For every deadline both cases are tried, passed and not passed, and the model follows
+each answer.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _RESULTS = {
 }
 _WORDS: dict[type[act.Action], str] = {
     act.Relaunch: "will launch again",
-    act.ForgetLaunches: "forgets its launches, for a shortage",
-    act.TakeClaim: "will take the claim",
+    act.ForgetLaunches: "resets its launches because of a shortage",
+    act.TakeClaim: "will void the claim",
     act.Nudge: "will signal the runner",
     act.KillRunner: "will kill the runner",
-    act.NoteDead: "notes that the runner is dead",
-    act.Release: "gives its GPUs back",
-    act.Cooled: "is done with it",
+    act.NoteDead: "records that the runner is dead",
+    act.Release: "releases its GPUs",
+    act.Cooled: "records that its memory is released",
 }
 
 
 class View(NamedTuple):
-    """What a round knows of an attempt.
+    """The facts that a round has about an attempt.
 
-    there: it has a folder; found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
+    there: its folder exists; found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
     """
 
     number: int
@@ -81,7 +81,8 @@ class View(NamedTuple):
 
 @cache
 def settled(view: View) -> tuple[tuple[act.Action, ...], ...]:
-    """Every answer of `settle` about an open attempt, by what has run out and whether jobs can be started."""
+    """Returns every answer of `settle` for an open attempt: deadlines passed or not, jobs startable or
+    not."""
     answers: dict[tuple[act.Action, ...], None] = {}
     for over, late, held in product((False, True), repeat=3):
         fact = _attempt(view, over, late)
@@ -92,7 +93,7 @@ def settled(view: View) -> tuple[tuple[act.Action, ...], ...]:
 
 
 def _attempt(view: View, over: bool, late: bool) -> Attempt:
-    """over: a deadline or a grace has run out; late: so have 60 s."""
+    """Returns the facts of an attempt. over: a deadline or grace period has passed; late: also 60 s."""
     long_ago, just_now = 0.0, 1000.0
     return Attempt(
         1,
@@ -121,7 +122,7 @@ def _attempt(view: View, over: bool, late: bool) -> Attempt:
 
 @cache
 def released(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ...]:
-    """Every answer of `release` about an ended attempt whose GPUs are not given back."""
+    """Returns every answer of `release` for an ended attempt whose GPUs are not released."""
     answers: dict[tuple[act.Action, ...], None] = {}
     for over in (False, True):
         fact = _attempt(View(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
@@ -132,12 +133,12 @@ def released(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ...]:
 
 @cache
 def left_to_the_original(view: View) -> tuple[act.Action, ...]:
-    """What `start --as-copy` does about an attempt that was open when the record was copied."""
+    """Returns the actions of `start --as-copy` for an attempt that was open when the store was copied."""
     return tuple(leave(_attempt(view, over=True, late=False), _NOW, _SETTINGS, "/original"))
 
 
 def described(actions: tuple[act.Action, ...]) -> str:
-    """The actions in a few words."""
+    """Returns a short description of the actions."""
     return ", ".join(map(_word, actions)) or "nothing to do"
 
 
@@ -153,7 +154,7 @@ def _word(action: act.Action) -> str:
     return _WORDS.get(type(action), type(action).__name__)
 
 
-# What the runner was told, as a number: each is one state of an `Ending`. 0: nothing.
+# The requests to end that a runner has received, as a number for each state of an `Ending`; 0: none.
 
 _endings: list[Ending] = [Ending()]
 _numbers: dict[tuple[object, ...], int] = {tuple(vars(_endings[0]).values()): 0}
@@ -170,7 +171,7 @@ def _number(ending: Ending) -> int:
 
 @cache
 def tell(told: int, cause: int) -> tuple[int, bool]:
-    """The runner is told to end its command. Whether the command is to get SIGTERM for it."""
+    """Requests the runner to end its command; returns the new state and whether the command gets SIGTERM."""
     ending = copy.copy(_endings[told])
     name = {st.CANCELLED: "cancelled", st.PREEMPTED: "preempted", st.INTERRUPTED: "machine"}[cause]
     first = ending.tell(name, 0.0, "withdraw" if cause == st.PREEMPTED else "kill", 0.0)
@@ -179,18 +180,18 @@ def tell(told: int, cause: int) -> tuple[int, bool]:
 
 @cache
 def due(told: int) -> str | None:
-    """What follows when the grace is over."""
+    """Returns the step that follows when the grace period is over."""
     return copy.copy(_endings[told]).due(1.0)
 
 
 @cache
 def withdrawn(told: int) -> int:
-    """The wish was taken back."""
+    """Returns the state after the request was withdrawn."""
     ending = copy.copy(_endings[told])
     ending.withdrawn()
     return _number(ending)
 
 
 def cause(told: int) -> int:
-    """Why the command is to end, as the outcome that it would be; NONE = it was not told to."""
+    """Returns why the command is to end, as an outcome; NONE: no end was requested."""
     return _CAUSES[_endings[told].cause]

@@ -1,4 +1,4 @@
-"""Faults from outside: kills, crashes, a reboot, a machine that ends, folders copied and removed."""
+"""External faults: kills, crashes, a reboot, a machine shutdown, folders copied and removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.protocol.steps import FAULT, STEP, Steps, terminate
 
 
 def steps_of_faults(steps: Steps) -> None:
-    """Every fault that the scenario still has."""
+    """Adds every fault that the scenario has left."""
     state = steps.state
     if state[st.CRASH] and state[st.LOOP] != st.DOWN:
         steps.add(FAULT, "LOOP crashes", {st.LOOP: st.DOWN, st.CRASH: state[st.CRASH] - 1})
@@ -40,7 +40,7 @@ def _kill(steps: Steps) -> None:
 
 
 def _machine_ends(steps: Steps) -> None:
-    """SIGTERM to the runner and to the command, in either order."""
+    """Adds SIGTERM to the runner and to the command, in either order."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     runner = {a + st.SIGNALS: state[a + st.SIGNALS]}
     for one in st.RUNNERS:
@@ -60,7 +60,7 @@ def _machine_ends(steps: Steps) -> None:
 
 
 def _reboot(steps: Steps) -> None:
-    """Processes are gone; of what was not synced in the folder of an open attempt any part may be missing."""
+    """Adds a reboot: processes are gone, and any unsynced file of an open attempt may be missing."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     after = bytearray(state)
     after[st.LOOP], after[st.BOOT], after[st.REBOOT], after[st.FAULTED] = st.DOWN, 1, 0, 1
@@ -74,7 +74,7 @@ def _reboot(steps: Steps) -> None:
         if after[one + st.COMMAND]:
             after[one + st.COMMAND] = st.GONE
     options = product((False, True), repeat=5) if state[a + st.RECORD] == st.OPEN else [(False,) * 5]
-    seen = set()
+    states = set()
     for folder, spec, claim, stop, result in options:
         left = bytearray(after)
         safe = left[a + st.RESULT] and left[a + st.SYNCED]
@@ -88,15 +88,15 @@ def _reboot(steps: Steps) -> None:
             left[a + st.STOP] = 0
         if result and not left[a + st.SYNCED]:
             left[a + st.RESULT] = 0
-        if bytes(left) not in seen:
-            seen.add(bytes(left))
+        if bytes(left) not in states:
+            states.add(bytes(left))
             names = [("folder", st.FOLDER), ("claim", st.CLAIM), ("stop", st.STOP), ("result", st.RESULT)]
             there = ", ".join(name for name, field in names if left[a + field]) or "nothing"
-            steps.put(FAULT, f"REBOOT, of the folder there is left: {there}", left)
+            steps.put(FAULT, f"REBOOT, left of the folder: {there}", left)
 
 
 def _hands_on_the_folder(steps: Steps) -> None:
-    """Somebody copies, restores or removes a folder or its claim under a runner that has taken it."""
+    """Adds copying, restoring or removing a folder or its claim under a runner that has taken it."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     if not st.owner(state, a) or state[a + st.LINK] or state[a + st.RESULT]:
         return
@@ -120,7 +120,7 @@ def _hands_on_the_folder(steps: Steps) -> None:
 
 
 def _numbers_are_reused(steps: Steps) -> None:
-    """Another process gets the number of one that has ended."""
+    """Adds a process that gets the number of one that has ended."""
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
         claim = state[a + st.CLAIM]
@@ -135,12 +135,12 @@ def _numbers_are_reused(steps: Steps) -> None:
 
 
 def _copy(steps: Steps) -> None:
-    """The record and its folders are copied, and a scheduler comes up on the copy. Locks are not copied."""
+    """Adds a copy of the data directory, without its locks, and a scheduler that starts on it."""
     state = steps.state
     if state[st.COPY] and state[st.JOB] in st.ACTIVE:
         a = st.attempt(state[st.NEWEST])
         copied = {st.COPIED: state[st.NEWEST], st.COPY_CLAIM: state[a + st.CLAIM], st.COPY_JOB: state[st.JOB]}
-        steps.add(FAULT, "SOMEBODY copies record and folders", {st.COPY: 0, **copied})
+        steps.add(FAULT, "SOMEBODY copies the data directory", {st.COPY: 0, **copied})
     if not state[st.COPIED]:
         return
     forget = {st.COPIED: 0, st.COPY_CLAIM: 0, st.COPY_JOB: 0}
@@ -148,7 +148,7 @@ def _copy(steps: Steps) -> None:
     answers = [decisions.left_to_the_original(view)] if steps.rules.copy_refused else decisions.settled(view)
     for actions in answers:
         broken = _broken_by_copy(actions, found)
-        label = f"COPY comes up and settles the attempt: {decisions.described(actions)}"
+        label = f"COPY comes up and reconciles the attempt: {decisions.described(actions)}"
         steps.add(STEP, label, forget if steps.rules.copy_refused or broken else {}, broken)
 
 
@@ -157,7 +157,7 @@ def _view_of_copy(steps: Steps) -> tuple[View, bool]:
     claim = st.CLAIM_VOID if state[st.COPY_CLAIM] == st.VOID else st.CLAIM_NONE
     if state[st.COPY_CLAIM] in (1, 2):
         lives = st.is_alive(state[a + st.RUNNERS[state[st.COPY_CLAIM] - 1]])
-        claim = st.CLAIM_UNLOCKED if lives and rules.runner_counts else st.CLAIM_DEAD
+        claim = st.CLAIM_UNLOCKED if lives and rules.dead_needs_runner_gone else st.CLAIM_DEAD
     found = st.finds(state, a, rules) or st.scan_finds_runner(state, a)
     return View(state[st.COPIED], state[st.COPY_JOB], claim, found=found), found
 

@@ -1,13 +1,13 @@
-"""What must hold: in every state, and of what can still come.
+"""The invariants of every state, and the progress that must remain possible.
 
 I1  the command of an attempt is started once, and one attempt of a job runs at a time
 I2  no attempt is recorded as ended while its command lives, unless SIGKILL was sent to it
-I3  the outcome on the record is true (with the commits: `loop`)
-I4  from everywhere a job comes to its end, or is held, and its GPUs are given back
-I5  no GPUs are given back while a process of the attempt lives
-I6  a cancelled job ends, with the scheduler down too, and is not started again
-I7  a copy of the record signals no process of its original, and starts no command of it (`faults`)
-I8  nobody else's process is signalled (`sweep`)
+I3  the recorded outcome is true (checked with the commits in `loop`)
+I4  from every state the job can end or be held, with its GPUs released
+I5  no GPUs are released while a process of the attempt is alive
+I6  a cancelled job ends, even with the scheduler down, and is not started again
+I7  a copy signals no process of its original, and starts none of its commands (`faults`)
+I8  no foreign process is signalled (`sweep`)
 I9  processes of an attempt are not ended by a sweep while their runner lives (`sweep`)
 """
 
@@ -22,7 +22,7 @@ from tests.protocol.steps import OWN, STARTED, STEP
 
 
 def broken(state: bytes, rules: Rules) -> str | None:
-    """The invariant that does not hold in this state."""
+    """Returns the invariant that does not hold in this state; None: all hold."""
     commands = 0
     for a in st.ATTEMPTS:
         if not state[a + st.RUNNER1]:
@@ -38,16 +38,16 @@ def broken(state: bytes, rules: Rules) -> str | None:
         if state[a + st.RELEASED] and (
             st.FORKED <= command <= st.DYING or _is_left(state[a + st.LEFT], rules)
         ):
-            return "I5 the GPUs are given back while a process of the attempt lives"
+            return "I5 the GPUs are released while a process of the attempt lives"
     return "I1 two attempts of one job at the same time" if commands > 1 else None
 
 
 def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
-    return rules.excuse_unrecorded and rules.command_recorded and _is_unrecorded(state, a)
+    return rules.excuse_unrecorded_command and rules.command_recorded and _is_unrecorded(state, a)
 
 
 def _is_unrecorded(state: bytes, a: int) -> bool:
-    """Whether a process is hidden that only what the command wrote down could tell, and that is gone."""
+    """Returns whether a hidden process could be found only by a recorded identity that is gone."""
     if state[a + st.NOTED] or st.owner(state, a):
         return False
     return bool(state[a + st.HIDDEN]) or state[a + st.LEFT] == st.IN_SESSION
@@ -62,7 +62,7 @@ def _is_left(left: int, rules: Rules) -> bool:
 
 
 class Progress(NamedTuple):
-    """From every state that `must`, one that is a `goal` can be reached by steps of these kinds."""
+    """From every state that `must`, a `goal` can be reached by steps of these kinds."""
 
     name: str
     kinds: frozenset[int]
@@ -83,8 +83,7 @@ def _is_quiet(state: bytes) -> bool:
 
 
 def _may_be_cancelled(state: bytes) -> bool:
-    """Whether a cancel can reach the command: the folder of its runner is the one that we see,
-    and so is the command."""
+    """Returns whether a cancel can reach the command: neither its folder nor its identity was lost."""
     if not state[st.WISHED]:
         return False
     return not any(state[a + st.LINK] or _is_unrecorded(state, a) for a in st.ATTEMPTS)
@@ -92,13 +91,13 @@ def _may_be_cancelled(state: bytes) -> bool:
 
 PROGRESS = (
     Progress(
-        "I4 stuck: no end with the GPUs given back can be reached",
+        "I4 stuck: no end with the GPUs released can be reached",
         frozenset((STEP, OWN, STARTED)),
         _is_settled,
         lambda state: True,
     ),
     Progress(
-        "I6 the cancel is forgotten: the job ends only if its command ends by itself",
+        "I6 the cancel is lost: the job ends only if its command ends by itself",
         frozenset((STEP, STARTED)),
         lambda state: state[st.JOB] == st.FINISHED,
         _may_be_cancelled,

@@ -1,7 +1,7 @@
-"""The scheduler's loop: it starts the job, looks at the open attempt, and does what `core.settle` decides.
+"""The scheduler's loop: starts the job, observes the open attempt, and performs what `core.settle` decides.
 
-A look reads the claim, then the result; the scan for processes and the commit follow. What was committed is
-performed after it, one step each, so that a crash may come before every one.
+An observation reads the claim, then the result; the scan for processes and the commit follow. Committed
+actions are performed one step at a time, so that a crash can come before each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JOBS = {
     JobState.HELD: st.HELD,
     JobState.FINISHED: st.FINISHED,
 }
-#: What the loop does next for an action; without one it looks again.
+#: The next step of the loop for an action; without one it observes again.
 _NEXT = {
     act.Relaunch: st.MAKE,
     act.TakeClaim: st.TAKE,
@@ -40,16 +40,16 @@ _NEXT = {
 
 
 def steps_of_loop(steps: Steps) -> None:
-    """What the loop does next, and that it is started."""
+    """Adds the next steps of the loop, or its start."""
     state = steps.state
     loop = state[st.LOOP]
     if loop == st.DOWN:
         after = bytearray(state)
         after[st.LOOP] = st.IDLE
         if after[st.CLI] == st.CLI_WAITS:
-            after[st.CLI] = st.CLI_DONE  # the loop goes on with what it began
+            after[st.CLI] = st.CLI_DONE  # the loop continues what it began
         for a in st.ATTEMPTS:
-            if not steps.rules.release_on_record and after[a + st.RECORD] > st.OPEN:
+            if not steps.rules.release_in_store and after[a + st.RECORD] > st.OPEN:
                 after[a + st.RELEASED] = 1
         steps.put(STARTED, "LOOP starts", after)
     elif loop == st.IDLE:
@@ -70,7 +70,7 @@ def _idle(steps: Steps) -> None:
     if job in (st.QUEUED, st.HELD) and state[st.WISH] == 1:
         steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.WISH: 2})
     elif job == st.QUEUED and number < 2:
-        if not number or state[st.attempt(number) + st.RELEASED] or not rules.job_waits:
+        if not number or state[st.attempt(number) + st.RELEASED] or not rules.job_waits_for_processes:
             _start(steps, number + 1)
     elif job == st.HELD and state[st.RETRY_WISH] == 1:
         steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_WISH: 2})
@@ -78,7 +78,7 @@ def _idle(steps: Steps) -> None:
         a = st.attempt(number)
         if rules.claim_first:
             seen = st.claim_seen(state, a, rules)
-            steps.add(STEP, f"LOOP looks: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.SAW: seen})
+            steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.SAW: seen})
         else:
             _read_result(steps, a, st.READ)
     for k in (1, 2):
@@ -134,7 +134,7 @@ def _read_second(steps: Steps) -> None:
         _read_result(steps, a, st.SETTLE)
     else:
         seen = st.claim_seen(state, a, steps.rules)
-        steps.add(STEP, f"LOOP looks: claim {st.CLAIMS[seen]}", {st.LOOP: st.SETTLE, st.SAW: seen})
+        steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.SETTLE, st.SAW: seen})
 
 
 def _read_result(steps: Steps, a: int, otherwise: int) -> None:
@@ -143,7 +143,7 @@ def _read_result(steps: Steps, a: int, otherwise: int) -> None:
         for actions in settled(_view(steps, a, state[a + st.RESULT])):
             _commit(steps, a, actions)
     else:
-        steps.add(STEP, "LOOP looks: no result", {st.LOOP: otherwise})
+        steps.add(STEP, "LOOP observes: no result", {st.LOOP: otherwise})
 
 
 def _view(steps: Steps, a: int, result: int = st.NONE) -> View:
@@ -165,7 +165,7 @@ def _view(steps: Steps, a: int, result: int = st.NONE) -> View:
 
 
 def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
-    """Whether a scan finds a process of the attempt; chains: it hits on chains of forks."""
+    """Returns whether a scan finds a process of the attempt. chains: it catches chains of forks."""
     left = st.finds_left(state, a, rules) and (
         chains or state[a + st.LEFT] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
     )
@@ -182,7 +182,7 @@ def _settle(steps: Steps, a: int) -> None:
         steps.add(STEP, "LOOP commits stopping: preempted", {st.LOOP: st.WRITE_STOP, **told})
         return
     for actions in settled(view):
-        if not rules.void and actions and isinstance(actions[-1], act.TakeClaim):
+        if not rules.void_first and actions and isinstance(actions[-1], act.TakeClaim):
             actions = settled(view._replace(claim=st.CLAIM_VOID))[0]
         _commit(steps, a, actions)
 
@@ -204,7 +204,7 @@ def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
             after[st.LOOP] = _NEXT.get(type(action), after[st.LOOP])
         if isinstance(action, act.WriteStop):
             after[st.WILL_STOP] = st.STOP_CANCEL
-            if not steps.rules.cancel_lives and after[st.WISH] == 1:
+            if not steps.rules.cancel_until_end and after[st.WISH] == 1:
                 after[st.WISH] = 2
         elif isinstance(action, act.Relaunch):
             after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
@@ -214,7 +214,7 @@ def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
 
 
 def _close(after: bytearray, a: int, end: act.Close) -> list[str]:
-    """Commit the end of an attempt, and what it means for the job. Returns what that breaks."""
+    """Commits the end of an attempt and its effect on the job; returns the invariants that this breaks."""
     outcome, truth = _OUTCOMES[end.outcome], after[a + st.TRUTH]
     broken = []
     if outcome == st.COMPLETED and truth != st.EXIT_0:
@@ -236,16 +236,14 @@ def _close(after: bytearray, a: int, end: act.Close) -> list[str]:
 
 
 def _release(steps: Steps, number: int) -> None:
-    """The GPUs of an ended attempt: given back, or what is left is ended first."""
+    """Adds the release of an ended attempt's GPUs, or the end of its remaining processes first."""
     state, rules, a = steps.state, steps.rules, st.attempt(number)
     found = _finds(state, a, rules)
     missed = state[a + st.LEFT] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(
         state, a, rules, chains=False
     )
     if not found or missed:
-        steps.add(
-            STEP, f"LOOP sees no process of attempt {number}, gives its GPUs back", {a + st.RELEASED: 1}
-        )
+        steps.add(STEP, f"LOOP finds no process of attempt {number}, releases its GPUs", {a + st.RELEASED: 1})
     if not found or not rules.release_sweep:
         return
     for actions in released(True, state[a + st.SWEPT]):
@@ -263,7 +261,7 @@ def _perform(steps: Steps, a: int) -> None:
             steps.add(STEP, "LOOP finds a claim", idle)
         else:
             folder = max(st.HALF_MADE, state[a + st.FOLDER])
-            steps.add(STEP, "LOOP takes the claim", {**idle, a + st.CLAIM: st.VOID, a + st.FOLDER: folder})
+            steps.add(STEP, "LOOP voids the claim", {**idle, a + st.CLAIM: st.VOID, a + st.FOLDER: folder})
     elif loop == st.WRITE_STOP:
         written = {a + st.STOP: state[st.WILL_STOP]} if state[a + st.FOLDER] else {}
         steps.add(STEP, "LOOP writes stop", {st.LOOP: st.SIGNAL, **written})
@@ -272,9 +270,9 @@ def _perform(steps: Steps, a: int) -> None:
         steps.add(STEP, "LOOP signals the runner", {**idle, **signalled})
     elif loop == st.KILL_RUNNER and rules.kill_runner_first:
         gone = {a + st.RUNNERS[holder - 1]: st.GONE_RUNNER} if holder else {}
-        steps.add(STEP, "LOOP kills the runner, which is late", {**idle, **gone})
+        steps.add(STEP, "LOOP kills the overdue runner", {**idle, **gone})
     elif loop == st.KILL_RUNNER:
         end = {a + st.COMMAND: st.ZOMBIE, a + st.TRUTH: st.BY_KILL} if st.command_lives(state, a) else {}
-        steps.add(STEP, "LOOP kills the command, whose runner is late", {**idle, **end})
+        steps.add(STEP, "LOOP kills the command of the overdue runner", {**idle, **end})
     else:
         sweep(steps, "LOOP", a, idle, kill=loop == st.KILL_ALL)

@@ -1,7 +1,7 @@
-"""What people do: `cancel`, also while no scheduler is up, `retry`, and a preemption.
+"""The actions of users: `cancel` (also while no scheduler is up), `retry`, and preemption.
 
-`cancel` records its wish; with no scheduler up it writes `stop` into the folder, wakes the runner, waits for
-the end, and ends processes whose runner is gone.
+`cancel` records its request; with no scheduler up it writes `stop` into the folder, wakes the runner, waits
+for the end, and ends processes whose runner is gone.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from tests.protocol.sweep import sweep
 
 
 def steps_of_people(steps: Steps) -> None:
-    """What a user may do, and what the command `cancel` does next."""
+    """Adds the actions open to a user, and the next steps of the command `cancel`."""
     state = steps.state
     if state[st.CANCEL] and state[st.JOB] != st.FINISHED:
         wished = {st.CANCEL: 0, st.WISHED: 1, st.WISH: 1, st.CLI: st.CLI_ASKS}
-        steps.add(FAULT, "USER cancels: the wish is recorded", wished)
+        steps.add(FAULT, "USER cancels: the request is recorded", wished)
     if st.CLI_NONE < state[st.CLI] < st.CLI_DONE:
         _cancel(steps)
     if state[st.RETRY] and state[st.JOB] == st.HELD and state[st.NEWEST] < 2 and not state[st.WISHED]:
-        steps.add(FAULT, "USER retries: the wish is recorded", {st.RETRY: 0, st.RETRY_WISH: 1})
+        steps.add(FAULT, "USER retries: the request is recorded", {st.RETRY: 0, st.RETRY_WISH: 1})
     if state[st.PREEMPT] and state[st.JOB] == st.RUNNING:
-        steps.add(FAULT, "USER preempts: the wish is recorded", {st.PREEMPT: 0, st.PREEMPT_WISH: 1})
+        steps.add(FAULT, "USER preempts: the request is recorded", {st.PREEMPT: 0, st.PREEMPT_WISH: 1})
 
 
 def _cancel(steps: Steps) -> None:
@@ -35,16 +35,16 @@ def _cancel(steps: Steps) -> None:
         if state[st.LOOP] == st.DOWN:
             steps.add(STEP, "CLI: no scheduler is up", {st.CLI: st.CLI_LOOKS})
         else:
-            steps.add(STEP, "CLI: the scheduler is up, it will do it", {st.CLI: st.CLI_DONE})
+            steps.add(STEP, "CLI: the scheduler is up and will do it", {st.CLI: st.CLI_DONE})
     elif cli == st.CLI_LOOKS:
         if state[st.JOB] in st.ACTIVE and state[a + st.CLAIM] != st.VOID:
             saw = state[st.NEWEST] * 4 + st.runner_heard(state, a, rules)
-            steps.add(STEP, "CLI looks at the open attempt", {st.CLI: st.CLI_STOPS, st.CLI_SAW: saw})
+            steps.add(STEP, "CLI observes the open attempt", {st.CLI: st.CLI_STOPS, st.CLI_SAW: saw})
         else:
             steps.add(STEP, "CLI: no attempt is open", {st.CLI: st.CLI_DONE})
     elif cli == st.CLI_STOPS:
         written = {a + st.STOP: st.STOP_CANCEL} if state[a + st.FOLDER] else {}
-        then = st.CLI_LOOKS_AGAIN if rules.cli_looks_again else st.CLI_SIGNALS
+        then = st.CLI_LOOKS_AGAIN if rules.cli_rechecks_claim else st.CLI_SIGNALS
         steps.add(STEP, "CLI writes stop", {st.CLI: then, **written})
     elif cli == st.CLI_LOOKS_AGAIN:
         saw = seen * 4 + st.runner_heard(state, a, rules)
@@ -52,7 +52,7 @@ def _cancel(steps: Steps) -> None:
     elif cli == st.CLI_SIGNALS:
         lives = runner and st.is_alive(state[a + st.RUNNERS[runner - 1]])
         told = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1} if lives else {}
-        label = "CLI signals the runner" if runner else "CLI saw no runner"
+        label = "CLI signals the runner" if runner else "CLI found no runner"
         steps.add(STEP, label, {st.CLI: st.CLI_WAITS, st.CLI_SAW: seen * 4, **told})
     elif cli == st.CLI_WAITS:
         _wait(steps, a)

@@ -1,4 +1,4 @@
-"""The runner of an attempt, and the command that it starts: the order of steps of `runner/supervise.py`."""
+"""The runner of an attempt and its command, with the order of steps of `runner/supervise.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STOP_CAUSES = {st.STOP_CANCEL: st.CANCELLED, st.STOP_PREEMPT: st.PREEMPTED}
 
 
 def steps_of_runners(steps: Steps) -> None:
-    """What every runner does next, and every command."""
+    """Adds the next steps of every runner and every command."""
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
         if not state[a + st.RUNNER1]:
@@ -31,12 +31,12 @@ class _Runner:
     def __init__(self, steps: Steps, a: int, which: int, name: str) -> None:
         self._steps, self._a, self._which, self._name = steps, a, which, name
         self._at = a + st.RUNNERS[which - 1]
-        # In a folder that is not there, or another one, it sees no `stop`.
+        # If its folder was removed or replaced, it finds no `stop`.
         away = steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED)
         self._stop = 0 if away else steps.state[a + st.STOP]
 
     def next(self) -> None:
-        """Add its next steps."""
+        """Adds its next steps."""
         pc = self._steps.state[self._at]
         if pc <= st.UNBLOCK:
             self._begin(pc)
@@ -52,20 +52,20 @@ class _Runner:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         if pc == st.LOOK_CLAIM:
             if state[a + st.CLAIM] and rules.claims:
-                self._add("sees a claim, leaves", {self._at: st.GONE_RUNNER})
+                self._add("finds a claim, exits", {self._at: st.GONE_RUNNER})
             else:
-                self._add("sees no claim", {self._at: st.LINK_CLAIM if rules.claims else st.SPAWNING})
+                self._add("finds no claim", {self._at: st.LINK_CLAIM if rules.claims else st.SPAWNING})
         elif pc == st.LINK_CLAIM:
             if state[a + st.CLAIM]:
-                self._add("loses the claim, leaves", {self._at: st.GONE_RUNNER})
+                self._add("loses the claim, exits", {self._at: st.GONE_RUNNER})
             else:
                 self._add("takes the claim", {self._at: st.FIRST_LOOK, a + st.CLAIM: self._which})
         elif pc == st.FIRST_LOOK:
             if self._stop:
                 told, _ = decisions.tell(0, _STOP_CAUSES[self._stop])
-                self._add("sees stop, starts nothing", {self._at: st.PUBLISH, a + st.TOLD: told})
+                self._add("finds stop, starts nothing", {self._at: st.PUBLISH, a + st.TOLD: told})
             else:
-                self._add("sees no stop", {self._at: st.SPAWNING})
+                self._add("finds no stop", {self._at: st.SPAWNING})
         elif pc == st.SPAWNING:
             spawned = {a + st.COMMAND: st.FORKED, a + st.SPAWNS: state[a + st.SPAWNS] + 1}
             self._add("spawns the command", {self._at: st.UNBLOCK, **spawned})
@@ -80,7 +80,7 @@ class _Runner:
             self._withdraw()
             return
         if pc == st.SECOND_LOOK:
-            self._look("looks for stop", {self._at: st.ATTEND})
+            self._look("checks for stop", {self._at: st.ATTEND})
         elif state[a + st.COMMAND] == st.ZOMBIE:
             self._add("collects the command", {self._at: st.END_LEFT, a + st.COMMAND: st.GONE})
             return
@@ -93,14 +93,14 @@ class _Runner:
 
     def _signalled(self, signal: int) -> None:
         a, signals = self._a, self._steps.state[self._a + st.SIGNALS] & ~signal
-        one_signal = not self._steps.rules.look_signal
+        one_signal = not self._steps.rules.own_stop_signal
         if signal == st.USR1 and not (one_signal and not self._stop):
-            self._look("hears 'look for stop'", {a + st.SIGNALS: signals})
+            self._look("receives 'check for stop'", {a + st.SIGNALS: signals})
         elif one_signal and self._stop:
-            self._look("hears SIGTERM", {a + st.SIGNALS: signals})
+            self._look("receives SIGTERM", {a + st.SIGNALS: signals})
         else:
             causes = [_STOP_CAUSES[self._stop]] if self._stop else []
-            self._tell("hears SIGTERM", [*causes, st.INTERRUPTED], {a + st.SIGNALS: signals})
+            self._tell("receives SIGTERM", [*causes, st.INTERRUPTED], {a + st.SIGNALS: signals})
 
     def _look(self, label: str, changes: dict[int, int]) -> None:
         if self._stop:
@@ -133,7 +133,7 @@ class _Runner:
         a, told = self._a, decisions.withdrawn(self._steps.state[self._a + st.TOLD])
         after = {self._at: st.ATTEND, a + st.TOLD: told}
         if self._stop == st.STOP_CANCEL and self._steps.rules.withdraw_renames:
-            # It stays to be seen as `withdrawn`, which a look reads as the cancel that it is.
+            # It remains as `withdrawn`, which observers read as a cancel.
             told, first = decisions.tell(told, st.CANCELLED)
             after[a + st.TOLD] = told
             label = f"{self._name} renames stop, reads a cancel"
@@ -143,7 +143,7 @@ class _Runner:
                 self._steps.add(STEP, label, after)
         else:
             self._add(
-                "renames stop, goes on",
+                "renames stop, continues",
                 {**after, a + st.STOP: 0 if self._stop else after.get(a + st.STOP, 0)},
             )
 
@@ -154,11 +154,11 @@ class _Runner:
             self._end_left(st.PUBLISH if cause or truth == st.EXIT_0 else st.GAP)
         elif pc == st.GAP:
             if state[st.ENDING] == 2 and rules.machine_gap:
-                return  # its SIGTERM is on its way
+                return  # its SIGTERM is still to come
             signals = state[a + st.SIGNALS]
-            if signals & st.TERM or (signals and not rules.look_signal and not self._stop):
+            if signals & st.TERM or (signals and not rules.own_stop_signal and not self._stop):
                 told, _ = decisions.tell(state[a + st.TOLD], st.INTERRUPTED)
-                self._add("hears SIGTERM of the machine, late", {self._at: st.PUBLISH, a + st.TOLD: told})
+                self._add("receives a late SIGTERM of the machine", {self._at: st.PUBLISH, a + st.TOLD: told})
             else:
                 self._add("has waited 0.3 s for the machine", {self._at: st.PUBLISH})
         elif pc == st.PUBLISH:
@@ -169,13 +169,13 @@ class _Runner:
     def _end_left(self, then: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         left, on = state[a + st.LEFT], {self._at: then}
-        if left in (st.NOBODY, st.ORPHAN):  # an orphan is none of its children, and it does not look further
+        if left in (st.NOBODY, st.ORPHAN):  # an orphan is not its child, and it does not scan further
             self._add("has no children left", on)
         elif left == st.FORK_CHAIN:
             self._add("ends what is left", {**on, a + st.LEFT: st.NOBODY})
             self._add("gives up on a chain of forks", {**on, a + st.LEFT: st.LOOSE_CHAIN})
             if not rules.no_children:
-                self._add("sees nothing of a chain of forks", on)
+                self._add("does not find a chain of forks", on)
         elif left in (st.PLAIN, st.IN_SESSION, st.OWN_SESSION):
             stuck = st.STUCK if left == st.PLAIN else left
             self._add("ends what is left", {**on, a + st.LEFT: st.NOBODY})
@@ -186,7 +186,7 @@ class _Runner:
     def _publish(self, cause: int, truth: int) -> None:
         a = self._a
         if cause == st.INTERRUPTED and truth == st.EXIT_0:
-            cause = st.NONE  # it saved what it had to and ended well
+            cause = st.NONE  # it saved its work and ended normally
         by_itself = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED}.get(truth, st.FAILED)
         result = cause or by_itself
         if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
@@ -203,16 +203,16 @@ def _command(steps: Steps, a: int, name: str) -> None:
     elif command == st.SCRIPT:
         noted = steps.rules.command_recorded and state[a + st.LINK] not in (st.REPLACED, st.REMOVED)
         begun = {a + st.COMMAND: st.COMMAND_RUNS, a + st.NOTED: int(noted)}
-        steps.add(STEP, f"{name} writes itself down and begins", begun)
+        steps.add(STEP, f"{name} records its identity and begins", begun)
         failed = {a + st.COMMAND: end, a + st.TRUTH: st.NOT_BEGUN}
         steps.add(OWN, f"{name}: the check of its environment fails", failed)
     elif command == st.DYING:
-        steps.add(STEP, f"{name} is gone at last", {a + st.COMMAND: end})
+        steps.add(STEP, f"{name} is finally gone", {a + st.COMMAND: end})
     else:
         ended = {a + st.COMMAND: end, a + st.TRUTH: st.EXIT_0}
         steps.add(OWN, f"{name} exits 0", ended)
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.TRUTH: st.EXIT_7})
-        if not state[a + st.LEFT] and state[a + st.RECORD] <= st.OPEN:  # else it is one that nobody sees
+        if not state[a + st.LEFT] and state[a + st.RECORD] <= st.OPEN:  # else nobody could find it
             steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.LEFT: st.PLAIN})
             steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.LEFT: st.ORPHAN})
             _behave_badly(steps, a, name)
@@ -222,7 +222,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
 
 
 def _behave_badly(steps: Steps, a: int, name: str) -> None:
-    """A child that hides, or a chain of forks, while the command runs."""
+    """Adds a child that hides, or a chain of forks, while the command runs."""
     state = steps.state
     if state[st.HIDE]:
         fewer = {st.HIDE: state[st.HIDE] - 1}
@@ -233,10 +233,10 @@ def _behave_badly(steps: Steps, a: int, name: str) -> None:
         steps.add(FAULT, f"{name} starts a child that hides its environment and leaves the session", away)
     if state[st.CHAIN]:
         chain = {st.CHAIN: 0, a + st.LEFT: st.FORK_CHAIN}
-        steps.add(FAULT, f"{name} starts a chain of forks, each gone sooner than a scan sees it", chain)
+        steps.add(FAULT, f"{name} starts a chain of forks, each gone before a scan finds it", chain)
 
 
 def _left(steps: Steps, a: int, number: int) -> None:
     left = steps.state[a + st.LEFT]
     if left in (st.STUCK, st.FORK_CHAIN, st.LOOSE_CHAIN):
-        steps.add(STEP, f"OTHER PROCESS {number} is gone at last", {a + st.LEFT: st.NOBODY})
+        steps.add(STEP, f"OTHER PROCESS {number} is finally gone", {a + st.LEFT: st.NOBODY})

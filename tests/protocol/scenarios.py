@@ -1,4 +1,4 @@
-"""The scenarios, which must hold; the rules turned off one at a time, and the limits, which must not."""
+"""The scenarios, which must hold, and the controls (one rule off) and limits, which must not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.protocol.rules import ALL, Rules
 
 
 class Scenario(NamedTuple):
-    """Faults and acts of users, each so many times, in every order."""
+    """Numbers of faults and user actions, which happen in every order."""
 
     name: str
     faults: dict[str, int]
 
 
 class Control(NamedTuple):
-    """A scenario that must break an invariant once these rules are off. breaks: the beginning of its name."""
+    """A scenario that must break an invariant when these rules are off. breaks: prefix of the invariant."""
 
     off: tuple[str, ...]
     faults: dict[str, int]
@@ -24,7 +24,7 @@ class Control(NamedTuple):
 
     @property
     def rules(self) -> Rules:
-        """All rules but these."""
+        """All rules except the disabled ones."""
         return replace(ALL, **dict.fromkeys(self.off, False))
 
 
@@ -65,11 +65,11 @@ BIG = (
 CONTROLS = (
     Control(("record_first", "claims"), {"crash": 1}, "I1"),
     Control(("claims",), {}, "I1"),
-    Control(("void",), {}, "I2"),
+    Control(("void_first",), {}, "I2"),
     Control(("claim_first",), {}, "I3"),
-    Control(("cancel_lives",), {"crash": 1, "cancel": 1}, "I6"),
-    Control(("job_waits",), {"kill": 1, "retry": 1}, "I1"),
-    Control(("runner_counts",), {"unlock": 1}, "I9"),
+    Control(("cancel_until_end",), {"crash": 1, "cancel": 1}, "I6"),
+    Control(("job_waits_for_processes",), {"kill": 1, "retry": 1}, "I1"),
+    Control(("dead_needs_runner_gone",), {"unlock": 1}, "I9"),
     Control(("whole_identity",), {"kill": 1, "reuse": 1}, "I4"),
     Control(("removed_claim_waits",), {"unclaim": 1}, "I9"),
     Control(("runner_token",), {"kill": 1}, "I2"),
@@ -79,21 +79,21 @@ CONTROLS = (
     Control(("session_checked",), {"kill": 1, "reuse": 1}, "I8"),
     Control(("kill_runner_first",), {"cancel": 1}, "I6"),
     Control(("release_sweep",), {}, "I4"),
-    Control(("release_on_record",), {"crash": 1, "kill": 1}, "I5"),
+    Control(("release_in_store",), {"crash": 1, "kill": 1}, "I5"),
     Control(("no_children",), {"chain": 1}, "I5"),
     Control(("machine_gap",), {"machine": 1}, "I3"),
-    Control(("look_signal",), {"preempt": 1}, "I3"),
+    Control(("own_stop_signal",), {"preempt": 1}, "I3"),
     Control(("withdraw_renames",), {"crash": 1, "preempt": 1, "cancel": 1}, "I6"),
-    Control(("cli_looks_again",), {"crash": 1, "cancel": 1}, "I6"),
+    Control(("cli_rechecks_claim",), {"crash": 1, "cancel": 1}, "I6"),
     Control(("cli_sweeps",), {"crash": 1, "kill": 1, "cancel": 1}, "I6"),
     Control(("copy_refused",), {"copy": 1}, "I7 a copy starts"),
-    Control(("copy_refused", "runner_counts"), {"copy": 1}, "I7 a copy signals"),
+    Control(("copy_refused", "dead_needs_runner_gone"), {"copy": 1}, "I7 a copy signals"),
 )
 
-#: What the rules cannot prevent, by the excuse that hides it.
+#: Faults that the rules cannot prevent, each with the excuse that hides it.
 LIMITS = (
     Control(("excuse_lost",), {"kill": 1, "hide": 1}, "I5"),
     Control(("excuse_chain",), {"kill": 1, "chain": 1}, "I5"),
-    Control(("excuse_unrecorded",), {"remove": 1, "kill": 1, "hide": 1}, "I2"),
+    Control(("excuse_unrecorded_command",), {"remove": 1, "kill": 1, "hide": 1}, "I2"),
     Control(("excuse_early",), {"unclaim": 1}, "I1"),
 )

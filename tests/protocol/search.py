@@ -1,4 +1,4 @@
-"""The search visits every state that can be reached, breadth first: a counterexample is a shortest one."""
+"""Searches all reachable states breadth first, so that a counterexample is a shortest one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from tests.protocol.steps import FAULT, Step, Steps
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to. broken: the invariant that does not hold, None = all do; trace: the shortest way
-    there, one label for each step."""
+    """The result of a search.
+
+    broken: the invariant that does not hold, None = all hold; trace: labels of the steps of a shortest path
+    to it.
+    """
 
     states: int
     edges: int
@@ -29,7 +32,7 @@ class Found:
 
 
 def steps_from(state: bytes, rules: Rules) -> list[Step]:
-    """Every step that is possible in this state."""
+    """Returns every step that is possible in this state."""
     steps = Steps(state, rules)
     steps_of_loop(steps)
     steps_of_runners(steps)
@@ -39,8 +42,10 @@ def steps_from(state: bytes, rules: Rules) -> list[Step]:
 
 
 def explore(faults: Mapping[str, int], rules: Rules, wanted: str = "") -> Found:
-    """Every state of this scenario, up to the first in which something is broken; wanted: what that begins
-    with, anything else is passed over."""
+    """Visits every state of this scenario up to the first broken invariant.
+
+    wanted: prefix of the invariant to find; others are ignored.
+    """
     return _Search(faults, rules, wanted).run()
 
 
@@ -55,7 +60,7 @@ class _Search:
         self._edges = 0
 
     def run(self) -> Found:
-        """Invariants first, then progress on the graph that they left."""
+        """Checks the invariants of every state, then the progress on the resulting graph."""
         states, rules, wanted = self._states, self._rules, self._wanted
         number_of = {states[0]: 0}
         at = 0
@@ -95,7 +100,7 @@ class _Search:
         return Found(len(self._states), self._edges)
 
     def _stuck(self, progress: Progress, first: array[int], following: array[int]) -> int | None:
-        """The first state from which no goal can be reached; backwards from the goals."""
+        """Returns the first state from which no goal can be reached, searching backwards from the goals."""
         states = self._states
         reached = bytearray(map(progress.goal, states))
         left = deque(number for number, good in enumerate(reached) if good)

@@ -1,14 +1,15 @@
-"""The state of the model: a byte string, one byte for each field, and what can be read from it.
+"""The state of the model: a byte string with one byte for each field, and functions that interpret it.
 
 Global fields are indices. Those of an attempt are offsets: `state[a + CLAIM]`, where `a` is `attempt(1)` or
-`attempt(2)`. Two attempts of one job, two runners of each, one scheduler: the fewest that can go wrong.
+`attempt(2)`. It has two attempts of one job, two runners of each, and one scheduler: the smallest
+case in which every fault can occur.
 """
 
 from __future__ import annotations
 
 from tests.protocol.rules import Rules
 
-# What may still happen: each fault and each act of a user so many times.
+# Remaining number of each fault and user action.
 FAULTS = (
     "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "hide", "chain", "unlock", "replace",
     "unclaim", "remove", "copy", "reuse",
@@ -18,13 +19,13 @@ FAULTS = (
     UNCLAIM, REMOVE, COPY, REUSE,
 ) = range(len(FAULTS))  # fmt: skip
 
-#: The other fields that are not an attempt's.
+#: The other global fields.
 (
-    LOOP, SAW, WILL_STOP,  # what the loop does next, what it saw of the claim, the `stop` that it will write
-    JOB, NEWEST, WISH, WISHED, RETRY_WISH, PREEMPT_WISH,  # the record; WISHED: a cancel was ever made
-    CLI, CLI_SAW,  # `cancel` without a scheduler: how far it is, the attempt and the runner that it saw
-    BOOT, ENDING, FAULTED,  # the boot, a machine that is ending, whether anything was killed
-    COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the record: the attempt, its claim and its job's state then
+    LOOP, SAW, WILL_STOP,  # next step of the loop, the claim it observed, the `stop` that it will write
+    JOB, NEWEST, WISH, WISHED, RETRY_WISH, PREEMPT_WISH,  # the store; WISHED: a cancel was ever requested
+    CLI, CLI_SAW,  # `cancel` without a scheduler: its step, the attempt and the runner it observed
+    BOOT, ENDING, FAULTED,  # the boot, whether the machine is shutting down, whether anything was killed
+    COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: attempt, claim and job state at that time
 ) = range(len(FAULTS), len(FAULTS) + 17)  # fmt: skip
 FIRST = len(FAULTS) + 17
 
@@ -60,31 +61,31 @@ OUTCOMES = ["none", "open", "completed", "failed", "cancelled", "interrupted", "
 HALF_MADE, MADE = 1, 2
 # CLAIM: the number of the runner, or
 VOID = 3
-# SAW: the claim as `observe` tells it. UNCLAIMED: it is missing, and the runner that took it lives.
+# SAW: the claim as `observe` returns it. UNCLAIMED: it is missing, and the runner that took it lives.
 CLAIMS = ("none", "void", "live", "unlocked", "unclaimed", "dead")
 CLAIM_NONE, CLAIM_VOID, CLAIM_LIVE, CLAIM_UNLOCKED, CLAIM_UNCLAIMED, CLAIM_DEAD = range(6)
-# LINK, between a runner that lives and its folder: the lock is lost; another folder with the same files is in
-# its place, so that neither sees what the other writes; the folder was removed.
+# LINK between a live runner and its folder. UNLOCKED: the lock is lost. REPLACED: another folder with the
+# same files is in its place, so neither reads what the other writes. REMOVED: the folder was removed.
 INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
 # STOP: with `kill` or with `withdraw` after the grace
 STOP_CANCEL, STOP_PREEMPT = 1, 2
-# A runner: what it does next.
+# The next step of a runner.
 (
     LOOK_CLAIM, LINK_CLAIM, FIRST_LOOK, SPAWNING, UNBLOCK, SECOND_LOOK, ATTEND, WITHDRAW, END_LEFT, GAP,
     PUBLISH, EXIT, GONE_RUNNER,
 ) = range(1, 14)  # fmt: skip
-# SIGNALS of the runner that came and are not handled
+# SIGNALS that the runner has received and not handled
 USR1, TERM = 1, 2
-# COMMAND; DYING: killed, and not gone yet
+# COMMAND; DYING: killed, but not gone yet
 NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
-# HIDDEN: the command shows no environment. NOTED: the folder that we see has what it wrote down of itself.
-# TRUTH: how the command ended
+# HIDDEN: the environment of the command is hidden. NOTED: the visible folder has its recorded identity.
+# TRUTH: the actual end of the command
 NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
-# LEFT: another process of the attempt. A plain one carries the token; an orphan is no child of the runner; a
-# stuck one cannot be killed; the hidden ones show no environment, one of them has left the session as well; a
-# lost one did and has lost its parents too; a chain forks and exits faster than a scan looks.
+# LEFT: another process of the attempt. PLAIN carries the token; ORPHAN is not a child of the runner; STUCK
+# cannot be killed; IN_SESSION and OWN_SESSION hide their environment, the latter has also left the session;
+# LOST has lost its parents too; the chains fork and exit faster than a scan.
 NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)
-# REUSED: numbers of processes that have ended and are somebody else's now
+# REUSED: numbers of ended processes that foreign processes have now
 RUNNER_NUMBER, SESSION_NUMBER = 1, 2
 # CLI
 (CLI_NONE, CLI_ASKS, CLI_LOOKS, CLI_STOPS, CLI_LOOKS_AGAIN, CLI_SIGNALS, CLI_WAITS, CLI_DONE, CLI_KILLED) = (
@@ -96,7 +97,7 @@ ACTIVE = (STARTING, RUNNING, STOPPING)
 
 
 def attempt(number: int) -> int:
-    """Where the fields of this attempt begin."""
+    """Returns the index of the first field of this attempt."""
     return FIRST + (number - 1) * FIELDS
 
 
@@ -104,7 +105,7 @@ ATTEMPTS = (attempt(1), attempt(2))
 
 
 def initial(**faults: int) -> bytes:
-    """A job is queued, and no scheduler is up."""
+    """Returns the initial state: a job is queued, and no scheduler is up."""
     state = bytearray(FIRST + 2 * FIELDS)
     for name, times in faults.items():
         state[FAULTS.index(name)] = times
@@ -112,12 +113,12 @@ def initial(**faults: int) -> bytes:
 
 
 def is_alive(runner: int) -> bool:
-    """Whether a runner is there."""
+    """Returns whether a runner is alive."""
     return 0 < runner < GONE_RUNNER
 
 
 def owner(state: bytes | bytearray, a: int) -> int:
-    """The runner that has taken the attempt and lives, 1 or 2; 0 = there is none."""
+    """Returns the live runner that has taken the attempt, 1 or 2; 0: there is none."""
     for number, runner in enumerate(RUNNERS, 1):
         if LINK_CLAIM < state[a + runner] < GONE_RUNNER:
             return number
@@ -125,23 +126,23 @@ def owner(state: bytes | bytearray, a: int) -> int:
 
 
 def has_runner(state: bytes | bytearray, a: int) -> bool:
-    """Whether a runner of the attempt lives."""
+    """Returns whether a runner of the attempt is alive."""
     return 0 < state[a + RUNNER1] < GONE_RUNNER or 0 < state[a + RUNNER2] < GONE_RUNNER
 
 
 def scan_finds_runner(state: bytes | bytearray, a: int) -> bool:
-    """Whether a scan finds a runner of the attempt: one that has been spawned just now does not carry the
-    token yet."""
+    """Returns whether a scan finds a runner of the attempt; a newly spawned one does not carry the token
+    yet."""
     return any(LOOK_CLAIM < state[a + runner] < GONE_RUNNER for runner in RUNNERS)
 
 
 def command_lives(state: bytes | bytearray, a: int) -> bool:
-    """Whether the command is there and was not killed yet."""
+    """Returns whether the command exists and has not been killed."""
     return FORKED <= state[a + COMMAND] <= COMMAND_RUNS
 
 
 def claim_seen(state: bytes, a: int, rules: Rules) -> int:
-    """The claim as one look at it tells, with the processes that it names."""
+    """Returns the claim as one observation of it and of the processes that it names."""
     claim = state[a + CLAIM]
     if claim == VOID:
         return CLAIM_VOID
@@ -154,22 +155,22 @@ def claim_seen(state: bytes, a: int, rules: Rules) -> int:
         return CLAIM_UNLOCKED if reused else CLAIM_DEAD
     if state[a + LINK] == INTACT:
         return CLAIM_LIVE
-    return CLAIM_UNLOCKED if rules.runner_counts else CLAIM_DEAD
+    return CLAIM_UNLOCKED if rules.dead_needs_runner_gone else CLAIM_DEAD
 
 
 def runner_heard(state: bytes, a: int, rules: Rules) -> int:
-    """The runner that a signal to the attempt's runner reaches, 1 or 2; 0 = none is known to live."""
+    """Returns the runner that a signal reaches, 1 or 2; 0: none is known to be alive."""
     seen = claim_seen(state, a, rules)
     return owner(state, a) if seen in (CLAIM_LIVE, CLAIM_UNCLAIMED) else 0
 
 
 def is_below_runner(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Whether a scan finds what descends from the runner, which carries the token and adopts orphans."""
+    """Returns whether a scan finds descendants of the runner, which carries the token and adopts orphans."""
     return rules.by_descent and owner(state, a) > 0
 
 
 def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Whether a scan finds the command: by its token, else by what it wrote down of itself."""
+    """Returns whether a scan finds the command, by its token or by its recorded identity."""
     command = state[a + COMMAND]
     if command == FORKED:
         return rules.runner_token
@@ -179,7 +180,7 @@ def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 
 def finds_left(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Whether a scan finds the other process: by token, by session, or below a process that it finds."""
+    """Returns whether a scan finds the other process: by token, by session, or below a found process."""
     left = state[a + LEFT]
     if left in (NOBODY, LOST):
         return False
@@ -192,18 +193,20 @@ def finds_left(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 
 def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Whether a scan finds a process of the attempt, runners aside."""
+    """Returns whether a scan finds a process of the attempt other than runners."""
     return finds_command(state, a, rules) or finds_left(state, a, rules)
 
 
 def finds_stranger(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Whether a scan takes a process of somebody else for one of the attempt."""
+    """Returns whether a scan takes a foreign process for one of the attempt."""
     return bool(state[a + REUSED] & SESSION_NUMBER) and rules.by_session and not rules.session_checked
 
 
 def canonical(state: bytearray, rules: Rules) -> bytes:
-    """One state for all that differ in nothing that matters: what nobody reads any more is forgotten, and a
-    step that has no effect on anything else is taken at once."""
+    """Returns one representative of all equivalent states.
+
+    Clears fields that nothing reads any more, and takes steps without effect on others at once.
+    """
     for a in ATTEMPTS:
         if not state[a + RECORD] and not state[a + RUNNER1]:
             continue
@@ -224,12 +227,12 @@ def _settle_runners(state: bytearray, a: int, rules: Rules) -> None:
     if claim and rules.claims and rules.record_first:
         for number, runner in enumerate(RUNNERS, 1):
             if state[a + runner] in (LOOK_CLAIM, LINK_CLAIM) and claim != number:
-                state[a + runner] = GONE_RUNNER  # a late one can only leave
+                state[a + runner] = GONE_RUNNER  # a late runner can only exit
         if state[LOOP] not in LAUNCHING:
             state[a + LAUNCHES] = 2
     if state[a + RESULT]:
         state[a + STOP] = state[a + TOLD] = state[a + SIGNALS] = 0
-        if not state[REBOOT]:  # that it syncs the folder matters to a reboot alone
+        if not state[REBOOT]:  # syncing the folder matters only to a reboot
             for runner in RUNNERS:
                 if state[a + runner] == EXIT:
                     state[a + runner] = GONE_RUNNER

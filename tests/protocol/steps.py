@@ -1,4 +1,4 @@
-"""The steps out of one state, as they are collected."""
+"""Collects the steps that are possible in one state."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from tests.protocol import state as st
 from tests.protocol.rules import Rules
 
-#: Kinds of steps. STEP: by the scheduler and the kernel, it comes in the end; OWN: by the job's command, it
-#: need not come; STARTED: somebody starts the scheduler; FAULT: by a fault or a user.
+#: Kinds of steps. STEP: by the scheduler or the kernel, happens eventually; OWN: by the job's command, may
+#: never happen; STARTED: the scheduler is started; FAULT: a fault or a user action.
 STEP, OWN, STARTED, FAULT = range(4)
 
-#: kind, label, the state after it, and what it breaks.
+#: Kind, label, resulting state, and the invariant that it breaks.
 Step = tuple[int, str, bytes, "str | None"]
 _NO_CHANGE: Mapping[int, int] = {}
 
 
 class Steps:
-    """Collects the steps that are possible in `state`."""
+    """The steps that are possible in `state`."""
 
     def __init__(self, state: bytes, rules: Rules) -> None:
         self.state = state
@@ -27,26 +27,26 @@ class Steps:
     def add(
         self, kind: int, label: str, changes: Mapping[int, int] = _NO_CHANGE, broken: str | None = None
     ) -> None:
-        """A step that changes these fields."""
+        """Adds a step that changes these fields."""
         after = bytearray(self.state)
         for field, value in changes.items():
             after[field] = value
         self.found.append((kind, label, st.canonical(after, self.rules), broken))
 
     def put(self, kind: int, label: str, after: bytearray, broken: str | None = None) -> None:
-        """A step to this state."""
+        """Adds a step to this state."""
         self.found.append((kind, label, st.canonical(after, self.rules), broken))
 
 
 def end_of_command(state: bytes | bytearray, a: int) -> int:
-    """What becomes of a command that ends: its runner has to collect it, if there is one."""
+    """Returns the state of a command that ends: a zombie if it has a runner to collect it, else gone."""
     return st.ZOMBIE if st.owner(state, a) else st.GONE
 
 
 def terminate(
     steps: Steps, kind: int, label: str, a: int, changes: Mapping[int, int], machine: bool = False
 ) -> None:
-    """SIGTERM reaches the command: it dies, ends well by its own handler, or ignores it."""
+    """Adds SIGTERM to the command, which dies, exits normally in its handler, or ignores it."""
     command, end = steps.state[a + st.COMMAND], end_of_command(steps.state, a)
     by_machine = {a + st.MACHINE_ENDED: 1} if machine else {}
     if command in (st.FORKED, st.SCRIPT):

@@ -1,4 +1,4 @@
-"""A sweep: every process of an attempt that a scan finds is signalled, by the loop or by `cancel`."""
+"""Models a sweep: the loop or `cancel` signals every process of an attempt that a scan finds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from itertools import product
 from tests.protocol import state as st
 from tests.protocol.steps import STEP, Steps, end_of_command
 
-#: What each can come to, by the signal: (label, fields of the attempt).
+#: Possible effects of the signal on one process: (label, fields of the attempt).
 _Ends = tuple[tuple[str, dict[int, int]], ...]
 
 
 def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool) -> None:
-    """One pass: SIGTERM, or SIGKILL. A chain of forks is hit by it or not."""
+    """Adds one pass with SIGTERM or SIGKILL. A chain of forks may escape it."""
     state, rules = steps.state, steps.rules
     broken = None
     if st.finds_stranger(state, a, rules):
-        broken = "I8 a process that belongs to nobody's attempt is signalled"
+        broken = "I8 a foreign process is signalled"
     elif state[a + st.RECORD] == st.OPEN and st.owner(state, a) and state[a + st.LINK] != st.REMOVED:
         broken = "I9 processes are ended while their runner lives"
     elif _orphans_the_unseen(steps, a):
-        broken = "I5 a sweep ends the parents of a process that it does not see"
+        broken = "I5 a sweep ends the parents of a process that it does not find"
     ends = [_command_ends(steps, a, kill), _left_ends(steps, a, kill)]
     name = "SIGKILL" if kill else "SIGTERM"
     for choice in product(*ends):
@@ -33,7 +33,7 @@ def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool
 
 
 def _orphans_the_unseen(steps: Steps, a: int) -> bool:
-    """Whether the command is seen, and a child of it that nothing will lead to once it is gone is not."""
+    """Returns whether the command is found, but not a child that only the command leads to."""
     state, rules = steps.state, steps.rules
     if state[a + st.LEFT] != st.OWN_SESSION or st.finds_left(state, a, rules):
         return False
@@ -57,12 +57,12 @@ def _left_ends(steps: Steps, a: int, kill: bool) -> _Ends:
         return (("", {}),)
     dies = ("what is left dies", {a + st.LEFT: st.NOBODY})
     if left in (st.FORK_CHAIN, st.LOOSE_CHAIN):
-        return (dies, ("a chain of forks is not hit", {}))
+        return (dies, ("a chain of forks escapes", {}))
     return (dies,) if kill else (dies, ("what is left ignores it", {}))
 
 
 def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:
-    """Runners carry the token as well."""
+    """Returns the effect on runners, which carry the token as well."""
     state = steps.state
     ends = {}
     for runner in st.RUNNERS:
