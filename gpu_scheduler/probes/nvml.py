@@ -15,8 +15,8 @@ from gpu_scheduler.core.gpu import NAMELESS, GpuProcess, GpuSample, without_impo
 from gpu_scheduler.probes import DRIVER_REMEDY, LOST, MIG_FAULT, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
-#: Window in microseconds over which the load of processes is requested. The driver measures every 1/6 s to 1
-#: s, so the window always contains the newest measurement.
+#: Window in microseconds over which the load of processes is requested. It always contains the newest
+#: measurement, because the driver measures every 1/6 s to 1 s.
 LOAD_WINDOW_US = 2_000_000
 #: Seconds after which the library is reopened, to find a GPU that came back. Reopening wakes sleeping GPUs.
 REOPEN_S = 30.0

@@ -171,7 +171,7 @@ def bereave(attempt: Attempt, pid: int) -> None:
     runner = attempt.seen().pid
     assert runner is not None
     os.kill(runner, signal.SIGKILL)
-    wait_for(lambda: parent_of(pid) != runner, "an orphan once more")
+    wait_for(lambda: parent_of(pid) != runner, "a new parent of the orphan")
 
 
 def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:

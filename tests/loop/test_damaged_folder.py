@@ -146,7 +146,7 @@ def test_job_with_a_result_is_scanned_once(rig: Rig, monkeypatch: pytest.MonkeyP
 def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None:
     job = waiting(rig)
     pid, token, folder = rig.runner(job), token_of(rig, job), rig.attempt_folder(job)
-    wait_for(lambda: (rig.folder / "starts").exists(), "the job's word")
+    wait_for(lambda: (rig.folder / "starts").exists(), "the start of the job")
     remove_claim(folder, token)
     with rig.store.db.transaction() as db:
         # As if no scheduler had read the claim.
@@ -177,7 +177,7 @@ def unseen(rig: Rig) -> int:
     job = rig.add("echo start >> starts; exec sleep 300", share=250)
     [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
     rig.loop._launcher.launch(started)
-    wait_for((rig.folder / "starts").exists, "its first word")
+    wait_for((rig.folder / "starts").exists, "the start of the job")
     with rig.store.db.transaction() as db:
         db.execute("UPDATE attempt SET deadline_boot = 0")
     return job

@@ -284,7 +284,7 @@ def test_helper_holds_neither_the_lock_nor_the_store_of_the_scheduler(tmp_path: 
 
     try:
         wait_for(lambda: b"scheduler up" in (tmp_path / "out").read_bytes(), "the scheduler")
-        pid = wait_for(helper, "a helper that shows what it is")
+        pid = wait_for(helper, "a helper with its final command line")
         assert {name.partition(":")[0] for name in files_of(pid).values()} == {"pipe", "/dev/null"}
     finally:
         scheduler.kill()
