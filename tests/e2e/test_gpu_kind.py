@@ -32,7 +32,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     refused = start(world, *REAL, "--log-dir", "other_logs", "--jobs-file", "none.txt")
     assert refused.returncode == 2
     why, ways = refused.stderr.splitlines()
-    assert "2 jobs of a run on simulated GPUs, and this start is on real ones" in why
+    assert "2 jobs of a run on simulated GPUs, and this start uses real ones" in why
     assert [way in ways for way in ("--fresh", "--state-file", "--keep-history")] == [True] * 3
     assert files(world) == before
     assert not (world.folder / "other_logs").exists()
