@@ -90,10 +90,10 @@ def meant_as_csv(text: str) -> bool:
     if _INTEGER_FIRST.match(text):
         return True
     quoted = _QUOTED_FIRST.match(text)
-    behind = text[quoted.end() :].removeprefix(",") if quoted else text.partition(",")[2]
+    after = text[quoted.end() :].removeprefix(",") if quoted else text.partition(",")[2]
     if "," not in text or not _FIRST_FIELD.fullmatch(first_field(text)):
         return False
-    second = first_field(behind)
+    second = first_field(after)
     return text.count(",") >= 2 or (second.endswith(".py") and not re.search(r"\s", second))
 
 
@@ -240,14 +240,14 @@ def _field(text: str, at: int, arguments: bool) -> tuple[str, bool, int | None]:
         if quoted is None:
             raise ValueError(f"the quote at column {at + 1} is not closed; a quote cannot span lines")
         value, end = quoted[1].replace('""', '"'), quoted.end()
-        behind = text[end:].lstrip(BLANK)
-        if not behind or (behind[0] == "#" and text[end] in BLANK):
+        after = text[end:].lstrip(BLANK)
+        if not after or (after[0] == "#" and text[end] in BLANK):
             return value, True, None
-        if behind[0] != ",":
+        if after[0] != ",":
             raise ValueError(
                 f"text follows the closing quote at column {end}; quote the whole field, inner quotes doubled"
             )
-        return value, True, len(text) - len(behind) + 1
+        return value, True, len(text) - len(after) + 1
     comma = text.find(",", at)
     piece = text[at:] if comma < 0 else text[at:comma]
     # The blank before a `#` may have been trimmed above.

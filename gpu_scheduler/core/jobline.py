@@ -71,12 +71,12 @@ def parse_line(
         if block is None and csvline.first_field(bare).casefold() == "priority":
             return None
         _check_behind(block, bare)
-        said = Block({}, rest, True) if block is None else block
+        given = Block({}, rest, True) if block is None else block
         if csvline.meant_as_csv(bare):
             accepted = csvline.ACCEPTED
-            return _csv(said, bare, _Place(cwd, home, known_gpus))
+            return _csv(given, bare, _Place(cwd, home, known_gpus))
         accepted = shelltext.ACCEPTED
-        return _command(said, bare, _Place(cwd, home, known_gpus))
+        return _command(given, bare, _Place(cwd, home, known_gpus))
     except csvline.UnquotedCommas as error:
         front = text.removesuffix(rest)
         return Malformed(str(error), ", or ".join(front + line for line in error.lines))

@@ -62,12 +62,12 @@ class Line:
 
     @property
     def malformed(self) -> bool:
-        """Whether it is a mistake."""
+        """True for a malformed line."""
         return self.identity is None
 
     @property
     def ends(self) -> bool:
-        """Whether the line has a line ending."""
+        """True if the line has a line ending."""
         return self.raw.endswith("\n")
 
     @property

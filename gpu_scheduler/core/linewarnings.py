@@ -136,8 +136,8 @@ def _conda(text: str, commands: Sequence[Sequence[Word]]) -> Iterator[str]:
         except ValueError:
             name = "ENV"
         first = command[0].start == 0 and rest
-        mended = f"[conda={name}] {rest}" if first else f"[conda={name}] in front of the line instead"
-        yield f"`{words[0]} activate` fails in a job, whose shell is not set up for it; write {mended}"
+        remedy = f"[conda={name}] {rest}" if first else f"[conda={name}] in front of the line instead"
+        yield f"`{words[0]} activate` fails in a job, whose shell is not set up for it; write {remedy}"
         return
 
 

@@ -82,12 +82,12 @@ def _match_stretch(
 
     for same in (by_key, by_identity):
         left = _grouped(old, olds, same)
-        for group, wanting in _grouped(new, news, same).items():
-            having = left.get(group, [])
-            if len(having) > len(wanting):
-                having = sorted(sorted(having, key=lambda i: _loses(old[i], jobs))[-len(wanting) :])
-            for here, there in zip(wanting, having, strict=False):
-                pairs[here] = there
+        for group, new_group in _grouped(new, news, same).items():
+            old_group = left.get(group, [])
+            if len(old_group) > len(new_group):
+                old_group = sorted(sorted(old_group, key=lambda i: _loses(old[i], jobs))[-len(new_group) :])
+            for new_index, old_index in zip(new_group, old_group, strict=False):
+                pairs[new_index] = old_index
         taken = set(pairs)
         olds = [i for i in olds if i not in taken]
         news = [i for i in news if pairs[i] is None]

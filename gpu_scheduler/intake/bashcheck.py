@@ -120,7 +120,7 @@ def completes(text: str) -> bool:
 def _complaint(script: str) -> str:
     """Returns the errors that bash reports for a script, "" if none. Raises OSError for a shortage."""
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             ["bash", "--norc", "--noprofile", "-n"],
             input=script.encode("utf-8", "surrogateescape"),
             stdout=subprocess.DEVNULL,
@@ -133,10 +133,10 @@ def _complaint(script: str) -> str:
         if isinstance(error, OSError):
             reraise(error)
         return ""
-    if asked.returncode not in _ANSWERS:
+    if process.returncode not in _ANSWERS:
         # It could not be loaded, or was killed, because memory or open files ran out.
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "bash")
-    return asked.stderr.decode("utf-8", "replace").strip() or ("refused" if asked.returncode else "")
+    return process.stderr.decode("utf-8", "replace").strip() or ("refused" if process.returncode else "")
 
 
 def _refusal(command: str) -> Refusal | None:

@@ -36,7 +36,7 @@ class FileText:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no appended line can be part of an existing one or change its meaning."""
+        """True if no appended line can be part of an existing one or change its meaning."""
         if not self.content.endswith(b"\n"):
             return not self.content
         if not self.mistakes:
@@ -63,10 +63,10 @@ class TextParser:
         """Parses a new version of the text. before: the version before; previous: the last reading."""
         head, tail = _unchanged(before.content, content)
         raws = list(io.BytesIO(content[head : len(content) - tail]))
-        first, behind = _count(content[:head]), _count(content[len(content) - tail :])
-        count = first + len(raws) + behind
+        first, after = _count(content[:head]), _count(content[len(content) - tail :])
+        count = first + len(raws) + after
         kept = before.lines[: _up_to(before.lines, first)]
-        moved = before.lines[_up_to(before.lines, before.count - behind) :]
+        moved = before.lines[_up_to(before.lines, before.count - after) :]
         last = tuple(line.numbered(line.number + count - before.count) for line in moved)
         read = self._read(raws)
         if not before.mistakes and not any(isinstance(result, Malformed) for result in read):
@@ -175,11 +175,11 @@ class TextParser:
         for index, text in enumerate(texts):
             if not isinstance(results[index], Malformed) or text not in good:
                 continue
-            anew = parse_line(text, self._cwd, self._home, None)
+            reparsed = parse_line(text, self._cwd, self._home, None)
             # A line that bash refuses is Parsed both times, and stays refused.
             now = parse_line(text, self._cwd, self._home, self._known_gpus)
-            if isinstance(anew, Parsed) and isinstance(now, Malformed):
-                results[index] = anew
+            if isinstance(reparsed, Parsed) and isinstance(now, Malformed):
+                results[index] = reparsed
 
     def _is_whole(self, text: str) -> bool:
         if len(self._completes) > _MOST:

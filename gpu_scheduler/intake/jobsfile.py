@@ -100,23 +100,23 @@ class JobsFileReader:
         An unchanged file costs one stat as long as the same object `previous` is passed. Of a long file, only
         appended lines are parsed. Raises OSError for a shortage.
         """
-        look = self._file.look()
-        if look is not self._look:
-            self._look, self._since = look, now_s
-        if look.state != "present":
+        snapshot = self._file.look()
+        if snapshot is not self._look:
+            self._look, self._since = snapshot, now_s
+        if snapshot.state != "present":
             mistakes = self._mistakes(previous)
-            problem = f"{look.problem}; {look.remedy}" if look.remedy else look.problem
-            return Poll(None, {}, None, mistakes, problem, look.state == "missing")
+            problem = f"{snapshot.problem}; {snapshot.remedy}" if snapshot.remedy else snapshot.problem
+            return Poll(None, {}, None, mistakes, problem, snapshot.state == "missing")
         if previous is not self._level:
             self._level = previous if _equal(previous, self._text.lines) else None
         if self._level is None:
-            return self._compared(look.content, previous, jobs, now_s)
+            return self._compared(snapshot.content, previous, jobs, now_s)
         self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
-        if look.content == self._text.content:
+        if snapshot.content == self._text.content:
             return Poll(None, {}, None, self._mistakes(self._text.mistakes))
-        if self._text.is_closed and look.content.startswith(self._text.content):
-            return self._appended(look.content, previous, now_s)
-        return self._compared(look.content, previous, jobs, now_s)
+        if self._text.is_closed and snapshot.content.startswith(self._text.content):
+            return self._appended(snapshot.content, previous, now_s)
+        return self._compared(snapshot.content, previous, jobs, now_s)
 
     def spec_of(self, line: Line) -> JobSpec:
         """Returns the job of a well-formed line of the last poll."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpu_scheduler.core import reading as said
+from gpu_scheduler.core import reading as diff
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
 from gpu_scheduler.core.lines import Line, Reading
@@ -115,34 +115,38 @@ class JobsWatch:
         self.again_at = now + SHORTAGE_RETRY_S
         self.pending = True
 
-    def _take(self, accepted: said.Accepted, jobs: readings.JobFacts) -> None:
+    def _take(self, accepted: diff.Accepted, jobs: readings.JobFacts) -> None:
         before = self._reading
         newest = readings.newest_facts(self._store, accepted.new_identities())
         accepted = accepted.whole(before, newest)
-        result = said.diff(before, accepted, jobs, newest)
+        result = diff.diff(before, accepted, jobs, newest)
         new: dict[int, int] = {}
-        told: list[tuple[str, Event | None]] = [(text, None) for text in result.said]
-        warned = list[str]()
+        messages: list[tuple[str, Event | None]] = [(text, None) for text in result.said]
+        warnings = list[str]()
         shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
-                if isinstance(action, said.NewJob):
+                if isinstance(action, diff.NewJob):
                     spec = self._reader.spec_of(accepted.lines[action.index])
                     job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
-                    told.append((f"{action.say(job_id)}: {spec.text}", self._came_in(action, job_id, spec)))
+                    messages.append(
+                        (f"{action.say(job_id)}: {spec.text}", self._came_in(action, job_id, spec))
+                    )
                     count = resolve(Ask.of(spec), config).count
-                    warned += [f"line {action.number}: {text}" for text in line_warnings(spec, count, shell)]
+                    warnings += [
+                        f"line {action.number}: {text}" for text in line_warnings(spec, count, shell)
+                    ]
                 else:
                     self._wish(action, accepted.lines)
             reading = result.bound(new)
             readings.save(self._store, self._key, before, reading, len(result.before))
-            told += [(text, None) for text in self._infeasible(new.values())]
+            messages += [(text, None) for text in self._infeasible(new.values())]
             if len(new) < len(result.actions) or not (accepted.appended or _appended(before, reading)):
                 self._order(reading)
         self._reading = reading
-        self._log(told, warned)
+        self._log(messages, warnings)
 
-    def _came_in(self, action: said.NewJob, job_id: int, spec: JobSpec) -> Event:
+    def _came_in(self, action: diff.NewJob, job_id: int, spec: JobSpec) -> Event:
         """Returns the event of a new job, for the terminal: its name and its position in the file."""
         where = f"{self.path.name}, line {action.number}"
         where += f", same text as {action.same_as}" if action.same_as else ""
@@ -163,9 +167,9 @@ class JobsWatch:
             log.info("%s: and %d more such lines; `status --all` lists every job", self.path.name, more)
         self._told = 0
 
-    def _wish(self, action: said.ReadingAction, lines: Sequence[Line]) -> None:
+    def _wish(self, action: diff.ReadingAction, lines: Sequence[Line]) -> None:
         by = self._key
-        if isinstance(action, said.Requeue):
+        if isinstance(action, diff.Requeue):
             spec = self._reader.spec_of(lines[action.index])
             row = self._store.job(action.job_id)
             assert row is not None
@@ -174,12 +178,12 @@ class JobsWatch:
             for name in ATTRIBUTES:
                 if getattr(spec, name) != getattr(old, name):
                     self._set(action.job_id, name, getattr(spec, name))
-        elif isinstance(action, said.LineRemoved):
+        elif isinstance(action, diff.LineRemoved):
             self._store.wish("line_removed", str(action.job_id), by)
-        elif isinstance(action, said.AttributeChanged):
+        elif isinstance(action, diff.AttributeChanged):
             value = False if action.new is None and action.name in ("hold", "cancel") else action.new
             self._set(action.job_id, action.name, value)
-        elif isinstance(action, said.CancelRunning):
+        elif isinstance(action, diff.CancelRunning):
             self._store.wish("cancel", str(action.job_id), by, reason="cancelled by its line")
 
     def _set(self, job_id: int, name: str, value: object) -> None:
@@ -195,8 +199,8 @@ class JobsWatch:
         return [f"job {row['id']} waits, {reasons[row['ask']]}" for row in rows if row["ask"] in never]
 
     def _order(self, reading: Reading) -> None:
-        order = said.job_order(reading)
-        moved = said.share_out(order, readings.queued_places(self._store, order))
+        order = diff.job_order(reading)
+        moved = diff.share_out(order, readings.queued_places(self._store, order))
         if moved:
             self._store.wish("places", "", self._key, places=moved)
 

@@ -26,9 +26,9 @@ SAME_EDITING_S = 5.0
 def wished_pauses(store: Store) -> dict[str, bool]:
     """Returns UUID -> paused, as it will be once every open request is carried out."""
     paused = {row["uuid"]: bool(row["paused"]) for row in store.gpus()}
-    for wish in store.open_wishes():
-        if wish["verb"] in ("pause", "resume") and wish["target"] in paused:
-            paused[wish["target"]] = wish["verb"] == "pause"
+    for request in store.open_wishes():
+        if request["verb"] in ("pause", "resume") and request["target"] in paused:
+            paused[request["target"]] = request["verb"] == "pause"
     return paused
 
 
@@ -90,13 +90,13 @@ def take_in(store: Store, content: bytes) -> list[str]:
         messages.append("a state file of the older scheduler: its pauses are kept, its shares are recomputed")
     with store.db.transaction():
         by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
-        wished = wished_pauses(store)
-        recorded = [index for index, uuid in by_index.items() if wished[uuid]]
+        requested = wished_pauses(store)
+        recorded = [index for index, uuid in by_index.items() if requested[uuid]]
         for index, paused in statefile.edits(_on_last_edit(store, state), recorded).items():
             uuid = by_index.get(index)
             if uuid is None:
                 messages.append(f"GPU {index} in paused_gpus is not managed; ignored")
-            elif wished[uuid] != paused:
+            elif requested[uuid] != paused:
                 # The file that the older scheduler left is not an edit.
                 reason = {} if older else {"reason": "by an edit of the state file"}
                 store.wish("pause" if paused else "resume", uuid, "state file", **reason)
@@ -175,5 +175,5 @@ def summary(store: Store, over: Collection[int] = ()) -> tuple[list[float], list
         state: count for state, count in sorted(counts.items()) if count and state != JobState.FINISHED
     }
     jobs["running_ids"] = sorted(running)
-    wished = wished_pauses(store)
-    return listed, [row["idx"] for row in rows if wished[row["uuid"]]], jobs
+    requested = wished_pauses(store)
+    return listed, [row["idx"] for row in rows if requested[row["uuid"]]], jobs

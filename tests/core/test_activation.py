@@ -53,8 +53,8 @@ class Installation:
 
         A name stands for a command in that environment.
         """
-        code, out, errors, said = self.job(env_of(conda=spec) if isinstance(spec, str) else spec, base)
-        assert (code, errors, said) == (0, "", ".")
+        code, out, errors, report = self.job(env_of(conda=spec) if isinstance(spec, str) else spec, base)
+        assert (code, errors, report) == (0, "", ".")
         ours = ("GPU_SCHEDULER_", "CUDA_")
         return {name: value for name, value in variables_of(out).items() if not name.startswith(ours)}
 
@@ -141,20 +141,20 @@ def test_missing_or_damaged_active_environments_do_not_prevent_activation(conda:
     found = conda.variables("other", {**plain, **gone})
     assert found == clean | {"PATH": found["PATH"]}
     for damage in ({"CONDA_SHLVL": "2"}, {"CONDA_SHLVL": "?"}):
-        code, out, errors, said = conda.job(env_of(conda="other"), {**plain, **gone, **damage})
-        assert (code, said) == (0, ".")
+        code, out, errors, report = conda.job(env_of(conda="other"), {**plain, **gone, **damage})
+        assert (code, report) == (0, ".")
         found = variables_of(out)
         assert (found["CONDA_PREFIX"], found["CONDA_SHLVL"]) == (str(conda.prefix("other")), "1")
         assert "CONDA_PREFIX_1" not in found
-        told = "conda environment /gone/envs/x cannot be deactivated; its variables may remain\n"
-        assert errors.endswith(told if damage["CONDA_SHLVL"] == "2" else "")
+        warning = "conda environment /gone/envs/x cannot be deactivated; its variables may remain\n"
+        assert errors.endswith(warning if damage["CONDA_SHLVL"] == "2" else "")
 
 
 def test_variables_of_line_and_scheduler_override_the_environment(conda: Installation) -> None:
     plant_variables(conda.prefix("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
     spec = env_of(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
-    code, out, _, said = conda.job(spec, conda.shell("ml"))
-    assert (code, said) == (0, ".")
+    code, out, _, report = conda.job(spec, conda.shell("ml"))
+    assert (code, report) == (0, ".")
     found = variables_of(out)
     wanted = {"CUDA_VISIBLE_DEVICES": "0", "SEED": "1", "LR": "0.5", "DEPTH": "9"}
     assert {name: found[name] for name in wanted} == wanted
@@ -166,17 +166,19 @@ def test_a_hook_that_ends_the_shell_is_reported_with_its_environment(
     conda: Installation, tmp_path: Path
 ) -> None:
     bad = plant_hook(conda.prefix("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
-    said = conda.job(env_of(conda="other"), conda.plain)[3]
-    assert said == f"!conda environment other: its hook {bad} ended the shell (exit code 5)"
+    report = conda.job(env_of(conda="other"), conda.plain)[3]
+    assert report == f"!conda environment other: its hook {bad} ended the shell (exit code 5)"
     bad.write_text("( exit 4 )\nexport GOT=$(echo x; exit 3)\n")
     assert conda.variables("other", conda.plain)["GOT"] == "x"
     off = plant_hook(conda.prefix("ml"), "deactivate", "b.sh", "false\nexit")
     base = conda.shell("base", "ml")
-    said = conda.job(env_of(conda="base"), base)[3]
-    assert said == f"!conda environment ml: its hook {off} ended the shell (exit code 1)"
+    report = conda.job(env_of(conda="base"), base)[3]
+    assert report == f"!conda environment ml: its hook {off} ended the shell (exit code 1)"
     venv = plant_venv(tmp_path / "v", "exit 7\n")
-    said = conda.job(env_of(venv=str(venv)), conda.plain)[3]
-    assert said == f"!virtual environment {venv}: its hook {venv}/bin/activate ended the shell (exit code 7)"
+    report = conda.job(env_of(venv=str(venv)), conda.plain)[3]
+    assert (
+        report == f"!virtual environment {venv}: its hook {venv}/bin/activate ended the shell (exit code 7)"
+    )
 
 
 @pytest.mark.parametrize("torchrun", [None, 2])
@@ -190,24 +192,24 @@ def test_an_environment_without_python_fails_the_launch(
     script.write_text("import sys; print(sys.executable)")
     plant(conda.root, "bare", python=False)
     csv = JobSpec("csv", "x", "/", script=str(script), cuda="off", torchrun=torchrun)
-    code, out, _, said = conda.job(replace(csv, conda="bare"), base)
+    code, out, _, report = conda.job(replace(csv, conda="bare"), base)
     assert (code, out) == (1, "")
-    assert said == "!conda environment bare has no python (neither bin/python nor bin/python3)"
+    assert report == "!conda environment bare has no python (neither bin/python nor bin/python3)"
     venv = plant_venv(tmp_path / "v")
-    said = conda.job(replace(csv, venv=str(venv)), base)[3]
-    assert said == f"!virtual environment {venv} has no python (neither bin/python nor bin/python3)"
+    report = conda.job(replace(csv, venv=str(venv)), base)[3]
+    assert report == f"!virtual environment {venv} has no python (neither bin/python nor bin/python3)"
     if torchrun is None:
         (conda.prefix("bare") / "bin" / "python3").symlink_to(sys.executable)
         assert conda.job(replace(csv, conda="bare"), base)[3] == "."
     else:
-        said = conda.job(replace(csv, conda="other"), {**base, "PYTHONPATH": ""})[3]
-        assert said in ("!conda environment other has neither torchrun nor torch", ".")
+        report = conda.job(replace(csv, conda="other"), {**base, "PYTHONPATH": ""})[3]
+        assert report in ("!conda environment other has neither torchrun nor torch", ".")
         program(conda.prefix("other") / "bin", "torchrun", "echo its own")
         assert conda.job(replace(csv, conda="other"), base)[1] == "its own\n"
 
 
 @pytest.mark.parametrize(
-    ("spec", "base", "conda_sh", "said"),
+    ("spec", "base", "conda_sh", "report"),
     [
         (CSV, {}, "/c.sh", "conda base"),
         (CSV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "conda base"),
@@ -220,5 +222,5 @@ def test_an_environment_without_python_fails_the_launch(
          "none named, so the scheduler's: venv /v"),
     ],
 )  # fmt: skip
-def test_environment_label(spec: JobSpec, base: dict[str, str], conda_sh: str | None, said: str) -> None:
-    assert build(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").runs_in == said
+def test_environment_label(spec: JobSpec, base: dict[str, str], conda_sh: str | None, report: str) -> None:
+    assert build(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").runs_in == report

@@ -35,7 +35,7 @@ def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "said"),
+    ("block", "message"),
     [
         ("[retries=2 oom-retries=2]", "attribute oom-retries is given twice"),
         ("[oom-retries=2 retries=2]", "attribute retries is given twice (it means oom-retries)"),
@@ -60,8 +60,8 @@ def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
         ("[memory=5]", f"attribute 'memory' is not known; known: {KNOWN}"),
     ],
 )
-def test_errors_name_the_mistake_and_the_remedy(block: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_errors_name_the_mistake_and_the_remedy(block: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_block(f"{block} python t.py", None)
 
 
@@ -79,7 +79,7 @@ def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "mended"),
+    ("block", "suggestion"),
     [
         ("[vram=8G,retries=2]", "[vram=8G retries=2]"),
         ("[vram=8G, retries=2]", "[vram=8G]"),
@@ -91,9 +91,9 @@ def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
     ],
 )
 def test_commas_between_attributes_are_rejected_with_the_blank_separated_form(
-    block: str, mended: str
+    block: str, suggestion: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"attributes are separated by blanks: {mended}")):
+    with pytest.raises(ValueError, match=re.escape(f"attributes are separated by blanks: {suggestion}")):
         parse_block(f"{block} python t.py", None)
 
 
@@ -105,15 +105,15 @@ def test_commas_within_a_value_do_not_separate_attributes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"share": 1500, "gpus": 2}, "leave out gpus"),
         ({"share": 1500, "vram": 9000}, "with vram, give gpus=N instead"),
         ({"conda": "a", "venv": "b"}, "give one"),
     ],
 )
-def test_rejects_contradictory_attributes(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_rejects_contradictory_attributes(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_together(values)
 
 
@@ -155,10 +155,10 @@ def test_formats_an_attribute_as_in_a_block(name: str, value: Any, text: str) ->
 @pytest.mark.parametrize("name", ["vram", "exclusive", "oom_retries", "fail_retries", "timeout_s"])
 def test_retries_and_limits_do_not_change_the_identity(name: str) -> None:
     assert name in ATTRIBUTES
-    said = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
+    message = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
     plain = JobSpec("command", "x", "/", command="x")
-    more = JobSpec.from_json(plain.to_json().replace("}", f', "{name}": {str(said).lower()}}}'))
-    assert getattr(more, name) == said
+    more = JobSpec.from_json(plain.to_json().replace("}", f', "{name}": {str(message).lower()}}}'))
+    assert getattr(more, name) == message
     assert more.identity == plain.identity
     assert JobSpec.from_json(more.to_json()) == more
 

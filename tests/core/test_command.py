@@ -46,19 +46,19 @@ def built(
 
 
 def run(
-    command: Command, *, heard: bool = True, mode: tuple[str, ...] = ("-p",)
+    command: Command, *, reports: bool = True, mode: tuple[str, ...] = ("-p",)
 ) -> tuple[int, str, str, str]:
     """Runs a command in real bash; returns exit code, output, errors and the report on descriptor 3."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "command.sh"
         script.write_bytes(command.command_sh.encode("utf-8", "surrogateescape"))
-        said = Path(folder) / "said"
-        said.touch()
-        redirect = f"3>{shlex.quote(str(said))}" if heard else "3>&-"
+        report = Path(folder) / "report"
+        report.touch()
+        redirect = f"3>{shlex.quote(str(report))}" if reports else "3>&-"
         shell = f"exec {BASH} {' '.join(mode)} {shlex.quote(str(script))} {redirect}"
         ended = subprocess.run([BASH, "-c", shell], env=command.env, capture_output=True, check=False)
         out, err = (text.decode("utf-8", "surrogateescape") for text in (ended.stdout, ended.stderr))
-        return ended.returncode, out, err, said.read_text()
+        return ended.returncode, out, err, report.read_text()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_golden(name: str, command: Command) -> None:
     path = GOLDEN / f"command_{name}.sh"
     if os.environ.get("WRITE_GOLDEN"):
         path.write_text(command.command_sh)
-    assert command.command_sh == path.read_text(), "WRITE_GOLDEN=1 writes it anew"
+    assert command.command_sh == path.read_text(), "WRITE_GOLDEN=1 rewrites it"
 
 
 @pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])
@@ -111,8 +111,8 @@ def test_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
         script.write_text(DUMP)
         (Path(folder) / "python").symlink_to(sys.executable)
         spec = JobSpec("csv", "x", folder, script=str(script), arguments=(str(out), *arguments), cuda="off")
-        code, _, errors, said = run(built(spec, {"PATH": f"{folder}:{PROGRAMS}"}))
-        assert (code, errors, said) == (0, "", ".")
+        code, _, errors, report = run(built(spec, {"PATH": f"{folder}:{PROGRAMS}"}))
+        assert (code, errors, report) == (0, "", ".")
         assert json.loads(out.read_text()) == arguments
         assert {path.name for path in Path(folder).iterdir()} == {script.name, "out", "python"}
 
@@ -136,8 +136,8 @@ def test_falls_back_to_python3(tmp_path: Path) -> None:
         if name == "python3":
             (tmp_path / "empty").mkdir()
             bare = replace(spec, env=(("PATH", str(tmp_path / "empty")),))
-            code, _, _, said = run(built(bare))
-            assert (code, said) == (1, "!neither python nor python3 is on the PATH of the job")
+            code, _, _, report = run(built(bare))
+            assert (code, report) == (1, "!neither python nor python3 is on the PATH of the job")
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -153,8 +153,8 @@ def test_torchrun(tmp_path: Path) -> None:
     spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"), arguments=arguments, torchrun=2)
     base = {"PATH": f"{tmp_path}:{PROGRAMS}"}
     program(tmp_path, "python", 'echo python "$@"; [ "$1" != -c ]')
-    said = run(built(spec, base))[3]
-    assert said == "!torchrun is not on the PATH of the job, and its python has no torch"
+    report = run(built(spec, base))[3]
+    assert report == "!torchrun is not on the PATH of the job, and its python has no torch"
     program(tmp_path, "python", '[ "$1" = -c ] || echo python "$@"')
     rest = f"{flags} {tmp_path}/t.py --cuda 0,2 a b\n"
     assert run(built(spec, base)) == (0, f"python -u -m torch.distributed.run {rest}", "", ".")
@@ -175,19 +175,19 @@ def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: st
 
 
 def test_reports_a_missing_script() -> None:
-    code, out, errors, said = run(built(replace(CSV, cwd="/")))
-    assert (code, out, said) == (1, "", "!script /data/t.py does not exist")
+    code, out, errors, report = run(built(replace(CSV, cwd="/")))
+    assert (code, out, report) == (1, "", "!script /data/t.py does not exist")
     assert errors == "script /data/t.py does not exist\n"
 
 
 def test_reports_a_missing_working_folder() -> None:
-    said = run(built(SHELL))[3]
-    assert said == "!working folder /my work cannot be entered"
+    report = run(built(SHELL))[3]
+    assert report == "!working folder /my work cannot be entered"
 
 
 def test_command_sh_runs_by_hand_without_descriptor_3() -> None:
     command = built(JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :"))
-    code, out, errors, _ = run(command, heard=False, mode=())
+    code, out, errors, _ = run(command, reports=False, mode=())
     assert (code, errors) == (0, "")
     assert out.split() == ["0,2", "0", "1", "2"]
 
@@ -200,8 +200,8 @@ def test_venv(tmp_path: Path) -> None:
     spec = JobSpec(
         "command", "x", "/", command="echo $VIRTUAL_ENV; command -v python", venv=str(tmp_path / "v")
     )
-    said = run(built(spec))[3]
-    assert said == f"!virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
+    report = run(built(spec))[3]
+    assert report == f"!virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True)
     code, out, errors, _ = run(built(spec, {"PATH": PROGRAMS, "VIRTUAL_ENV": "/other"}))
     assert (code, errors) == (0, "")
@@ -229,8 +229,8 @@ def test_conda_is_activated(
         spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"))
     else:
         spec = JobSpec("command", "x", "/", command="echo $CONDA_DEFAULT_ENV $CONDA_PREFIX", conda=named)
-    code, out, errors, said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
-    assert (code, errors, said) == (0, "", ".")
+    code, out, errors, report = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
+    assert (code, errors, report) == (0, "", ".")
     prefix = {"ml": f"{root}/envs/ml", "base": root, "": ""}[active]
     assert out.split() == [word for word in (active, prefix) if word]
 
@@ -251,17 +251,17 @@ def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
 
 def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="nope")
-    code, out, errors, said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
+    code, out, errors, report = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
     assert (code, out) == (1, "")
-    assert said == "!conda environment nope does not exist; environments: base, ml, other"
+    assert report == "!conda environment nope does not exist; environments: base, ml, other"
     assert "EnvironmentNameNotFound" in errors
 
 
 def test_reports_an_environment_that_cannot_be_activated(conda: dict[str, str]) -> None:
     plant_hook(Path(conda["FAKE_CONDA_ROOT"], "envs", "ml"), "activate", "x.sh", "unset CONDA_PREFIX")
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
-    said = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
-    assert said == "!conda environment ml could not be activated; see the log of the job"
+    report = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
+    assert report == "!conda environment ml could not be activated; see the log of the job"
 
 
 def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:

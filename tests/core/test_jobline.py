@@ -94,7 +94,7 @@ def test_parses_csv_lines(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("high,a.py,env", "priority 'high'"),
         ('2,3 --text ""quoted""",', "there is a double quote inside the field"),
@@ -132,16 +132,16 @@ def test_parses_csv_lines(
         ("[allowed=1] 0,a.py,,torchrun,,1", "both in the attributes"),
     ],
 )
-def test_malformed_csv_is_never_a_command(text: str, says: str) -> None:
+def test_malformed_csv_is_never_a_command(text: str, message: str) -> None:
     result = refused(text)
-    assert says in result.reason
-    if not text.startswith("[") or "both" not in says:
+    assert message in result.reason
+    if not text.startswith("[") or "both" not in message:
         assert "priority,script_path" in result.accepted
         assert "torchrun-Ngpu before the arguments" in result.accepted
 
 
 @pytest.mark.parametrize(
-    ("text", "says", "mended"),
+    ("text", "message", "suggestions"),
     [
         ("0,a.py,,--betas 0.9,0.99 --lr 1,", "not a number", ['0,a.py,,"--betas 0.9,0.99 --lr 1",']),
         ("0,a.py,,--betas 0.9,0.99,0,1", "not a number", ['0,a.py,,"--betas 0.9,0.99",0,1']),
@@ -156,11 +156,13 @@ def test_malformed_csv_is_never_a_command(text: str, says: str) -> None:
          ['0,a.py,e,torchrun-2gpu,"--layers 1,2,3",', '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"']),
     ],
 )  # fmt: skip
-def test_unquoted_commas_are_rejected_with_the_quoted_line(text: str, says: str, mended: list[str]) -> None:
+def test_unquoted_commas_are_rejected_with_the_quoted_line(
+    text: str, message: str, suggestions: list[str]
+) -> None:
     result = refused(text)
-    assert says in result.reason
-    assert result.accepted == ", or ".join(mended)
-    for line in mended:
+    assert message in result.reason
+    assert result.accepted == ", or ".join(suggestions)
+    for line in suggestions:
         assert isinstance(parse_line(line, "/", "/"), Parsed)
 
 
@@ -232,7 +234,7 @@ def test_a_command_that_sets_cuda_visible_devices_gives_a_note_with_the_remedy()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("nohup python train.py &", "ends in `&`"),
         ("train.py & # later", "ends in `&`"),
@@ -270,8 +272,8 @@ def test_a_command_that_sets_cuda_visible_devices_gives_a_note_with_the_remedy()
         ("[allowed=1] 0,a.py,,x,1", "both in the attributes"),
     ],
 )  # fmt: skip
-def test_rejects_malformed_lines(text: str, says: str) -> None:
-    assert says in refused(text).reason
+def test_rejects_malformed_lines(text: str, message: str) -> None:
+    assert message in refused(text).reason
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_jobs_that_run_something_else_have_another_identity(other: JobSpec) -> N
 
 
 def test_attributes_do_not_change_the_identity() -> None:
-    said = replace(
+    changed = replace(
         CSV,
         text="else",
         name="n",
@@ -100,8 +100,8 @@ def test_attributes_do_not_change_the_identity() -> None:
         cuda_ids="visible",
         hold=True,
     )
-    assert said.identity == CSV.identity
-    assert set(said.attributes) == set(ATTRIBUTES)
+    assert changed.identity == CSV.identity
+    assert set(changed.attributes) == set(ATTRIBUTES)
     one, two = replace(CSV, env=(("A", "1"), ("B", "2"))), replace(CSV, env=(("B", "2"), ("A", "1")))
     assert one.identity == two.identity
 

@@ -133,10 +133,10 @@ def test_does_not_warn_about_the_lines_in_the_documentation() -> None:
     (tour,) = re.findall(r"<<'END'\n(\[.*?)^END$", texts[0], re.DOTALL | re.MULTILINE)
     lines = [*(ROOT / "jobs.txt.example").read_text().splitlines(), *tour.splitlines()]
     lines += [line for block in blocks for line in block.splitlines()]
-    seen = 0
+    checked = 0
     for line in lines:
         read = parse_line(line, "/w", "/home/u")
         if isinstance(read, Parsed):
-            seen += 1
+            checked += 1
             assert warned(line) == [], line
-    assert seen >= 25
+    assert checked >= 25

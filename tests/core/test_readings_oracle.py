@@ -88,8 +88,8 @@ class User:
         return "".join(line.text() + "\n" for line in self.lines)
 
     def queue(self) -> list[str]:
-        seen = [line for line in self.lines if not line.hidden and self.expected[line.uid] == "queued"]
-        return [line.key for line in seen]
+        visible = [line for line in self.lines if not line.hidden and self.expected[line.uid] == "queued"]
+        return [line.key for line in visible]
 
 
 def edit(user: User, kind: str, a: int, b: int) -> None:
@@ -166,10 +166,10 @@ def live(world: World, user: User, kind: str, a: int) -> None:
     jobs = by_uid(world)
     wanted = JobState.QUEUED if kind == "start" else JobState.RUNNING
     waiting = user.waiting() if kind == "start" else set()
-    having = sorted(uid for uid, job in jobs.items() if job.state is wanted and uid not in waiting)
-    if not having:
+    candidates = sorted(uid for uid, job in jobs.items() if job.state is wanted and uid not in waiting)
+    if not candidates:
         return
-    uid = having[a % len(having)]
+    uid = candidates[a % len(candidates)]
     if kind == "start":
         jobs[uid].state, user.expected[uid] = JobState.RUNNING, "running"
     else:

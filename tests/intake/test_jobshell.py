@@ -31,18 +31,18 @@ def test_a_shell_with_unknown_programs_is_none(env: dict[str, str]) -> None:
 
 
 def test_finds_inherited_functions() -> None:
-    said = subprocess.run(
+    bash = subprocess.run(
         ["bash", "--norc", "-c", "module() { :; }; export -f module; env"],
         env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    shell = job_shell(dict(line.split("=", 1) for line in said.stdout.splitlines() if "=" in line))
+    shell = job_shell(dict(line.split("=", 1) for line in bash.stdout.splitlines() if "=" in line))
     assert shell is not None
     assert set(shell.functions) == {"module"}
 
 
 def test_builtins_and_reserved_words_match_bash() -> None:
-    said = subprocess.run(
+    bash = subprocess.run(
         ["bash", "--norc", "-c", "compgen -b; compgen -k"], capture_output=True, text=True, check=True
     )
     # `in` and `]]` never begin a command.
-    assert set(said.stdout.split()) - {"in", "]]"} <= {*BUILTINS, *RESERVED}
+    assert set(bash.stdout.split()) - {"in", "]]"} <= {*BUILTINS, *RESERVED}
