@@ -42,7 +42,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     assert (world.folder / "told").read_text() == "ran\nran\n"
     back = start(world, "--simulate", "1:80G")
     assert back.returncode == 2
-    assert "2 jobs of a run on real GPUs, and this start is on simulated ones" in back.stderr
+    assert "2 jobs of a run on real GPUs, and this start uses simulated ones" in back.stderr
 
 
 def test_kept_history_does_not_wait_for_gpus_of_the_other_kind(world: World) -> None:
