@@ -26,8 +26,8 @@ def run(
 ) -> int:
     """Forks the scheduler; returns in both processes.
 
-    In the caller: 0 once the scheduler is up and `is_up` was called with its pid, else the scheduler's exit
-    code. In the scheduler: its exit code, at its end.
+    In the caller: 0 once the scheduler is up and `on_ready` was called with its pid, else the scheduler's
+    exit code. In the scheduler: its exit code, at its end.
 
     serve: schedules until asked to end, and calls its argument once it is up; main_log: gets internal errors
     from then on; trust: accept it whoever owns it or may write it.

@@ -138,7 +138,7 @@ class Daemon:
         self._wakeups.close()
 
     def serve(self, up: Callable[[], None] = lambda: None) -> int:
-        """Runs rounds until the end and returns the exit code. up: called before the first round.
+        """Runs rounds until the end and returns the exit code. on_ready: called before the first round.
 
         A full disk or a shortage does not end the scheduler: the round is tried again every second.
         """

@@ -45,7 +45,7 @@ class Storage(Protocol):
     def trouble(self, *, at_once: bool = False) -> str | None:
         """Returns the health issue because of which nothing can be started now, else None.
 
-        at_once: checks again instead of using a recent result.
+        fresh: checks again instead of using a recent result.
         """
 
     def is_to_blame(self, error: BaseException | None) -> bool:
@@ -61,8 +61,7 @@ class Storage(Protocol):
 class Loop:
     """The rounds of one scheduler.
 
-    reached: failpoint; called with the name of each step between record and perform, where tests end the
-    process.
+    failpoint: called with the name of each step between record and perform; tests end the process there.
     """
 
     def __init__(

@@ -47,8 +47,8 @@ def run(
 ) -> int:
     """Schedules until asked to end; returns the exit code.
 
-    up: called once everything is checked and `stop` works; log messages up to then have been printed.
-    reached and settings are for tests: failpoints in a round, and shorter timeouts.
+    on_ready: called once everything is checked and `stop` works; log messages up to then have been printed.
+    failpoint and settings are for tests: steps of a round at which to stop, and shorter timeouts.
     Raises SchedulerError or a subclass if the options or the machine do not allow a start.
     """
     umask = os.umask(0o077)

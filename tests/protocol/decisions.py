@@ -62,7 +62,7 @@ _WORDS: dict[type[act.Action], str] = {
 class View(NamedTuple):
     """The facts that a round has about an attempt.
 
-    there: its folder exists; found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
+    process_found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
     """
 
     number: int
@@ -93,7 +93,8 @@ def settled(view: View) -> tuple[tuple[act.Action, ...], ...]:
 
 
 def _attempt(view: View, over: bool, late: bool) -> Attempt:
-    """Returns the facts of an attempt. over: a deadline or grace period has passed; late: also 60 s."""
+    """Returns the facts of an attempt. deadline_passed: a deadline or grace period has passed; late: also 60
+    s."""
     long_ago, just_now = 0.0, 1000.0
     return Attempt(
         1,

@@ -22,7 +22,7 @@ FAULTS = (
 #: The other global fields.
 (
     LOOP, SAW, WILL_STOP,  # next step of the loop, the claim it observed, the `stop` that it will write
-    JOB, NEWEST, WISH, WISHED, RETRY_WISH, PREEMPT_WISH,  # the store; WISHED: a cancel was ever requested
+    JOB, NEWEST, WISH, WISHED, RETRY_WISH, PREEMPT_WISH,  # the store, and whether a cancel was ever requested
     CLI, CLI_SAW,  # `cancel` without a scheduler: its step, the attempt and the runner it observed
     BOOT, ENDING, FAULTED,  # the boot, whether the machine is shutting down, whether anything was killed
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: attempt, claim and job state at that time
@@ -54,14 +54,15 @@ RUNNERS = (RUNNER1, RUNNER2)
 ) = range(13)
 # JOB
 QUEUED, STARTING, RUNNING, STOPPING, HELD, FINISHED = range(6)
-# RECORD and RESULT
+# STORED_OUTCOME and RESULT
 NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED = range(8)
 OUTCOMES = ["none", "open", "completed", "failed", "cancelled", "interrupted", "not_started", "preempted"]
 # FOLDER
 HALF_MADE, MADE = 1, 2
 # CLAIM: the number of the runner, or
 VOID = 3
-# SAW: the claim as `observe` returns it. UNCLAIMED: it is missing, and the runner that took it lives.
+# OBSERVED_CLAIM: the claim as `observe` returns it. UNCLAIMED: it is missing, and the runner that took it
+# lives.
 CLAIMS = ("none", "void", "live", "unlocked", "unclaimed", "dead")
 CLAIM_NONE, CLAIM_VOID, CLAIM_LIVE, CLAIM_UNLOCKED, CLAIM_UNCLAIMED, CLAIM_DEAD = range(6)
 # LINK between a live runner and its folder. UNLOCKED: the lock is lost. REPLACED: another folder with the
@@ -78,10 +79,10 @@ STOP_CANCEL, STOP_PREEMPT = 1, 2
 USR1, TERM = 1, 2
 # COMMAND; DYING: killed, but not gone yet
 NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
-# HIDDEN: the environment of the command is hidden. NOTED: the visible folder has its recorded identity.
-# TRUTH: the actual end of the command
+# HIDDEN: the environment of the command is hidden. COMMAND_RECORDED: the visible folder has its identity.
+# ACTUAL_END of the command
 NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
-# LEFT: another process of the attempt. PLAIN carries the token; ORPHAN is not a child of the runner; STUCK
+# OTHER_PROCESS of the attempt. PLAIN carries the token; ORPHAN is not a child of the runner; STUCK
 # cannot be killed; IN_SESSION and OWN_SESSION hide their environment, the latter has also left the session;
 # LOST has lost its parents too; the chains fork and exit faster than a scan.
 NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)

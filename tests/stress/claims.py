@@ -100,7 +100,7 @@ def instances(order: Order) -> Found:
 
 @contextlib.contextmanager
 def _ten(stage: Stage, ended: int, found: Found) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Starts ten schedulers, waits until `ended` of them have given up, and yields the one that is left."""
+    """Starts ten schedulers, waits until `losers` of them have given up, and yields the one that is left."""
     at = stage.out.stat().st_size if stage.out.exists() else 0
     processes = [stage.start(ready=False) for _ in range(10)]
 

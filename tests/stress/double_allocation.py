@@ -202,7 +202,7 @@ class _Others:
     def come(self, peak_mib: int, shown_to: Store | None = None) -> None:
         """Starts one on a free GPU.
 
-        shown_to: waits until its peak is in this store before it counts and drops.
+        observed_by: waits until its peak is in this store before it counts and drops.
         """
         free = [gpu for gpu in range(_GPUS) if gpu not in self._live]
         if not free:

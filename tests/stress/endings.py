@@ -41,8 +41,8 @@ _OUTSIDE = ("cancel", "term", "term group", "signal")
 
 @dataclass
 class Fact:
-    """The facts about a job that do not come from the store. dead: its runner died with the claim, without a
-    result."""
+    """The facts about a job that do not come from the store. runner_died: its runner died with the claim,
+    without a result."""
 
     way: str
     end: str

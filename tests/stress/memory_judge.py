@@ -113,7 +113,7 @@ def let_go_early(lived: dict[int, Span], held: dict[int, list[Span]]) -> list[st
 class Watcher(threading.Thread):
     """Samples the store and the GPUs continuously.
 
-    home None: there is no store. doubled, overfull: descriptions of the faults, each case once.
+    home None: there is no store. double_allocations, overfull: descriptions of the faults, each case once.
     """
 
     def __init__(

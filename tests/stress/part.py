@@ -33,7 +33,7 @@ class Order:
 
     @property
     def long(self) -> bool:
-        """Whether single jobs may take as long as they do at full size."""
+        """True if single jobs may take as long as they do at full size."""
         return self.factor >= 0.2
 
 
@@ -62,7 +62,7 @@ class Found:
 
     @property
     def clean(self) -> bool:
-        """Whether there are no faults."""
+        """True if there are no faults."""
         return not self.faults
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether there are no faults."""
+        """True if there are no faults."""
         return not (self.lost or self.twice or self.wrong or self.false_success or self.signalled)
 
     def tell(self, found: Found) -> None:
