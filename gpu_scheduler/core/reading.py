@@ -191,7 +191,7 @@ class _Diff:
                 self._csv(index, line, newly.get(line.identity), old is None)
             elif old is None:
                 number = lines[first[line.identity]].number
-                self.said.append(f"line {line.number}: same as line {number}; both are one job")
+                self.said.append(f"line {line.number}: duplicate of line {number}; both are one job")
         return ReadingResult(tuple(self.actions), tuple(self.said), lines, self.bound)
 
     def _removed(self) -> None:

@@ -308,9 +308,9 @@ def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
 
 def test_resume_and_requeue_carry_their_reasons() -> None:
     assert wished(("resume", "U0"))[0] == act.SetPaused("U0", False)
-    wish = (Wish(1, "requeue", "7", {"reason": "in jobs.txt once more"}),)
+    wish = (Wish(1, "requeue", "7", {"reason": "added to jobs.txt again"}),)
     done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}
-    assert plan(facts(1, wishes=wish, jobs=done))[0] == act.Requeue(7, "in jobs.txt once more")
+    assert plan(facts(1, wishes=wish, jobs=done))[0] == act.Requeue(7, "added to jobs.txt again")
     cancel = (Wish(1, "set", "7", {"name": "cancel", "value": True}),)
     assert act.Finish(7, Outcome.CANCELLED, "cancelled by its line") in plan(
         facts(1, wishes=cancel, jobs=QUEUED)

@@ -30,7 +30,7 @@ def test_repeated_commands_are_jobs_of_their_own_and_repeated_csv_lines_are_one(
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
-    assert "line 4: same as line 3; both are one job" in w.said
+    assert "line 4: duplicate of line 3; both are one job" in w.said
 
 
 def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
