@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the GPU Job Scheduler from a clone: `python scheduler.py start --screen`.
 
-Under an interpreter without the packages it runs itself again with .venv/bin/python beside the real file.
-Any Python 3 must be able to read this file, to be told what it lacks. So must one that has this file alone.
+If this interpreter lacks the required packages, the file runs itself again with .venv/bin/python beside the
+real file. Any Python 3 must be able to read it and to say what is missing, even if there is this file alone.
 """
 
 import os
@@ -13,30 +13,30 @@ NEEDED = ("GPUtil", "inotify_simple", "psutil", "pynvml", "rich", "rich_argparse
 HERE = os.path.dirname(os.path.realpath(__file__))
 USAGE = 2
 
-#: Says, on the command line of the second run alone, that there was a first: a variable would reach the jobs.
+#: Marks the second run on its command line; an environment variable would be inherited by the jobs.
 AGAIN = "gpu_scheduler_again"
 
 
 def lacks() -> str:
-    """Names what this interpreter lacks to run us, and what to do about it, in words; "" if nothing."""
+    """Returns what this interpreter lacks to run the program, and the remedy; "" if it lacks nothing."""
     package = find_spec("gpu_scheduler")
     if package is None or package.origin is None:
         return (
-            f"this file alone does nothing: the package gpu_scheduler is neither in {HERE} nor installed\n"
+            f"this file does not work alone: the package gpu_scheduler is neither in {HERE} nor installed\n"
             "either clone the whole repository (git clone) and run `make install` in it, or install the"
-            " package from a copy of it\n(pip install PATH), which gives the command gpu-scheduler"
+            " package from a copy of it\n(pip install PATH), which provides the command gpu-scheduler"
         )
     missing = [name for name in NEEDED if find_spec(name) is None]
     problem = f"missing packages: {', '.join(missing)}" if missing else ""
     if sys.version_info < (3, 10):  # noqa: UP036 - the one place that an older Python reads
         problem = f"Python 3.10 or newer is needed, this is {sys.version_info[0]}.{sys.version_info[1]}"
     if problem and not os.path.exists(os.path.join(HERE, "Makefile")):
-        return f"{problem}; `pip install PATH` of a copy of the repository installs all that is needed"
+        return f"{problem}; run `pip install PATH` on a copy of the repository to install everything needed"
     return f"{problem}; run `make install` in {HERE}, or `pip install .` there" if problem else ""
 
 
 def main() -> int:
-    """Runs the command; the exit code is its own, 2 if the packages are missing everywhere."""
+    """Runs the command and returns its exit code; 2 if the packages are missing everywhere."""
     sys.path.insert(0, HERE)
     problem = lacks()
     if problem:

@@ -1,4 +1,4 @@
-"""`python -m gpu_scheduler` is the same program as scheduler.py and gpu-scheduler."""
+"""Runs the command line for `python -m gpu_scheduler`, like scheduler.py and gpu-scheduler."""
 
 from __future__ import annotations
 

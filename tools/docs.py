@@ -1,6 +1,7 @@
-"""Writes docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
+"""Generates docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
 
-The test suite fails where a file is not what this would write. What the code says is not repeated here.
+The test suite fails if a page differs from what this would generate. Texts that the code has already are not
+repeated here.
 """
 
 from __future__ import annotations
@@ -11,64 +12,65 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from gpu_scheduler.cli.parser import program
+from gpu_scheduler.cli.parser import GROUPS, program
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.core.states import CHANGES, JobState, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
-    JobState.HELD: "waits for a person: `hold`, an attempt that was interrupted, `[hold]` on its line",
+    JobState.HELD: "waits for a person: after `hold`, an interrupted attempt, or `[hold]` on its line",
     JobState.QUEUED: "waits for GPUs, for its turn, or for the time of its next launch; `why` says which",
-    JobState.STARTING: "has GPUs, and its runner is on its way; no command of it has begun",
-    JobState.RUNNING: "a runner has claimed the attempt and watches over its command",
-    JobState.STOPPING: "was told to end; SIGTERM has gone out, SIGKILL follows after the grace",
-    JobState.FINISHED: "has an outcome and holds no GPU; `retry` queues it once more",
+    JobState.STARTING: "has GPUs, and its runner is being launched; its command has not begun",
+    JobState.RUNNING: "a runner has claimed the attempt and supervises its command",
+    JobState.STOPPING: "is being stopped: SIGTERM was sent, SIGKILL follows after the grace period",
+    JobState.FINISHED: "has an outcome and holds no GPU; `retry` queues it again",
 }
 OUTCOMES = {
-    Outcome.COMPLETED: "its command exited with 0, and the process that waited for it saw that",
+    Outcome.COMPLETED: "its command exited with 0, as seen by the process that waited for it",
     Outcome.FAILED: "its command exited with another code or by a signal, or could not be started at all",
-    Outcome.TIMED_OUT: "it reached its time limit and was ended",
-    Outcome.CANCELLED: "a person ended it, or took it out of the queue",
-    Outcome.PREEMPTED: "it was ended to make room; the job is held",
-    Outcome.INTERRUPTED: "its runner is gone without a result, or the machine ended; the job is held",
-    Outcome.NOT_STARTED: "the launch failed before its command began; tried again a limited number of times",
+    Outcome.TIMED_OUT: "it reached its time limit and was stopped",
+    Outcome.CANCELLED: "a person stopped it or removed it from the queue",
+    Outcome.PREEMPTED: "it was stopped to make room; the job is held",
+    Outcome.INTERRUPTED: "its runner died without a result, or the machine went down; the job is held",
+    Outcome.NOT_STARTED: "the launch failed before its command began; retried a limited number of times",
     Outcome.ENDED: "an adopted process is gone, and its exit code cannot be known",
     Outcome.SKIPPED: "never started, because a job that it depends on failed",
 }
 
-#: Facts about all commands that no single help text can hold.
+#: Facts about all commands, which no single help text can hold.
 ABOUT_COMMANDS = """\
-JOB is a number or a name; where several jobs may be named, also a range such as `5-9`. A name means the only
-open job that has it, else the one that ended last. If several open jobs have it, the command does nothing and
-lists them.
+JOB is a number or a name, and where several jobs are accepted also a range such as `5-9`. A name means the
+only open job with that name, otherwise the one that ended last. If several open jobs share the name, the
+command does nothing and lists them.
 
-All commands but `start` also work while no scheduler runs: a `pause` or `retry` then takes effect at the next
-start (before the first start, `pause` writes the state file), and `cancel` ends a running job at once.
+All commands except `start` also work while no scheduler is running: a `pause` or `retry` takes effect at the
+next start (before the first start, `pause` writes the state file), and `cancel` ends a running job at once.
 
-They exit with 0 when done, 1 if the request failed, 2 for a mistake in the invocation, 4 if the state of the
-GPUs cannot be read. [running.md](running.md#running-a-file-to-its-end) has the exit code of `start --drain`.
+Exit codes: 0 for success, 1 if the request failed, 2 for a usage error, 4 if the GPUs cannot be read.
+[running.md](running.md#running-a-file-to-its-end) has the exit code of `start --drain`.
 
 After `source <(./scheduler.py completion bash)` bash completes commands for `./scheduler.py` and
 `gpu-scheduler`."""
-#: Facts about one command that are too long for its help.
+#: Facts about a single command that are too long for its help text.
 NOTES = {
     "start": "[running.md](running.md) explains the options, and the files that `start` reads and writes.",
     "add": "Options that are named like attributes mean the same, see "
     "[jobs-file.md](jobs-file.md#attributes); `--gpus-count` is the attribute `gpus`. A script becomes a CSV "
     "line with correct quotes.",
-    "lint": "Also warns of lines that will disappoint: a program that does not exist, `conda activate`, more "
-    "processes than GPUs. `add` and the log give the same warnings. Exits with 1 if a line is malformed.",
-    "status": "Fits the terminal; a pipe gets whole lines. Jobs that wait for the same thing share a line "
-    "(`20 jobs wait for half a GPU: 12-31`).",
-    "why": "For a job that failed: the reason, what to do, and the end of its log.",
-    "cancel": "Each job gets SIGTERM, and SIGKILL after 10 s or `--grace`.",
-    "stop": "If no scheduler runs, it brings the state file up to date.",
+    "lint": "It also warns of likely mistakes: a program that does not exist, `conda activate`,"
+    " more processes than GPUs. `add` and the log give the same warnings. Exits with 1 if a line is"
+    " malformed.",
+    "status": "The output fits the terminal; a pipe gets whole lines. Jobs that wait for the same thing share"
+    " a line (`20 jobs wait for half a GPU: 12-31`).",
+    "why": "For a job that failed, it shows the reason, what to do, and the end of its log.",
+    "cancel": "Each job receives SIGTERM, and SIGKILL after 10 s or the seconds of `--grace`.",
+    "stop": "If no scheduler is running, it brings the state file up to date.",
 }
 
 
 def commands() -> str:
-    """docs/commands.md."""
+    """Returns the text of docs/commands.md."""
     top = program()
     out = [
         "# Commands",
@@ -77,7 +79,7 @@ def commands() -> str:
         "",
         f"`{PROGRAM}` is the installed name; from a clone, `python scheduler.py` is the same program.",
         "",
-        "Before or after the name of a command:",
+        "Options that may come before or after the name of a command:",
         "",
         *_options(top),
         "",
@@ -85,22 +87,29 @@ def commands() -> str:
         "",
         ABOUT_COMMANDS,
     ]
-    for name, parser in _subparsers(top).items():
-        own = {action.dest for action in top._actions}
-        description = (parser.description or "").strip()
-        out += ["", f"## {name}", "", description, "", "```", _usage(parser), "```"]
-        if name in NOTES:
-            out += ["", NOTES[name]]
-        table = list(_options(parser, own))
-        out += ["", *table] if table else []
-        example = re.search(r"^Example: (.*)", parser.epilog or "", re.DOTALL)
-        if example:
-            out += ["", f"Example: `{example[1].strip()}`"]
+    common = {action.dest for action in top._actions}
+    parsers = _subparsers(top)
+    for title, names in GROUPS:
+        out += ["", f"## {title[0].upper()}{title[1:]}"]
+        for name in names:
+            out += _command_section(name, parsers[name], common)
     return "\n".join(out) + "\n"
 
 
+def _command_section(name: str, parser: argparse.ArgumentParser, common: Collection[str]) -> list[str]:
+    """Returns the lines about one command; common: the options of all commands, which are left out."""
+    description = (parser.description or "").strip()
+    out = ["", f"### {name}", "", description, "", "```", _usage(parser), "```"]
+    if name in NOTES:
+        out += ["", NOTES[name]]
+    table = list(_options(parser, common))
+    out += ["", *table] if table else []
+    example = re.search(r"^Example: (.*)", parser.epilog or "", re.DOTALL)
+    return [*out, "", f"Example: `{example[1].strip()}`"] if example else out
+
+
 def states() -> str:
-    """docs/states.md."""
+    """Returns the text of docs/states.md."""
     arrows = [f"    {old} --> {new}" for old in JobState for new in JobState if new in CHANGES[old]]
     return "\n".join(
         [
@@ -108,7 +117,7 @@ def states() -> str:
             "",
             _made_by("the table in `gpu_scheduler/core/states.py`, which nothing else overrides"),
             "",
-            "A job is in one of six states. What became of it is its outcome, which is kept apart.",
+            "A job is in one of six states. Its outcome says how it ended and is separate from its state.",
             "",
             "```mermaid",
             "stateDiagram-v2",
@@ -126,9 +135,9 @@ def states() -> str:
                 for state in JobState
             ),
             "",
-            "Any other change is refused inside the scheduler with the history of the job.",
+            "The scheduler refuses any other change with an error that holds the history of the job.",
             "",
-            "| outcome | of an attempt or its job |",
+            "| outcome | meaning, for an attempt or its job |",
             "| --- | --- |",
             *(f"| `{outcome}` | {OUTCOMES[outcome]} |" for outcome in Outcome),
             "",
@@ -148,7 +157,7 @@ def _subparsers(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    # The plain formatter: the width of a terminal and colours have no place in a file.
+    # The plain formatter, because a file needs neither colours nor the width of a terminal.
     formatter = argparse.HelpFormatter(parser.prog, width=100)
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups, prefix="")
     return formatter.format_help().strip()
@@ -189,7 +198,7 @@ PAGES = {"commands.md": commands, "states.md": states}
 
 
 def main() -> int:
-    """Write the pages; tells which of them changed."""
+    """Writes the pages and prints which of them changed."""
     for name, page in PAGES.items():
         path = ROOT / "docs" / name
         text = page()

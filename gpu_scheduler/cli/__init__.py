@@ -1,4 +1,4 @@
-"""The command line: parsing apart from doing, and each command is imported only when it runs."""
+"""The command line. Parsing is separate from running, and each command is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import import_module
 from gpu_scheduler.cli import streams
 from gpu_scheduler.errors import SchedulerError
 
-#: Command -> the module that carries it out, by a function of the same name.
+#: Command -> the module that runs it, in a function of the same name.
 _MODULES = {
     "start": "start",
     "add": "add",
@@ -39,10 +39,9 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; returns the exit code.
+    """Runs one command and returns its exit code.
 
-    A user's mistake is told in one or two lines on stderr; anything else that escapes is a fault of ours and
-    keeps its traceback.
+    A user error is printed in one or two lines on stderr; any other exception is a bug and shows a traceback.
     """
     if argv is None:
         streams.prepare()
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        streams.drop_output()  # what reads us has gone
+        streams.drop_output()  # the reader of our output has gone
         return BROKEN_PIPE
     except streams.OutputError as error:
         streams.drop_output()
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileNotFoundError:
         if _is_in_a_folder():
             raise
-        return _failed(SchedulerError("the working folder has been deleted; change to one that exists"))
+        return _failed(SchedulerError("the working directory has been deleted; change to one that exists"))
     except OSError as error:
         from gpu_scheduler.shortages import described, shortage_of
 
@@ -89,7 +88,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _print_anything() -> None:
-    """A character that the terminal's encoding lacks is printed as an escape; it never ends a command."""
+    """Lets characters that the terminal's encoding lacks be printed as escapes instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`add`: appends one line to a jobs file, which stays the user's: nothing of it is read or changed."""
+"""`add`: appends one line to a jobs file. The other lines are the user's and are neither read nor changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_scheduler.views.words import pid_words
 
 
 def add(options: Namespace) -> int:
-    """Check everything, then append the line and print it; notes about it go to stderr."""
+    """Checks everything, then appends the line and prints it. Warnings go to stderr."""
     known, recorded = from_record(options, os.path.abspath(options.output_file))
     is_command = options.script is None
     line = _command_line(options, known, recorded) if is_command else _script_line(options, known)
@@ -38,7 +38,7 @@ def add(options: Namespace) -> int:
     notes += [*_notes(options, spec), *_warnings(options, spec, known)]
     if options.output_file != "-":
         append(options.output_file, line)
-    # A line that is only printed is to be used; of one that was appended the file has all.
+    # A line that is only printed must be usable; secrets of an appended line are in the file anyway.
     print(line if options.output_file == "-" else masked(line))
     for note in notes:
         complain(f"warning: {note}")
@@ -46,9 +46,9 @@ def add(options: Namespace) -> int:
 
 
 def from_record(options: Namespace, path: str) -> tuple[frozenset[int] | None, str | None]:
-    """The indices of the GPUs there are, and the folder in which lines of that jobs file run; None: unknown.
+    """Returns the indices of the known GPUs and the folder in which the lines of a jobs file run.
 
-    A record that is absent, or cannot be read, keeps no line out.
+    Either is None if unknown. A store that is missing or cannot be read does not prevent adding a line.
     """
     try:
         with opened(options, foreign=True) as store:
@@ -63,7 +63,7 @@ def _script_line(options: Namespace, known: frozenset[int] | None) -> str:
     if given == "-":
         where = "jobs.txt" if options.output_file == "-" else options.output_file
         raise UsageError(
-            "a line is not read from the standard input; append it to the jobs file yourself:"
+            "add does not read a line from the standard input; append it to the jobs file yourself:"
             f" … >> {where}; nothing was added"
         )
     script = os.path.abspath(os.path.expanduser(given) if given.startswith("~/") else given)
@@ -79,8 +79,10 @@ def _script_line(options: Namespace, known: frozenset[int] | None) -> str:
 
 
 def _command_line(options: Namespace, known: frozenset[int] | None, recorded: str | None) -> str:
-    """The line of a command, which runs in the present folder: it says so where that is not the one that its
-    jobs file has, or will likely have."""
+    """Returns the line of a command, which runs in the current folder.
+
+    The line names that folder if lines of its jobs file run elsewhere, or likely will.
+    """
     here = os.getcwd()
     likely = here if options.output_file == "-" else os.path.dirname(os.path.abspath(options.output_file))
     items = [f"priority={options.priority}", *_items(options)]
@@ -94,7 +96,7 @@ def _command_line(options: Namespace, known: frozenset[int] | None, recorded: st
 
 
 def _items(options: Namespace) -> list[str]:
-    """The attributes that were given as options, as a block has them. Paths begin at the present folder."""
+    """Returns the attributes given as options, as a block has them, with paths made absolute."""
     items: list[str] = []
     for key in MEANINGS:
         value = getattr(options, f"attribute_{key}", None)
@@ -119,16 +121,18 @@ def _made(make: Callable[[], str]) -> str:
     try:
         line = make()
     except ValueError as error:
-        raise UsageError(f"no line can be made of this: {error}; nothing was added") from None
+        raise UsageError(f"these values make no valid line: {error}; nothing was added") from None
     try:
         line.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{line!r} is not UTF-8, which jobs files are; nothing was added") from None
+        raise UsageError(
+            f"{line!r} is not valid UTF-8, which jobs files must be; nothing was added"
+        ) from None
     return line
 
 
 def _parsed(line: str, cwd: str, known: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
-    """The job of the line, read as the scheduler reads it, and what is to be said of a command."""
+    """Returns the job of the line, read as the scheduler reads it, and the notes about a command."""
     parser = TextParser(cwd, os.path.expanduser("~"), known)
     (read,) = parser.parse(f"{line}\n".encode(), FileText(), ()).lines
     if read.problem is not None:
@@ -138,7 +142,7 @@ def _parsed(line: str, cwd: str, known: frozenset[int] | None) -> tuple[JobSpec,
 
 
 def _warnings(options: Namespace, spec: JobSpec, known: frozenset[int] | None) -> Iterator[str]:
-    """Returns the warnings that `lint` gives for the job."""
+    """Yields the warnings that `lint` gives for the job."""
     config, limits, totals = LlmConfig(), Limits(), {}
     conda_sh = find_conda_sh(os.environ, os.path.exists)
     with suppress(SchedulerError), opened(options, foreign=True) as store:
@@ -146,7 +150,7 @@ def _warnings(options: Namespace, spec: JobSpec, known: frozenset[int] | None) -
         config, limits, conda_sh = config_of(store), started.limits, started.conda_sh or conda_sh
         totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
     if conda_sh is None:
-        spec = replace(spec, conda=None)  # where the scheduler will run there may be one
+        spec = replace(spec, conda=None)  # the machine on which the scheduler will run may have conda
     envs = _environments(conda_sh, spec.conda) if conda_sh and spec.conda else None
     shell = job_shell(os.environ)
     setting = Setting(config, known, conda_sh, os.path.exists, envs, totals, limits, shell)
@@ -154,8 +158,10 @@ def _warnings(options: Namespace, spec: JobSpec, known: frozenset[int] | None) -
 
 
 def _environments(conda_sh: str, name: str) -> list[str] | None:
-    """Those that conda lists; None where it does not say. Asking takes a second, and is left out where the
-    environment lies at its usual place."""
+    """Returns the environments that conda lists, None if it fails.
+
+    Asking conda takes a second, so it is skipped if the environment lies in its usual place.
+    """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
     from gpu_scheduler.doctor.conda import ask_conda, environments
@@ -165,31 +171,31 @@ def _environments(conda_sh: str, name: str) -> list[str] | None:
 
 
 def _notes(options: Namespace, spec: JobSpec) -> list[str]:
-    """Why the line will give no new job, or not now, in words; nothing where there is no record to ask."""
+    """Returns notes on why the line gives no new job, or none now; empty without a readable store."""
     try:
         with opened(options, foreign=True) as store:
-            # A command gives a new job each time.
+            # A command makes a new job each time.
             job = store.newest_of([spec.identity]).get(spec.identity) if spec.kind == "csv" else None
             pid, watched = pid_of(store), started_with(store).jobs_file
     except SchedulerError:
         return []
     notes = []
     if job is not None and job["state"] != "finished":
-        notes.append(f"this line gives no new job: job {job['id']}, which runs the same, is {job['state']}")
+        notes.append(f"this line adds no job: job {job['id']}, which runs the same, is {job['state']}")
     elif job is not None and job["outcome"] == "completed":
         again = f"`retry {job['id']}` runs it again"
-        notes.append(f"this line will not run: the same was completed as job {job['id']}; {again}")
+        notes.append(f"this line will not run: job {job['id']}, which runs the same, completed; {again}")
     path = os.path.abspath(options.output_file)
     if options.output_file != "-" and pid is not None and watched not in (None, path):
         other = watched or "no jobs file"
-        notes.append(f"the scheduler ({pid_words(pid)}) does not read {path}; it watches {other}")
+        notes.append(f"the scheduler ({pid_words(pid)}) does not watch {path}; it watches {other}")
     return notes
 
 
 def append(path: str, line: str) -> None:
-    """Add a line at the end of a file, made if missing, in one write under the file's lock.
+    """Appends a line to a file in a single write under the file's lock; creates the file if it is missing.
 
-    A last line without its newline gets one first. Raises SchedulerError if the file cannot be written.
+    If the last line has no newline, one is added first. Raises SchedulerError if the file cannot be written.
     """
     try:
         fd = _locked(path)
@@ -210,12 +216,12 @@ def append(path: str, line: str) -> None:
 
 
 def _locked(path: str) -> int:
-    """A descriptor of the file that lies at `path` now, locked against every other `add`."""
+    """Opens the file that is at `path` now and locks it against other `add`s; returns the descriptor."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # An editor may have put another file in its place while the lock was waited for.
+            # An editor may have replaced the file while this waited for the lock.
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
         except FileNotFoundError:

@@ -1,5 +1,7 @@
-"""`calibrate`: what finished jobs were seen to use beside what was declared, and the llm_config.json that
-this suggests. Nothing is changed but by --write."""
+"""`calibrate`: compares what finished jobs used with what was declared, and suggests llm_config.json entries.
+
+Only --write changes the file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _EMPTY = "{\n}\n"
 
 
 def calibrate(options: Namespace) -> int:
-    """Show it, and write it where that is asked for."""
+    """Prints the comparison, and with --write changes the file."""
     with opened(options, foreign=not options.write) as store:
         families = [_family(one) for one in seen(store)]
         rules = _rules(store)

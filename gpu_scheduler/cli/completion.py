@@ -1,6 +1,6 @@
-"""`completion`: a script by which a shell completes our commands, options, choices, files and folders.
+"""`completion`: prints a script that lets a shell complete commands, options, choices, files and folders.
 
-It is made from the command line's own parser, so that it knows what that knows.
+The script is generated from the parser of the command line, so the two always agree.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from gpu_scheduler.cli.parser import program
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.errors import SchedulerError
 
-#: The name of a clone's program, which is completed too where it is called by itself (./scheduler.py).
+#: The program of a clone, which is completed too when it is called directly (./scheduler.py).
 _CLONE = "scheduler.py"
-#: Metavar -> what is completed. Where a path may be -, or "", that is typed.
+#: Metavars completed as files, and as folders. Special values of a path, - and "", must be typed.
 _FILES = ("PATH", "FILE", "SCRIPT")
 _FOLDERS = ("DIR",)
 
 
 def completion(options: Namespace) -> int:
-    """Print the script; its first lines say where to put it."""
+    """Prints the script; its first lines say where to put it."""
     sys.stdout.write(script(options.shell))
     return 0
 
 
 def script(shell: str) -> str:
-    """The script for bash, zsh or fish. Raises SchedulerError without a package that can write it."""
+    """Returns the script for bash, zsh or fish. Raises SchedulerError if no package can generate it."""
     try:
         import shtab
     except ImportError:
         raise SchedulerError("the package shtab is missing: make install, or pip install shtab") from None
     if shell not in shtab.SUPPORTED_SHELLS:
-        raise SchedulerError(f"shtab {shtab.__version__} writes none for {shell}: pip install -U shtab")
+        raise SchedulerError(f"shtab {shtab.__version__} does not support {shell}: pip install -U shtab")
     whole = program()
     for action in _actions(whole):
         if action.metavar in _FILES:
@@ -49,7 +49,7 @@ def script(shell: str) -> str:
 def _for_the_clone(shell: str, text: str) -> str:
     if shell == "fish":
         return f"{text}complete -c {_CLONE} --wraps {PROGRAM}\n"
-    # Where the function is bound to the program's name: the last word of these lines.
+    # These lines bind the completion function to the program's name, which is their last word.
     bound = r"^(complete -o .*|#compdef|  compdef .*) " + PROGRAM + "$"
     return re.sub(bound, rf"\1 {PROGRAM} {_CLONE}", text, flags=re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""`cancel`, `retry`, `hold`, `release` and `priority`: wishes about jobs, and what came of them."""
+"""`cancel`, `retry`, `hold`, `release` and `priority`: record requests about jobs and print the answers."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
 
-#: Jobs with the same answer that get a line each.
+#: Up to this many jobs with the same answer get a line each; more share one line.
 MOST_LINES = 20
 
 
 def retry(options: Namespace) -> int:
-    """Queue finished or held jobs once more."""
+    """Queues finished or held jobs again."""
     if options.failed == bool(options.jobs):
-        raise UsageError("name the jobs to retry, or --failed, and not both\n`status` lists the jobs")
+        raise UsageError("name the jobs to retry or use --failed, not both\n`status` lists the jobs")
     return _about_jobs(options, "retry", _failed if options.failed else None)
 
 
 def hold(options: Namespace) -> int:
-    """Keep queued jobs from starting."""
+    """Keeps queued jobs from starting."""
     return _about_jobs(options, "hold")
 
 
 def release(options: Namespace) -> int:
-    """Queue held jobs again."""
+    """Returns held jobs to the queue."""
     return _about_jobs(options, "release")
 
 
 def priority(options: Namespace) -> int:
-    """Give waiting jobs another place in the queue."""
+    """Changes the priority of waiting jobs."""
     return _about_jobs(options, "set", None, name="priority", value=options.number)
 
 
 def cancel(options: Namespace) -> int:
-    """End queued or running jobs, also with no scheduler up."""
+    """Cancels queued or running jobs, even without a running scheduler."""
     if options.all == bool(options.jobs):
-        raise UsageError("name the jobs to cancel, or --all, and not both\n`status` lists the jobs")
+        raise UsageError("name the jobs to cancel or use --all, not both\n`status` lists the jobs")
     with opened(options) as store:
         if options.all:
             open_states = [state for state in JobState if state is not JobState.FINISHED]
             rows = sorted(store.open_jobs(open_states), key=lambda row: int(row["id"]))
             jobs = [row["id"] for row in rows if _ended(store, row) is None]
             if not jobs:
-                print("there is no job to cancel")
+                print("no jobs to cancel")
                 return 0
         else:
             jobs = jobs_meant(store, options.jobs)
@@ -73,9 +73,9 @@ def _cancel(store: Store, jobs: Iterable[int], grace_s: float) -> int:
 
 
 def wish(store: Store, verb: str, jobs: Iterable[int], **args: object) -> tuple[dict[int, int], int]:
-    """Record a wish for each of the jobs that can have it, all in one transaction.
+    """Records a request for each job that allows it, all in one transaction.
 
-    Returns wish -> job, and how many were refused; why is told on stderr.
+    Returns request -> job, and the number of refused jobs; the reasons are printed on stderr.
     """
     made: dict[int, int] = {}
     refused = 0
@@ -101,16 +101,16 @@ def _why_not(store: Store, verb: str, job_id: int, pending: Iterable[str], up: b
     state = JobState(row["state"])
     ended = _ended(store, row)
     if ended is not None and verb == "cancel":
-        return f"job {job_id} is finished already ({ended}, not recorded yet)"
+        return f"job {job_id} is already finished ({ended}, not recorded yet)"
     if ended is not None:
         return (
-            f"job {job_id} has ended ({ended}), which is not recorded yet\n"
-            f"start the scheduler, then `{COMMANDS.get(verb, verb)} {job_id}`"
+            f"job {job_id} has ended ({ended}), but this is not recorded yet\n"
+            f"start the scheduler, then run `{COMMANDS.get(verb, verb)} {job_id}`"
         )
     after = foreseen(state, pending)
     if verb == "cancel":
         finished = state is after is JobState.FINISHED
-        return f"job {job_id} is finished already ({row['outcome']})" if finished else None
+        return f"job {job_id} is already finished ({row['outcome']})" if finished else None
     return refusal(verb, job_id, after)
 
 
@@ -119,7 +119,7 @@ def _ended(store: Store, row: sqlite3.Row) -> str | None:
 
 
 def _failed(store: Store) -> list[int]:
-    """Those that failed, oldest first, and that nobody has asked to be queued again."""
+    """Returns the failed jobs without an open request to queue them again, oldest first."""
     from gpu_scheduler.cli.status import failed
 
     pending = wished_verbs(store)
@@ -131,11 +131,11 @@ def _failed(store: Store) -> list[int]:
 def _about_jobs(
     options: Namespace, verb: str, chosen: Callable[[Store], list[int]] | None = None, **args: object
 ) -> int:
-    """chosen: the jobs, where none are named."""
+    """Sends a request about each named job; `chosen` selects the jobs if none are named."""
     with opened(options) as store:
         jobs = jobs_meant(store, options.jobs) if chosen is None else chosen(store)
         if not jobs:
-            print("there is no job that failed")
+            print("no job has failed")
             return 0
         wishes, refused = wish(store, verb, jobs, **args)
         refused += _tell(store, wishes, ring_and_wait(store, wishes), {})
@@ -145,7 +145,10 @@ def _about_jobs(
 def _tell(
     store: Store, wishes: Mapping[int, int], answers: Mapping[int, str | None], running: Mapping[int, str]
 ) -> int:
-    """Print what came of each wish, long lists of the same in one line. Returns how many were refused."""
+    """Prints the answer to each request, long lists with the same answer in one line.
+
+    Returns the number of refused requests.
+    """
     refused = 0
     told: dict[str, list[int]] = {}
     waiting = unanswered(store)
@@ -165,5 +168,5 @@ def _tell(
 
 
 def _is_refusal(answer: str) -> bool:
-    """Whether an answer of core.wishes says why not: those name the job, the others are a word or two."""
+    """Returns whether an answer refuses the request: only those begin with the job."""
     return answer.startswith(("job ", "no job "))

@@ -1,4 +1,4 @@
-"""`doctor`: a line per check, as soon as it is done, and what to do about it."""
+"""`doctor`: prints one line per check as soon as it is done, with the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.views.words import plural
 
 
 def doctor(options: Namespace) -> int:
-    """Look at this machine; 1 if something will not work."""
+    """Checks this machine; returns 1 if something will not work."""
     asked = Asked(
         home_of(options),
         options.jobs_file,
@@ -45,6 +45,6 @@ def doctor(options: Namespace) -> int:
 
 
 def _progress(text: str) -> None:
-    """On a terminal; the finding that follows is written over it."""
+    """Prints the progress on a terminal; the next finding overwrites it."""
     if sys.stderr.isatty() and sys.stdout.isatty():
         print(f"{text} …", end="\r", file=sys.stderr, flush=True)

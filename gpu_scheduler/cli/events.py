@@ -1,4 +1,4 @@
-"""`events`: what happened, read from the record, with or without a scheduler that is up."""
+"""`events`: prints what happened, read from the store, with or without a running scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_A_TIME = 1000
 
 
 def events(options: Namespace) -> int:
-    """Print them, oldest first; with --follow also those that come."""
+    """Prints the events, oldest first; with --follow also new ones."""
     with opened(options, foreign=not options.follow) as store:
         tolerance = started_with(store).tolerance
         told: Callable[[Event], str] = to_json if options.jsonl else lambda event: dated(event, tolerance)
@@ -34,7 +34,7 @@ def events(options: Namespace) -> int:
 
 
 def _print(store: Store, after: int, told: Callable[[Event], str]) -> int:
-    """Print the events after this id; the id of the last one."""
+    """Prints the events after this id; returns the id of the last one."""
     while found := read(store, after, _AT_A_TIME):
         sys.stdout.writelines(f"{told(event)}\n" for event in found)
         after = found[-1].id
@@ -53,7 +53,7 @@ def _follow(store: Store, after: int, told: Callable[[Event], str]) -> None:
 
 
 def _pause() -> None:
-    """Until the next look. Raises BrokenPipeError once nobody reads us any more."""
+    """Waits until the next poll. Raises BrokenPipeError once nobody reads the output any more."""
     try:
         fd = sys.stdout.fileno()
     except io.UnsupportedOperation:

@@ -1,4 +1,4 @@
-"""The state that a job will have once its open wishes are carried out, by the rules of core.wishes."""
+"""Predicts the state of a job once its open requests are carried out, by the rules of core.wishes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from gpu_scheduler.core.states import WAITING, JobState
 
-#: The states of jobs that `retry` is for.
+#: The states of jobs that `retry` accepts.
 ENDED = frozenset({JobState.HELD, JobState.FINISHED})
-#: verb -> the states that it changes, and what they become. An active job's cancel changes nothing at once.
+#: Verb -> the states that it changes, and the new state. Cancelling an active job changes nothing at once.
 _CHANGES = {
     "cancel": (WAITING, JobState.FINISHED),
     "line_removed": (WAITING, JobState.FINISHED),
@@ -17,12 +17,12 @@ _CHANGES = {
     "hold": (frozenset({JobState.QUEUED}), JobState.HELD),
     "release": (frozenset({JobState.HELD}), JobState.QUEUED),
 }
-#: The wishes that are not called as their command is.
+#: Verbs of requests that differ from the name of their command.
 COMMANDS = {"set": "priority"}
 
 
 def foreseen(state: JobState, verbs: Iterable[str]) -> JobState:
-    """The state after these wishes, in their order; a verb that does not apply changes nothing."""
+    """Returns the state after these requests, in their order; a verb that does not apply changes nothing."""
     for verb in verbs:
         states, after = _CHANGES.get(verb, (frozenset(), state))
         if state in states:
@@ -31,9 +31,9 @@ def foreseen(state: JobState, verbs: Iterable[str]) -> JobState:
 
 
 def refusal(verb: str, job_id: int, state: JobState) -> str | None:
-    """Why a job in this state cannot be retried, held, released or set; None if it can."""
+    """Returns why a job in this state cannot be retried, held, released or set; None if it can."""
     states = WAITING if verb == "set" else _CHANGES[verb][0]
     if state in states:
         return None
     wanted = " or ".join(sorted(str(one) for one in states))
-    return f"job {job_id} is {state}; {COMMANDS.get(verb, verb)} is for a job that is {wanted}"
+    return f"job {job_id} is {state}; {COMMANDS.get(verb, verb)} needs a job that is {wanted}"

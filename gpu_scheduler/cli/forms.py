@@ -1,4 +1,4 @@
-"""Which form the words have: a command, or a jobs file in its place (`start --jobs-file FILE --drain`)."""
+"""Decides whether the first word is a command or a jobs file (short for `start --jobs-file FILE --drain`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import shlex
 from collections.abc import Collection, Sequence
 
-#: Options of the program itself that take a value, and those that do not.
+#: Options accepted before the command: those with a value, and those without.
 _VALUED = ("--state-file", "--data-dir")
 _PLAIN = ("-h", "--help", "--version")
 _JOBS, _SETS = "JOB…", ("--all", "--failed")
-#: What others call a command of ours.
+#: Command names of other programs, with the command here that does the same.
 _NEIGHBORS = {
     **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
     **dict.fromkeys(("top", "watch"), "status --watch"),
@@ -20,9 +20,9 @@ _NEIGHBORS = {
 
 
 def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
-    """The index of the jobs file that stands where a command could; None: there is none, or a command.
+    """Returns the index of the jobs file given instead of a command; None if there is a command, or nothing.
 
-    Raises ValueError for a word that is neither, and for an option that stands before the command.
+    Raises ValueError for a word that is neither, and for an option before the command that belongs after it.
     """
     rest = iter(enumerate(words))
     for index, word in rest:
@@ -34,15 +34,17 @@ def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
             continue
         elif word not in _PLAIN:
             raise ValueError(
-                f"{word}: options stand behind the command or the jobs file, as in `start {word}` or"
+                f"{word}: put options after the command or the jobs file, as in `start {word}` or"
                 f" `jobs.txt {word}`"
             )
     return None
 
 
 def _command(meant: str, behind: Sequence[str]) -> str:
-    """The command for a word of another program. behind: the words behind that one; those that name jobs are
-    taken over, other options are not ours."""
+    """Returns the command to suggest for a word of another program.
+
+    behind: the words after it; names of jobs among them are kept, options of the other program are not.
+    """
     if not meant.endswith(_JOBS):
         return meant
     names = [name for name in behind if name in _SETS or not name.startswith("-")]
@@ -59,4 +61,4 @@ def _file(index: int, words: Sequence[str], commands: Collection[str]) -> int:
     meant = f"; did you mean `{near[0]}`?" if near else ""
     if word in _NEIGHBORS:
         meant = f"; did you mean `{_command(_NEIGHBORS[word], behind)}`?"
-    raise ValueError(f"{word!r} is neither a command nor a file that exists{meant}")
+    raise ValueError(f"{word!r} is neither a command nor an existing file{meant}")

@@ -1,4 +1,4 @@
-"""`pause` and `resume`: wishes about GPUs."""
+"""`pause` and `resume`: record requests about GPUs and print the answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpu_scheduler.views.words import visible
 
 
 def pause(options: Namespace) -> int:
-    """Keep new jobs off these GPUs."""
+    """Keeps new jobs off these GPUs."""
     return _wish(options, paused=True)
 
 
 def resume(options: Namespace) -> int:
-    """Let these GPUs take new jobs again."""
+    """Lets these GPUs accept new jobs again."""
     return _wish(options, paused=False)
 
 
@@ -30,23 +30,26 @@ def _wish(options: Namespace, *, paused: bool) -> int:
 
 
 def _write_for_first_start(options: Namespace, *, paused: bool) -> int:
-    """Before the first start the state file alone can say it. Raises SchedulerError where it cannot."""
+    """Writes the request into the state file, the only place for it before the first start.
+
+    Raises SchedulerError if the file cannot be changed, or if the GPUs are given as `all`.
+    """
     path = home_of(options).state_file
     verb = "pause" if paused else "resume"
     if None in options.ids:
         raise SchedulerError(
-            f"which GPUs there are is known after the first `start`; name them: `{verb} 0,1`"
+            f"the GPUs are not known before the first `start`; name them, as in `{verb} 0,1`"
         )
     named = sorted({gpu for given in options.ids for gpu in given or ()})
     try:
         pauses.pause_in_file(path, named, paused)
     except ValueError as error:
-        raise SchedulerError(f"{path}: {error}\nmend the file, or move it away") from None
+        raise SchedulerError(f"{path}: {error}\nfix the file or move it away") from None
     except OSError as error:
         raise SchedulerError(f"{path} cannot be changed ({error.strerror}); nothing is {verb}d") from None
     told = f"{verb}d in {path}, which the first `start` reads"
     if not path.exists():
-        told = "not paused; nothing has run here yet"
+        told = "not paused; no scheduler has run here yet"
     for gpu in named:
         print(visible(f"GPU {gpu}: {told}"))
     return 0
@@ -70,10 +73,12 @@ def _wish_on_record(options: Namespace, *, paused: bool) -> int:
 
 
 def _chosen(store: Store, ids: list[tuple[int, ...] | None]) -> dict[int, str]:
-    """Index -> UUID of the GPUs that are named, in order; every managed one for `all`."""
+    """Returns index -> UUID of the named GPUs, in order; of every managed GPU for `all`."""
     managed = {row["idx"]: row["uuid"] for row in store.gpus()}
     if not managed:
-        raise SchedulerError(f"{store.home.folder} knows no GPUs yet; they are known after the first `start`")
+        raise SchedulerError(
+            f"no GPUs are recorded in {store.home.folder} yet; the first `start` records them"
+        )
     if None in ids:
         return managed
     named = sorted({gpu for given in ids for gpu in given or ()})

@@ -1,6 +1,6 @@
-"""The jobs that the words of a command mean: a number, a range of numbers, or a name.
+"""Resolves references to jobs on the command line: a number, a range of numbers, or a name.
 
-A name means the only open job that has it, else the finished one that ended last.
+A name means the only open job with that name, otherwise the finished one that ended last.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import plural
 
-#: Jobs of one name that an error lists.
+#: How many jobs with the same name an error lists.
 _LISTED = 10
 
 
 def job_meant(store: Store, ref: JobRef) -> int:
-    """The id of the job. Raises SchedulerError for a name that no job has, or several open ones; a number is
-    not looked up."""
+    """Returns the id of the job.
+
+    Raises SchedulerError for a name that no job has or several open jobs share. A number is not looked up.
+    """
     if isinstance(ref, str):
         return _named(store, ref)
     return ref if isinstance(ref, int) else _within(store, ref)[0]
 
 
 def jobs_meant(store: Store, refs: Iterable[JobRef]) -> list[int]:
-    """The ids of the jobs in the order of the words, each once. Raises SchedulerError as `job_meant`, and for
-    a range in which there is no job."""
+    """Returns the ids of the jobs in the order of the references, each once.
+
+    Raises SchedulerError like `job_meant`, and for a range without any job.
+    """
     found: dict[int, None] = {}
     for ref in refs:
         ids = _within(store, ref) if isinstance(ref, range) else [job_meant(store, ref)]
@@ -41,7 +45,7 @@ def _within(store: Store, numbers: range) -> list[int]:
     ids = store.ids_within(numbers)
     if not ids:
         raise SchedulerError(
-            f"there is no job {numbers[0]} to {numbers[-1]} in {store.home.folder}; `status --all` lists them"
+            f"{store.home.folder} has no job {numbers[0]} to {numbers[-1]}; `status --all` lists the jobs"
         )
     return ids
 
@@ -50,19 +54,19 @@ def _named(store: Store, name: str) -> int:
     rows = store.named(name)
     if not rows:
         raise SchedulerError(
-            f"no job in {store.home.folder} is named {name}; `status --all` lists them"
-            " (a number is a job's id, [name=…] on its line its name)"
+            f"{store.home.folder} has no job named {name}; `status --all` lists the jobs"
+            " (jobs are named by [name=…] on their line)"
         )
     open_rows = [row for row in rows if row["state"] != JobState.FINISHED.value]
     if len(open_rows) > 1:
-        # With no scheduler up the record may not know yet that some have ended.
+        # Without a running scheduler, the end of some may not be recorded yet.
         open_rows = [row for row in open_rows if not _has_ended(store, row)]
     if len(open_rows) > 1:
         listed = ", ".join(f"job {row['id']} ({row['state']})" for row in open_rows[:_LISTED])
         more = f" and {len(open_rows) - _LISTED:,} more" if len(open_rows) > _LISTED else ""
         raise SchedulerError(
             f"{plural(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
-            "say which by its number; nothing was done"
+            "use the number of one; nothing was done"
         )
     found: int = (open_rows or rows)[0]["id"]
     return found

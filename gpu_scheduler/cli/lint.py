@@ -1,4 +1,4 @@
-"""`lint`: what each line of a jobs file will do. It is read as the scheduler reads it; nothing is queued."""
+"""`lint`: shows what each line of a jobs file will do, read as the scheduler reads it. Nothing is queued."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ STDIN = 0
 
 
 def lint(options: Namespace) -> int:
-    """Show every line; 1 if one is malformed."""
-    config = LlmConfigFile(options.llm_config, trust=True)  # nothing of it is carried out
+    """Prints every line with what it will do; returns 1 if one is malformed."""
+    config = LlmConfigFile(options.llm_config, trust=True)  # nothing in it is executed
     config.look()
     content = _content(options.file)
     known, recorded = from_record(options, os.path.abspath(options.file))
@@ -58,7 +58,7 @@ def lint(options: Namespace) -> int:
 
 
 def _from_record(options: Namespace) -> tuple[dict[int, int], Limits]:
-    """GPU index -> MiB of each that is known, and the limits that the newest scheduler was started with."""
+    """Returns GPU index -> total MiB, where known, and the limits of the scheduler that was started last."""
     try:
         with opened(options, foreign=True) as store:
             totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
@@ -71,16 +71,19 @@ def _content(path: str) -> bytes:
     if path == "-":
         look = look_at_input(STDIN)
         if look.state != "present":
-            raise UsageError(f"the standard input {look.problem}; give it the text of a jobs file")
+            raise UsageError(f"the standard input {look.problem}; pipe a jobs file into it")
         return look.content
     look = JobsFile(Path(path), trust=True).look()
     if look.state != "present":
-        raise UsageError(f"{path}: {look.problem}; name a jobs file, or - for the standard input")
+        raise UsageError(f"{path}: {look.problem}; give a jobs file, or - for the standard input")
     return look.content
 
 
 def _environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
-    """Those that conda lists; None where it does not say, or no line names one: asking takes a second."""
+    """Returns the environments that conda lists; None if it fails.
+
+    Also None if no line names an environment, because asking conda takes a second.
+    """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None
     from gpu_scheduler.doctor.conda import ask_conda, environments
@@ -90,7 +93,7 @@ def _environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | Non
 
 
 def _gpus(option: str) -> frozenset[int] | None:
-    """The GPUs of `--gpus`, in the form that `start` takes: a count means the first ones."""
+    """Returns the GPU indices of `--gpus`, in the format of `start`: a count means the first ones."""
     if re.fullmatch(r"[0-9]+", option):
         return frozenset(range(int(option)))
     listed = parse_gpu_list(option.removesuffix(","))
@@ -105,7 +108,7 @@ def _previews(parser: TextParser, lines: Sequence[Line], setting: Setting) -> It
 
 
 def _same(lines: Sequence[Line]) -> Mapping[int, int]:
-    """Number of a line that gives no job -> that of the line whose job it is, as a first reading has it."""
+    """Returns, for each line that adds no job, line number -> number of the line with the same job."""
     actions = diff((), Accepted(tuple(lines), (None,) * len(lines)), {}, {}).actions
     jobs = {action.index for action in actions if isinstance(action, NewJob)}
     first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}

@@ -1,4 +1,4 @@
-"""`attach` and `logs`: looking at a job while it runs, or at what it left."""
+"""`attach` and `logs`: show the terminal of a running job, and the log of any job."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import visible
 
 _LOOK_EVERY_S = 0.1
-#: Between two lines about one progress bar that is followed.
+#: Seconds between two printed lines for one progress bar that is followed.
 _UPDATE_EVERY_S = 1.0
 
 
 def attach(options: Namespace) -> int:
-    """Become `screen -x` on the session of a running job."""
+    """Replaces this process by `screen -x` on the session of a running job."""
     with opened(options) as store:
         job_id = job_meant(store, options.job)
         job = job_of(store, job_id)
         attempt = store.newest_attempts([job_id]).get(job_id)
         if attempt is None or attempt["outcome"] is not None:
-            raise SchedulerError(f"job {job_id} is not running, it is {job['state']}{_see_logs(attempt)}")
+            raise SchedulerError(f"job {job_id} is not running but {job['state']}{_see_logs(attempt)}")
         seen = _seen(store, attempt)
     if seen.result is not None or seen.claim in ("dead", "void"):
-        raise SchedulerError(f"job {job_id} is not running any more; `logs {job_id}` shows its output")
+        raise SchedulerError(f"job {job_id} is no longer running; `logs {job_id}` shows its output")
     if seen.claim in ("unclaimed", "invalid"):
         raise SchedulerError(
             f"job {job_id}: {'; '.join(seen.strange)}\n`logs {job_id} -f` follows its output"
@@ -51,14 +51,14 @@ def attach(options: Namespace) -> int:
 
     if seen.window is False:
         raise SchedulerError(
-            f"the Screen window of job {job_id} was closed; the job goes on\n"
+            f"the Screen window of job {job_id} was closed; the job continues\n"
             f"`logs {job_id} -f` follows its output"
         )
     program = shutil.which("screen")
     if program is None:
         raise SchedulerError("GNU Screen is not installed; install it (sudo apt-get install screen)")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SchedulerError(f"attach needs a terminal; `logs {job_id} -f` follows the output without one")
+        raise SchedulerError(f"attach needs a terminal; without one, use `logs {job_id} -f`")
     if os.environ.get("STY"):
         _tell_keys(os.environ["STY"])
     sys.stdout.flush()
@@ -67,16 +67,21 @@ def attach(options: Namespace) -> int:
 
 
 def _tell_keys(outer: str) -> None:
-    """Which key detaches which of two Screens. Waits for Enter, because the job's will fill the terminal."""
-    print(f"This terminal is in a Screen session already: {visible(outer)}")
-    print("With Screen's usual keys Ctrl-A a d leaves the job's, Ctrl-A d leaves yours with the job's in it.")
-    print("Enter opens the job's session. ", end="", flush=True)
+    """Prints which keys detach which of two nested Screens, and waits for Enter.
+
+    It waits because the job's session will fill the terminal.
+    """
+    print(f"This terminal is already in a Screen session: {visible(outer)}")
+    print("With Screen's default keys, Ctrl-A a d detaches the job's session, Ctrl-A d detaches yours.")
+    print("Press Enter to open the job's session. ", end="", flush=True)
     sys.stdin.readline()
 
 
 def logs(options: Namespace) -> int:
-    """Print an attempt's log, the newest one's unless told otherwise; with --follow until the job has ended,
-    or the attempt that was named, and all of it is printed."""
+    """Prints the log of an attempt, by default the latest.
+
+    With --follow it continues until the job, or the named attempt, has ended and everything is printed.
+    """
     with opened(options, foreign=not options.follow) as store:
         attempt = _chosen(store, job_meant(store, options.job), options.attempt)
         tail = _tail(store, attempt, _shown(options))
@@ -89,7 +94,7 @@ def logs(options: Namespace) -> int:
 
 
 def _shown(options: Namespace) -> Shown | None:
-    """Returns the filter of the log's text; None: every byte is printed."""
+    """Returns the filter for the log's text; None to print every byte."""
     if options.raw:
         return None
     return Shown(draws=sys.stdout.isatty(), every_s=_UPDATE_EVERY_S if options.follow else None)
@@ -101,26 +106,26 @@ def _tail(store: Store, attempt: sqlite3.Row, shown: Shown | None) -> Tail:
     except SchedulerError as error:
         if store.foreign is None:
             raise
-        raise SchedulerError(f"{error}; it was written on host {store.foreign.name}") from None
+        raise SchedulerError(f"{error}; the log was written on host {store.foreign.name}") from None
 
 
 def _chosen(store: Store, job_id: int, number: int | None) -> sqlite3.Row:
-    """The attempt of that number, the newest for None."""
+    """Returns the attempt with that number, the latest for None."""
     job = job_of(store, job_id)
     attempts = {row["number"]: row for row in store.attempts(job_id)}
     if not attempts:
-        raise SchedulerError(f"job {job_id} has no log yet: it is {job['state']} and was never started")
+        raise SchedulerError(f"job {job_id} has no log: it is {job['state']} and was never started")
     attempt = attempts.get(max(attempts) if number is None else number)
     if attempt is None:
         there = ", ".join(map(str, sorted(attempts)))
-        raise SchedulerError(f"job {job_id} has no attempt {number}; it has: {there}")
+        raise SchedulerError(f"job {job_id} has no attempt {number}; its attempts are {there}")
     return attempt
 
 
 def _follow(store: Store, attempt: sqlite3.Row, tail: Tail, *, only: bool) -> None:
     job_id = attempt["job_id"]
     while True:
-        # Asked before the log is read, so that what was written before the end is printed.
+        # Check before reading the log, so that output written before the end is printed.
         over = _is_over(store, attempt)
         tail.print_new()
         if not over:
@@ -138,7 +143,7 @@ def _follow(store: Store, attempt: sqlite3.Row, tail: Tail, *, only: bool) -> No
             return
         if pid_of(store) is None:
             what = "is queued again" if state in WAITING else "has ended"
-            complain(f"job {job_id} {what}; no scheduler is up")
+            complain(f"job {job_id} {what}; no scheduler is running")
             return
         time.sleep(_LOOK_EVERY_S)
 
@@ -152,7 +157,7 @@ def _is_over(store: Store, attempt: sqlite3.Row) -> bool:
 
 
 def job_of(store: Store, job_id: int) -> sqlite3.Row:
-    """The row of a job. Raises SchedulerError where there is none."""
+    """Returns the row of a job. Raises SchedulerError if there is none."""
     row = store.job(job_id)
     if row is None:
         raise SchedulerError(f"there is no job {job_id} in {store.home.folder}; `status --all` lists them")

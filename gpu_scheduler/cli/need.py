@@ -1,5 +1,7 @@
-"""What a job needs, as the scheduler finds it: by its line, the llm_config.json that it goes by, and what was
-learned; and where that need comes from."""
+"""Determines what a job needs, as the scheduler does, and where that need comes from.
+
+A need comes from the job's line, from llm_config.json, or from the measured use of finished jobs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from gpu_scheduler.store.store import Store
 
 
 def config_of(store: Store) -> LlmConfig:
-    """The configuration as it is now; the default where the file is gone, broken or not trusted."""
+    """Returns the current llm_config.json; the default if the file is missing, broken or not trusted."""
     started = started_with(store)
     path = started.llm_config
     if path is None or not os.path.exists(path):
@@ -36,12 +38,12 @@ def config_of(store: Store) -> LlmConfig:
 
 
 def learned_of(store: Store) -> Mapping[str, int]:
-    """Family -> MiB, where the scheduler goes by what was learned."""
+    """Returns workload class -> learned MiB; empty unless the scheduler runs with --learn."""
     return Learned(store, started_with(store).spike).needs() if store.learning else {}
 
 
 def need_now(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
-    """What a job of the record needs now, and in words: "0.5 of a GPU (model qwen2.5-3b-inst)"."""
+    """Returns what a job needs now, and a description such as "0.5 of a GPU (model qwen2.5-3b-inst)"."""
     started = started_with(store)
     config, learned = config_of(store), learned_of(store)
     facts = Facts(
@@ -58,21 +60,21 @@ def need_now(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
 
 
 def _empty(row: sqlite3.Row) -> Gpu:
-    """A GPU as large as it is, whatever is on it."""
+    """Returns the GPU of the row with its size only, as if nothing ran on it."""
     sample = GpuSample(row["uuid"], row["idx"], row["name"], row["total_mib"], None, None)
     return Gpu(row["uuid"], row["idx"], sample=sample)
 
 
 def _source(spec: JobSpec, raised_mib: int | None, is_learned: bool) -> str:
     if raised_mib is not None:
-        said = "nothing of memory" if spec.vram is None else shown_mib(spec.vram)
-        return f"raised after it ran out of memory; its line says {said}"
+        said = "no memory" if spec.vram is None else shown_mib(spec.vram)
+        return f"raised after it ran out of memory; its line declares {said}"
     if spec.torchrun is not None:
         return f"torchrun, {spec.torchrun} GPU{'' if spec.torchrun == 1 else 's'}"
     if spec.share is not None or spec.gpus is not None or spec.vram is not None:
         return "its attributes"
     if is_learned:
-        return "learned from finished jobs of its kind"
+        return "learned from finished jobs of the same kind"
     if spec.llm is not None:
         return f"model {spec.llm}"
-    return "a command that names no need" if spec.kind == "command" else "default_requirement"
+    return "a command without declared need" if spec.kind == "command" else "default_requirement"

@@ -1,7 +1,7 @@
-"""Commands while no scheduler is up: end jobs, and bring the state file up to date.
+"""Ends jobs and updates the state file while no scheduler is running.
 
-A job is ended by `stop` in its attempt's folder, and by a sweep where no runner is left. The wish that is
-recorded beside it lets the next scheduler know it as cancelled.
+A job is ended by the file `stop` in its attempt folder, or by a sweep if no runner is left. The request that
+goes with it lets the next scheduler record the job as cancelled.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.jobs import Context, shown
 from gpu_scheduler.views.words import outcome_words
 
-#: What a runner may take over the grace until its job is over, in seconds (docs/design.md, Reconciling).
+#: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
 LATE_S = 10.0
-LEFT = "does not end: some of its processes are left"
-UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; `why` tells more"
-#: What became of a job that was to be ended, and was not.
+LEFT = "not ended: some of its processes are left"
+UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
+#: Results for jobs that should have ended but did not.
 NOT_ENDED = frozenset({LEFT, UNLOCKED})
 _LOOK_EVERY_S = 0.02
 
 
 def ended(store: Store, job: sqlite3.Row) -> str | None:
-    """What became of a job that is open on the record and whose folder has a result; None if it has none."""
+    """Returns the outcome of an open job whose attempt folder has a result; None without a result."""
     from gpu_scheduler.clock import Clock
 
     rows = (row for row in store.unsettled() if row["job_id"] == job["id"] and row["outcome"] is None)
@@ -48,16 +48,16 @@ def ended(store: Store, job: sqlite3.Row) -> str | None:
 
 
 def open_attempts(store: Store) -> list[sqlite3.Row]:
-    """The attempts that are open on the record and have no result in their folder either."""
+    """Returns the attempts that are open in the store and have no result in their folder either."""
     rows = [row for row in store.unsettled() if row["outcome"] is None]
     return [row for row in rows if _seen(store, row).result is None]
 
 
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
-    """End the open attempts of these jobs; waits until they are over. Job -> what came of it.
+    """Ends the open attempts of these jobs and waits until they are over; returns job -> result.
 
-    Jobs without an open attempt are left out. Raises SchedulerError where a folder cannot be written, or the
-    record is a copy, whose attempts are those of its original.
+    Jobs without an open attempt are left out. Raises SchedulerError if a folder cannot be written, or if the
+    store is a copy, whose attempts belong to the original.
     """
     refuse_copy(store)
     attempts = [row for row in store.unsettled() if row["outcome"] is None and row["job_id"] in jobs]
@@ -67,26 +67,26 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, s
             request_stop(folder, row["token"], "cancelled", grace_s, "kill", runner_of(row))
         except OSError as error:
             raise SchedulerError(
-                f"job {row['job_id']} cannot be told to end: {folder}: {error.strerror}"
+                f"job {row['job_id']} cannot be stopped: {folder}: {error.strerror}"
             ) from None
     end = time.monotonic() + grace_s + LATE_S
     return {row["job_id"]: _over(store, row, grace_s, end) for row in attempts}
 
 
 def refresh_state_file(store: Store) -> list[float] | None:
-    """Write into the state file which shares are given away now, where jobs have ended since the last
-    scheduler wrote it. The record of the jobs stays as it is: the next scheduler finds their ends in their
-    folders.
+    """Writes the current shares into the state file if jobs have ended since the last scheduler wrote it.
 
-    Returns the new shares; None: nothing was to be changed, or the file is not ours to write (a scheduler is
-    up, it was deleted, it is broken, the older scheduler wrote it last).
+    The store is not changed: the next scheduler finds the ends of the jobs in their attempt folders.
+
+    Returns the new shares; None if nothing changed or the file must not be written (a scheduler is running,
+    or the file was deleted, is broken, or was last written by the older scheduler).
     """
     from gpu_scheduler.clock import Clock
     from gpu_scheduler.intake.statewatch import StateWatch
     from gpu_scheduler.store.instance import InstanceLock
 
     path = store.home.state_file
-    # One that starts meanwhile is refused for this moment, rather than writing beside us.
+    # The lock refuses a scheduler that starts in this moment, so that two do not write at once.
     lock = InstanceLock(store.home.lock)
     try:
         trust = started_with(store).trust_files
@@ -104,7 +104,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
 
 
 def _shares(path: Path, trust: bool) -> list[float] | None:
-    """Returns the shares in a state file of ours; None for any other file."""
+    """Returns the shares in a state file of this program; None for any other file."""
     try:
         state = statefile.parse(statefile.read(path, trust=trust) or b"")
     except (OSError, ValueError):
@@ -122,12 +122,12 @@ def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
     if seen.result is not None:
         if seen.result.cause == "cancelled":
             return "cancelled"
-        return "had ended by itself; the scheduler records it when it starts"
+        return "had already ended by itself; the scheduler records this at its next start"
     if seen.claim == "unlocked":
         return UNLOCKED
     if seen.claim == "dead":
         left = sweep(_folder(store, row), token, grace_s, grace_s + LATE_S)
-        return LEFT if left else "cancelled; its runner was gone already"
+        return LEFT if left else "cancelled; its runner had already died"
     if seen.claim == "void" or (seen.claim == "none" and row["job_state"] == JobState.STARTING.value):
         return "cancelled before it began"
     return LEFT if sweep(_folder(store, row), token, grace_s, grace_s + LATE_S) else "cancelled"

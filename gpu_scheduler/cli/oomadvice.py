@@ -1,4 +1,4 @@
-"""Reads from the record what a job had that ran out of GPU memory, which the advice depends on."""
+"""Reads from the store the facts on which the advice for a job that ran out of GPU memory depends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpu_scheduler.core.remedies import OomCase
 from gpu_scheduler.store.started import started_with
 from gpu_scheduler.store.store import Store
 
-#: Seconds: a neighbor that ended no longer before it counts, as it may have died of the same.
+#: A neighbor counts if it ended at most this many seconds before, because it may have died of the same cause.
 _JUST_S = 10.0
 
 
 def oom_case(store: Store, attempt: sqlite3.Row, spec: JobSpec, ended_at: float) -> OomCase:
-    """attempt: its row; ended_at: wall seconds."""
+    """Returns the facts about the attempt that ran out of memory; ended_at is in wall seconds."""
     uuids = json.loads(attempt["gpus"])
     limits = started_with(store).limits
     rows = [row for row in store.gpus() if spec.allowed is None or row["idx"] in spec.allowed]
@@ -33,7 +33,10 @@ def oom_case(store: Store, attempt: sqlite3.Row, spec: JobSpec, ended_at: float)
 
 
 def _has_neighbors(store: Store, attempt: sqlite3.Row, ended_at: float) -> bool:
-    """Whether another job of ours was on its GPUs when it ended. One that had ended when it began was not."""
+    """Returns whether another job was on the attempt's GPUs when it ended.
+
+    A job that had ended before the attempt began does not count.
+    """
     since = max(ended_at - _JUST_S, attempt["created_at"])
     found = store.db.row(
         "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND (ended_at IS NULL OR ended_at > ?)"
@@ -44,6 +47,6 @@ def _has_neighbors(store: Store, attempt: sqlite3.Row, ended_at: float) -> bool:
 
 
 def _foreign_mib(gpu: sqlite3.Row) -> int:
-    """Returns the memory of foreign processes there as last seen, without displays."""
+    """Returns the MiB of foreign processes on the GPU in the last sample, without displays."""
     displays = {pid for pid, _, graphics_only in json.loads(gpu["processes"] or "[]") if graphics_only}
     return sum(mib for pid, _, mib in json.loads(gpu["held"]) if pid not in displays)

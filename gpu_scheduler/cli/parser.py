@@ -1,7 +1,7 @@
-"""The words of the command line into values. Nothing is done or opened here, and nothing looked up but
-whether a first word that is no command is a file.
+"""Parses the command line into option values.
 
-The packages that colour help are imported when help is printed, never before.
+Nothing is carried out or opened here; the only look at the disk is whether a first word that is not a command
+names a file. The packages that colour the help are imported only when help is printed.
 """
 
 from __future__ import annotations
@@ -13,43 +13,56 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
-from gpu_scheduler.cli import options as of
+from gpu_scheduler.cli import options as arguments
 from gpu_scheduler.cli.forms import jobs_file_at
 from gpu_scheduler.cli.program import PROGRAM, called
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
-#: Of each command: its name, what it does, an example, and what declares its options.
+#: For each command: its name, a summary, an example, and the function that declares its arguments.
 _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
-    ("start", "runs the scheduler until it is asked to end; a jobs file in its place, until that is done",
-     "start --screen --jobs-file jobs.txt", of.start),
-    ("add", "appends one well-formed line to the jobs file and prints it: a script, or a command behind `--`",
-     'add --vram 18G --name bert -- python train.py --epochs 3', of.add),
-    ("lint", "says what each line of a jobs file will do; nothing is queued", "lint jobs.txt", of.lint),
-    ("status", "shows GPUs, jobs and malformed lines; works without a scheduler", "status --json", of.status),
-    ("show", "tells everything about one job: its line, its attempts, its history", "show 3", of.show),
-    ("why", "tells why a job does not start, check by check, or why it failed", "why 3", of.why),
-    ("pause", "keeps new jobs off GPUs; running jobs go on", "pause 0 2", of.gpus),
-    ("resume", "lets GPUs take new jobs again", "resume 0 2", of.gpus),
-    ("screens", "lists the Screen sessions of running jobs, and how to open each", "screens", of.screens),
-    ("attach", "opens the Screen session of a running job (leave it with Ctrl-A d)", "attach 3", of.one_job),
-    ("logs", "prints the log of a job's newest attempt, or of another", "logs 3 -f", of.logs),
-    ("events", "prints what happened, an event a line; works without a scheduler", "events -f", of.events),
-    ("cancel", "ends queued or running jobs; works with no scheduler up", "cancel 3 4 --grace 30", of.cancel),
-    ("retry", "queues finished or held jobs once more", "retry --failed", of.retry),
-    ("hold", "keeps queued jobs from starting", "hold 3", of.jobs),
-    ("release", "queues held jobs again", "release 3", of.jobs),
-    ("priority", "gives waiting jobs another priority; lower numbers run first", "priority 3 0", of.priority),
-    ("stop", "asks the scheduler to end; running jobs go on", "stop", of.stop),
-    ("calibrate", "compares what finished jobs used with what was declared; changes nothing by itself",
-     "calibrate --write", of.calibrate),
-    ("doctor", "looks for what could go wrong on this machine; changes nothing", "doctor", of.doctor),
-    ("completion", "prints a script that completes commands and options in a shell", "completion bash",
-     of.completion),
+    ("start", "Run the scheduler until it is stopped; with --drain, until all jobs are done",
+     "start --screen --jobs-file jobs.txt", arguments.start),
+    ("stop", "Stop the scheduler; running jobs continue", "stop", arguments.stop),
+    ("status", "Show GPUs, jobs and malformed lines; works without a running scheduler", "status --json",
+     arguments.status),
+    ("show", "Show everything about one job: its line, attempts and history", "show 3", arguments.show),
+    ("why", "Explain, check by check, why a job does not start, or why it failed", "why 3", arguments.why),
+    ("logs", "Print the log of a job's latest attempt, or of another one", "logs 3 -f", arguments.logs),
+    ("attach", "Open the Screen session of a running job (Ctrl-A d leaves it)", "attach 3",
+     arguments.one_job),
+    ("screens", "List the Screen sessions of running jobs and how to open each", "screens",
+     arguments.screens),
+    ("events", "Print what happened, one event per line; works without a running scheduler", "events -f",
+     arguments.events),
+    ("add", "Append one line to the jobs file and print it: a script, or a command after `--`",
+     'add --vram 18G --name bert -- python train.py --epochs 3', arguments.add),
+    ("lint", "Show what each line of a jobs file will do; queues nothing", "lint jobs.txt", arguments.lint),
+    ("cancel", "Cancel queued or running jobs; works without a running scheduler", "cancel 3 4 --grace 30",
+     arguments.cancel),
+    ("retry", "Queue finished or held jobs again", "retry --failed", arguments.retry),
+    ("hold", "Keep queued jobs from starting until they are released", "hold 3", arguments.jobs),
+    ("release", "Return held jobs to the queue", "release 3", arguments.jobs),
+    ("priority", "Change the priority of waiting jobs; lower numbers run first", "priority 3 0",
+     arguments.priority),
+    ("pause", "Keep new jobs off GPUs; running jobs continue", "pause 0 2", arguments.gpus),
+    ("resume", "Let paused GPUs accept new jobs again", "resume 0 2", arguments.gpus),
+    ("doctor", "Check this machine for problems; changes nothing", "doctor", arguments.doctor),
+    ("calibrate", "Compare what finished jobs used with what was declared; only --write changes a file",
+     "calibrate --write", arguments.calibrate),
+    ("completion", "Print a script that completes commands and options in your shell", "completion bash",
+     arguments.completion),
 )  # fmt: skip
+#: The commands by purpose, in the order of the help and of docs/commands.md.
+GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("run the scheduler", ("start", "stop")),
+    ("look at jobs and GPUs", ("status", "show", "why", "logs", "attach", "screens", "events")),
+    ("manage jobs", ("add", "lint", "cancel", "retry", "hold", "release", "priority")),
+    ("manage GPUs", ("pause", "resume")),
+    ("maintain", ("doctor", "calibrate", "completion")),
+)
 
-
-#: Options that are named where none is like the one that was given.
+#: How many options an error lists if none resembles the one that was given.
 _OFFERED = 5
 
 
@@ -58,17 +71,17 @@ def _titled(group: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes become UsageError; help is formatted late."""
+    """An argument parser that raises UsageError and loads the help formatter only when help is printed."""
 
     def error(self, message: str) -> NoReturn:
         prog = self.prog.replace(PROGRAM, called(), 1)
-        raise UsageError(f"{message}\n`{prog} --help` says what is accepted")
+        raise UsageError(f"{message}\n`{prog} --help` lists what is accepted")
 
     def format_help(self) -> str:
         from rich_argparse import RawDescriptionRichHelpFormatter
 
         class Formatter(RawDescriptionRichHelpFormatter):
-            # Brackets in our texts are attributes of jobs, not markup.
+            # Square brackets in the help texts are job attributes, not markup.
             text_markup = False
             help_markup = False
             group_name_formatter = staticmethod(_titled)  # type: ignore[assignment]
@@ -78,10 +91,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command and its options. `command` names it.
+    """Returns the options of the command; `command` holds its name.
 
-    Raises UsageError for bad words, naming option, value and what is accepted; SystemExit(0) after --help and
-    --version have printed.
+    Raises UsageError for bad arguments, naming the option, its value and what is accepted, and SystemExit(0)
+    after --help or --version has printed.
     """
     try:
         at = jobs_file_at(argv, [name for name, *_ in _COMMANDS])
@@ -97,7 +110,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _before_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """The words before the `--` of `add`, and those behind it; None: there is none."""
+    """Returns the words before the `--` of `add` and those after it (None without a `--`)."""
     if "--" not in words or "add" not in words[: words.index("--")]:
         return words, None
     at = words.index("--")
@@ -108,20 +121,20 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
     options.command_words = command
     parser = _Parser(prog=f"{PROGRAM} add")
     if command is None and options.script is None:
-        parser.error("name a SCRIPT, or a command behind `--`, as in `add -- python train.py --epochs 3`")
+        parser.error("give a SCRIPT, or a command after `--`, as in `add -- python train.py --epochs 3`")
     if command is not None and options.script is not None:
         parser.error(
-            f"both a script, {options.script}, and a command behind `--` are named; arguments of a script"
-            f" stand in --args {_in_quotes(command)}, and a command stands behind `--` with all its words"
+            f"got both a script, {options.script}, and a command after `--`; pass arguments of a script with"
+            f" --args {_in_quotes(command)}, or put the whole command after `--`"
         )
     if command is not None and not command:
-        parser.error("no command stands behind `--`")
+        parser.error("there is no command after `--`")
     if command is not None and options.args:
-        parser.error("--args are those of a script; the words of a command stand behind `--`")
+        parser.error("--args is only for a script; put the arguments of a command after `--`")
 
 
 def _in_quotes(words: Sequence[str]) -> str:
-    """The words as the value of one option, as it is typed."""
+    """Returns the words quoted as the value of one option, ready to type into a shell."""
     import shlex
 
     text = shlex.join(words)
@@ -129,11 +142,11 @@ def _in_quotes(words: Sequence[str]) -> str:
 
 
 def _start_of_file(file: str, words: Sequence[str]) -> argparse.Namespace:
-    """`gpu-scheduler FILE …`. words: those of the `start` that it is, less the file."""
+    """Parses `gpu-scheduler FILE …`; words are those of the equivalent `start`, without the file."""
     parser = program(words)
     options = _parsed(parser, words, file)
     if options.jobs_file is not None:
-        parser.error(f"two jobs files are named, {file} and --jobs-file {options.jobs_file}; leave one out")
+        parser.error(f"got two jobs files, {file} and --jobs-file {options.jobs_file}; leave one out")
     options.jobs_file = file
     options.drain = not options.watch
     return options
@@ -142,10 +155,13 @@ def _start_of_file(file: str, words: Sequence[str]) -> argparse.Namespace:
 def _parsed(
     parser: argparse.ArgumentParser, words: Sequence[str], file: str | None = None
 ) -> argparse.Namespace:
-    """file: the jobs file that stands in the place of the command."""
+    """Parses the words, with a suggestion in the error for unknown ones.
+
+    file: the jobs file that was given instead of a command.
+    """
     listed = _spread_list(words)
     if listed is not None:
-        parser.error(f"--gpus takes one list, without blanks: write --gpus {listed}")
+        parser.error(f"--gpus takes one list without spaces: write --gpus {listed}")
     options, rest = parser.parse_known_args(words)
     if rest:
         command: str = options.command
@@ -157,7 +173,7 @@ def _parsed(
 
 
 def _spread_list(words: Sequence[str]) -> str | None:
-    """The GPUs of `--gpus 0 1 2` as one list; None where it has one value."""
+    """Returns the GPUs of `--gpus 0 1 2` as one list, None if the option has a single value."""
     if "--gpus" not in words:
         return None
     behind = words[words.index("--gpus") + 1 :]
@@ -166,31 +182,31 @@ def _spread_list(words: Sequence[str]) -> str | None:
 
 
 def _own_words(words: Sequence[str], script: str | None, rest: Sequence[str]) -> str:
-    """Where words that `add` does not know belong: to the script, or to a command."""
+    """Suggests where words unknown to `add` belong: to the script's arguments or after `--`."""
     example = 'as in `add train.py --args "--lr 3"`'
     if script is not None and words.index(script) < words.index(rest[0]):
         if not script.endswith(".py"):
             import shlex
 
-            return f"; a command stands behind `--`: `add -- {shlex.join([script, *rest])}`"
+            return f"; put a command after `--`: `add -- {shlex.join([script, *rest])}`"
         example = f"`add {script} --args {_in_quotes(rest)}`"
     from difflib import get_close_matches
 
     taken = _Parser(add_help=False)
-    of.add(taken)
+    arguments.add(taken)
     near = get_close_matches(rest[0].partition("=")[0], taken._option_string_actions, 1, 0.8)
-    meant = f"; did you mean `{near[0]}`? Words" if near else "; words"
-    return f"{meant} of the script's own stand in --args: {example}"
+    meant = f"; did you mean `{near[0]}`? Pass" if near else "; pass"
+    return f"{meant} the script's own arguments with --args: {example}"
 
 
 def _meant(command: str, word: str, file: str | None) -> str:
-    """What may have been meant by a word that a command does not take."""
+    """Suggests what was meant by a word that the command does not accept."""
     if not word.startswith("-"):
         if file is not None:
-            return f" (the jobs file is {file}; a scheduler takes one)"
+            return f" (the jobs file is {file}; a scheduler takes only one)"
         if command == "start":
-            return f" (`--jobs-file {word}` names a jobs file)"
-        return " (a name or value with a blank in it stands in quotes)"
+            return f" (use `--jobs-file {word}` to name a jobs file)"
+        return " (quote a name or value that contains a space)"
     from difflib import get_close_matches
 
     taken = _Parser(add_help=False)
@@ -202,12 +218,14 @@ def _meant(command: str, word: str, file: str | None) -> str:
         return f"; did you mean `{near[0]}`?"
     nearest = get_close_matches(given, [one for one in options if one.startswith("--")], _OFFERED, 0.0)
     more = "" if len(nearest) < _OFFERED else ", and others"
-    return f"; `{command}` takes {', '.join(nearest)}{more}"
+    return f"; `{command}` accepts {', '.join(nearest)}{more}"
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """`--args WORD` and `--args=WORD` as `--args= WORD`: argparse would take a WORD that begins with - for an
-    option, and would lose a `--`."""
+    """Rewrites `--args WORD` and `--args=WORD` as `--args= WORD`.
+
+    argparse would otherwise take a WORD that begins with - for an option, and would drop a `--`.
+    """
     words: list[str] = []
     rest = iter(argv)
     for word in rest:
@@ -221,47 +239,72 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def program(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """The whole command line. words: options are declared of commands among these only, which saves the time
-    for the others."""
-    program = _Parser(
+    """Returns the parser of the whole command line.
+
+    words: arguments are declared only for the commands among these, which saves the time for the others.
+    """
+    parser = _Parser(
         prog=PROGRAM,
+        add_help=False,
         allow_abbrev=False,
         description="Runs every line of jobs.txt once, on the right GPU, in its own Screen session.",
         epilog=f"Example: {PROGRAM} start --screen\n"
-        f"`{PROGRAM} FILE` is `start --jobs-file FILE --drain`; with --watch it goes on for new lines.\n"
-        f"`{PROGRAM} COMMAND --help` tells more of each command.",
+        f"`{PROGRAM} FILE` is short for `start --jobs-file FILE --drain`; with --watch it keeps waiting for"
+        f" new lines.\n"
+        f"`{PROGRAM} COMMAND --help` describes the options of a command.",
     )
-    program.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    _where(program, config.STATE_FILE, None)
-    # With prog given argparse need not format a usage line, which would load the help formatter.
-    commands = program.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
-    for name, does, example, declare in _COMMANDS:
-        command = _command(commands, name, does, example)
+    _help(parser)
+    parser.add_argument(
+        "--version", action="version", version=f"{PROGRAM} {__version__}", help="Print the version and exit"
+    )
+    _where(parser, config.STATE_FILE, None)
+    # With prog given, argparse does not format a usage line, which would load the help formatter.
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
+    for name, summary, example, declare in _COMMANDS:
+        command = _command(commands, name, summary, example)
         if words is None or name in words:
             # SUPPRESS: a default here would overwrite what was given before the command's name.
             _where(command, argparse.SUPPRESS, argparse.SUPPRESS)
             declare(command)
-    return program
+    _group_commands(parser, commands)
+    return parser
 
 
 def _command(commands: Any, name: str, does: str, example: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=does,
+        add_help=False,
         allow_abbrev=False,
         prog=f"{PROGRAM} {name}",
-        description=f"{does[0].upper()}{does[1:]}.",
+        description=f"{does}.",
         epilog=f"Example: {PROGRAM} {example}",
     )
+    _help(parser)
     return parser
+
+
+def _help(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-h", "--help", action="help", help="Show this help and exit")
+
+
+def _group_commands(parser: argparse.ArgumentParser, commands: Any) -> None:
+    """Lists the commands in the help by purpose instead of in one column. Parsing is not affected."""
+    parser._positionals._group_actions.remove(commands)
+    listed = {action.dest: action for action in commands._choices_actions}
+    for title, names in GROUPS:
+        group = parser.add_argument_group(title)
+        group._group_actions.extend(listed[name] for name in names)
+    # The options come last, after the commands.
+    parser._action_groups.append(parser._action_groups.pop(parser._action_groups.index(parser._optionals)))
 
 
 def _where(parser: argparse.ArgumentParser, state_file: str, data_dir: str | None) -> None:
     parser.add_argument(
         "--state-file", metavar="PATH", default=state_file, type=path,
-        help=f"state file of the scheduler (default: {config.STATE_FILE})",
+        help=f"State file of the scheduler (default: {config.STATE_FILE})",
     )  # fmt: skip
     parser.add_argument(
         "--data-dir", metavar="DIR", default=data_dir, type=path,
-        help="folder of the record (default: beside the state file)",
+        help="Data directory, which holds the store (default: beside the state file)",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The name by which the program was called, and errors that begin with it."""
+"""Names the program as the user invoked it, and prints messages that begin with that name."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ PROGRAM = "gpu-scheduler"
 
 
 def called() -> str:
-    """The command line that calls the program as the user called it: "python scheduler.py"."""
+    """Returns the command with which the user invoked the program, such as "python scheduler.py"."""
     names = {"scheduler.py": "python scheduler.py", "__main__.py": "python -m gpu_scheduler"}
     return names.get(_file(), PROGRAM)
 
 
 def name() -> str:
-    """The program's name, for the beginning of a message: "scheduler.py" in a clone, else "gpu-scheduler"."""
+    """Returns the name that messages begin with: "scheduler.py" in a clone, otherwise "gpu-scheduler"."""
     return "scheduler.py" if _file() == "scheduler.py" else PROGRAM
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning on stderr, if that can be written.
+    """Prints an error or a warning on stderr; does nothing if stderr cannot be written.
 
-    Its line breaks are ours; user text in it is made visible.
+    Line breaks in the text are kept; other control characters are made visible.
     """
     from gpu_scheduler.views.words import visible
 

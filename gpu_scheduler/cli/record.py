@@ -1,4 +1,4 @@
-"""The record as a command uses it: opened, rung, waited upon."""
+"""Opens the store for a command, wakes the scheduler, and waits for its answers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import pid_words
 
-#: Seconds that a command waits for the scheduler's answer, and between two looks.
+#: Seconds that a command waits for the scheduler's answer, and between two polls.
 ANSWER_S = 2.0
 LOOK_EVERY_S = 0.01
 
 
 def home_of(options: Namespace) -> Home:
-    """Where the record of this command lies."""
+    """Returns the data directory that this command uses."""
     return Home.of(options.state_file, options.data_dir)
 
 
 @contextmanager
 def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
-    """The store, closed at the end.
+    """Opens the store and closes it at the end.
 
-    Raises NoRecordError where there is none, SchedulerError where it cannot be used now.
+    Raises NoRecordError if there is none, SchedulerError if it cannot be used now.
 
-    foreign: to read only, also the record of another host, as it was a moment ago, whose attempts must not be
-    judged from here.
+    foreign: read only, and accept the store of another host as it was a moment ago. The attempts of another
+    host must not be judged here.
     """
     home = home_of(options)
     try:
@@ -57,22 +57,22 @@ def opened(options: Namespace, *, foreign: bool = False) -> Iterator[Store]:
 
 
 def nothing_yet(home: Home) -> str:
-    """Answers commands that only show something before the first start."""
+    """Returns the message of read-only commands before the first start."""
     return (
-        f"nothing has run here yet: there is no record in {home.folder}\n"
-        "`start` makes it; --state-file names another one"
+        f"nothing has run here yet: there is no store in {home.folder}\n"
+        "`start` creates it; --state-file selects another one"
     )
 
 
 def pid_of(store: Store) -> int | None:
-    """The pid of the scheduler of this record; None when none is up, or it cannot be told on this host."""
+    """Returns the pid of the running scheduler; None if there is none, or if this host cannot know."""
     return scheduler_pid(store.home.lock) if store.foreign is None else None
 
 
 def ring_and_wait(store: Store, wishes: Iterable[int], wait_s: float = ANSWER_S) -> dict[int, str | None]:
-    """Wake the scheduler and wait until it has answered these wishes.
+    """Wakes the scheduler and waits until it has answered these requests.
 
-    Wish -> answer; None: not carried out yet, because no scheduler is up or it took too long.
+    Returns request -> answer; None if it is not carried out yet: no scheduler runs, or it took too long.
     """
     store.home.ring()
     answers: dict[int, str | None] = {wish: None for wish in wishes}
@@ -84,12 +84,12 @@ def ring_and_wait(store: Store, wishes: Iterable[int], wait_s: float = ANSWER_S)
             break
         time.sleep(LOOK_EVERY_S)
     for wish in [wish for wish, answer in answers.items() if answer is None]:
-        answers[wish] = store.answer(wish)  # it may have answered as its last act
+        answers[wish] = store.answer(wish)  # the scheduler may have answered just before it ended
     return answers
 
 
 def unanswered(store: Store) -> str:
-    """What to say of a wish that is recorded but not carried out."""
+    """Returns the message for a request that is recorded but not carried out yet."""
     pid = pid_of(store)
     if pid is None:
         return "recorded; takes effect when the scheduler starts"
@@ -97,7 +97,7 @@ def unanswered(store: Store) -> str:
 
 
 def wished_verbs(store: Store) -> dict[int, list[str]]:
-    """Job -> the verbs of its open wishes, oldest first; a new value of an attribute as `priority=5`."""
+    """Returns job -> verbs of its open requests, oldest first; a new attribute value as `priority=5`."""
     verbs: dict[int, list[str]] = {}
     for row in store.open_wishes():
         if row["target"].isascii() and row["target"].isdigit():

@@ -1,5 +1,7 @@
-"""`screens`: the Screen sessions of running jobs. Which are ours, the record and the attempts' folders say;
-Screen is asked only whether somebody looks into one."""
+"""`screens`: lists the Screen sessions of running jobs.
+
+The sessions are known from the store and the attempt folders; Screen is asked only whether one is attached.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from gpu_scheduler.views.words import visible
 
 
 def screens(options: Namespace) -> int:
-    """Show them; never changes anything."""
+    """Prints the sessions; changes nothing."""
     try:
         with opened(options) as store:
             shown = _look(store)
@@ -55,7 +57,7 @@ def _look(store: Store) -> Screens:
 
 
 def _running(store: Store, attempt: sqlite3.Row) -> Sighting | None:
-    """The look at an attempt that is not over; None for one that is."""
+    """Returns the status of an attempt that is not over; None if it is over."""
     if attempt["outcome"] is not None:
         return None
     try:
@@ -66,13 +68,13 @@ def _running(store: Store, attempt: sqlite3.Row) -> Sighting | None:
 
 
 def _name(attempt: sqlite3.Row, seen: Sighting) -> str | None:
-    """The session's name; before the claim, without the pid that it will begin with."""
+    """Returns the session's name; before the claim it lacks the pid that it will begin with."""
     name: str | None = seen.session or attempt["session"]
     return name if seen.claim != "live" else seen.session
 
 
 def _lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
-    """What Screen says, by the folder of the sockets; it is asked once about each."""
+    """Returns socket folder -> what Screen lists there; Screen is asked once per folder."""
     folders = {sessions.socket_folder(name) for name in names}
     return {folder: sessions.listed(folder) for folder in folders}
 

@@ -1,5 +1,7 @@
-"""The Screen sessions of attempts, as their claims name them: where the socket of one is, and whether
-somebody looks into it. Nothing about a job is decided from them."""
+"""Finds the socket of an attempt's Screen session, and lists the sessions that Screen knows.
+
+The answers are for display and for `attach`; nothing about a job is decided from them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from gpu_scheduler.core.sessionlist import SessionList, parse
 
 
 def socket_folder(session: str) -> str | None:
-    """The SCREENDIR in which the session was made, None = it had none; ours, where that cannot be read."""
+    """Returns the SCREENDIR with which the session was made, None if it had none.
+
+    Returns the SCREENDIR of this process if the session's environment cannot be read.
+    """
     try:
         with open(f"/proc/{_pid(session)}/environ", "rb") as file:
             content = file.read()
@@ -25,18 +30,18 @@ def socket_folder(session: str) -> str | None:
 
 
 def environment(folder: str | None) -> dict[str, str]:
-    """Ours, in which Screen finds the sockets in that folder."""
+    """Returns this process's environment, changed so that Screen looks for sockets in that folder."""
     rest = {name: value for name, value in os.environ.items() if name != "SCREENDIR"}
     return rest if folder is None else {**rest, "SCREENDIR": folder}
 
 
 def listed(folder: str | None) -> SessionList | str:
-    """What Screen lists of that folder, or why it lists nothing, in words."""
+    """Returns the sessions that Screen lists for a socket folder, or a text that says why it lists none."""
     program = shutil.which("screen")
     if program is None:
         return "GNU Screen is not installed; install it (sudo apt-get install screen)"
     said = ask([program, "-ls"], environment(folder))
-    # Its exit code tells nothing: 1 with sessions in some versions, 0 without any in others.
+    # The exit code is useless: some versions return 1 with sessions, others 0 without any.
     return parse(said.text) if said.code is not None else said.problem
 
 

@@ -1,4 +1,4 @@
-"""`show`: everything that is known of one job. It reads; nothing is changed, no log is opened."""
+"""`show`: prints everything known about one job. It changes nothing and opens no log."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gpu_scheduler.views.events import about
 from gpu_scheduler.views.report import JobShown
 from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text, verdict_words
 
-#: The end of `core.command.BEGIN`, and what hands over; the job's own command follows.
+#: The end of `core.command.BEGIN` and the `exec` before the job's own command.
 _HAND_OVER = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 
 def show(options: Namespace) -> int:
-    """Tell it."""
+    """Prints the job."""
     with opened(options, foreign=True) as store:
         story = read(store, job_meant(store, options.job))
     sys.stdout.write(to_json(story) if options.json else to_text(story))
@@ -42,7 +42,7 @@ def show(options: Namespace) -> int:
 
 
 def read(store: Store, job_id: int) -> Story:
-    """The story of a job. Raises SchedulerError where there is no such job."""
+    """Returns the details of a job. Raises SchedulerError if there is no such job."""
     is_up = pid_of(store) is not None or store.foreign is not None
     with store.one_moment():
         row = job_of(store, job_id)
@@ -82,12 +82,12 @@ def _origin(job: sqlite3.Row, line: sqlite3.Row | None) -> str:
     kind, _, path = str(job["source"]).partition(":")
     if line is not None:
         return f"{line['path']}:{line['number']}"
-    return f"{path}, where its line is no more" if kind == "file" else f"`{kind}`"
+    return f"{path}, from which its line was removed" if kind == "file" else f"`{kind}`"
 
 
 def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str, int]) -> AttemptShown:
     folder = store.home.attempt(row["job_id"], row["number"], row["token"])
-    # An end that is not recorded yet is that of the newest attempt, and told with the job.
+    # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
     seen = row["outcome"] is None and not job.recorded and job.outcome is not None
     share = jobs.share_declared(row)
     return AttemptShown(
@@ -116,14 +116,14 @@ def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str
 
 
 def _load(row: sqlite3.Row) -> float | None:
-    """The mean load of the GPUs of an attempt, over all samples."""
+    """Returns the mean load of an attempt's GPUs over all samples, in percent; None without samples."""
     loads = json.loads(row["loads"]).values()
     samples = sum(count for _, count in loads)
     return sum(total for total, _ in loads) / samples if samples else None
 
 
 def _verdict(store: Store, row: sqlite3.Row) -> str | None:
-    """On what an attempt declared, once its end is recorded."""
+    """Returns how accurate the declaration of an attempt was; None until its end is recorded."""
     if row["outcome"] is None:
         return None
     peaks, budgets = json.loads(row["peaks"]), json.loads(row["budgets"])
@@ -141,7 +141,7 @@ def _verdict(store: Store, row: sqlite3.Row) -> str | None:
 
 
 def command_of(folder: Path) -> str | None:
-    """The job's own command, as the attempt's command.sh hands over to it."""
+    """Returns the job's own command, read from the attempt's command.sh; None if it cannot be found."""
     try:
         text = (folder / "command.sh").read_text("utf-8", "surrogateescape")
     except OSError:
@@ -154,5 +154,5 @@ def command_of(folder: Path) -> str | None:
         words = shlex.split(last)
     except ValueError:
         return last.strip()
-    # What the user wrote as shell text is shown as that text.
+    # Shell text written by the user is shown without its `bash -c` wrapper.
     return words[2] if words[:2] == ["bash", "-c"] and len(words) == 3 else last.strip()

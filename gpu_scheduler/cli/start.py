@@ -1,4 +1,4 @@
-"""`start`: becomes the scheduler."""
+"""`start`: runs the scheduler in this process, or with --daemon in the background."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.home import Home
 from gpu_scheduler.views.words import visible
 
-#: Seconds that logind may take.
+#: Seconds to wait for an answer of logind.
 _ASK_S = 1.0
 
 
 def start(options: Namespace) -> int:
-    """Schedule until asked to end; the exit code is the scheduler's. With --daemon in the background."""
+    """Runs the scheduler until it is stopped, with --daemon in the background; returns its exit code."""
     chosen = start_options(options)
     _check(chosen)
     if options.fresh:
@@ -45,17 +45,17 @@ def _run(chosen: StartOptions, up: Callable[[], None]) -> int:
 
     def is_up() -> None:
         up()
-        # In a thread of its own: asking may take a second, and jobs need not wait for it.
+        # In a separate thread, because logind may take a second to answer and jobs need not wait for it.
         threading.Thread(target=_log_logout, name="logind", daemon=True).start()
 
     try:
         return run(chosen, up=is_up)
     finally:
-        streams.flush_or_drop()  # what is printed stands in the main log as well
+        streams.flush_or_drop()  # the main log holds the printed lines as well
 
 
 def _confirm(chosen: StartOptions, *, ask: bool) -> None:
-    """Have it confirmed, where somebody can be asked, that jobs are forgotten. Raises SchedulerError."""
+    """Asks on a terminal whether to forget the jobs. Raises SchedulerError if the answer is not yes."""
     from gpu_scheduler.service import to_forget
 
     home = Home.of(chosen.state_file, chosen.data_dir)
@@ -69,11 +69,11 @@ def _confirm(chosen: StartOptions, *, ask: bool) -> None:
         said = ""
         print()
     if said.strip().lower() not in ("y", "yes"):
-        raise SchedulerError("nothing is forgotten, and nothing started")
+        raise SchedulerError("no jobs were forgotten, and the scheduler was not started")
 
 
 def _in_background(pid: int, main_log: Path) -> None:
-    print(f"scheduler up in the background, pid {pid}; log {main_log}", flush=True)
+    print(f"scheduler running in the background, pid {pid}; log {main_log}", flush=True)
     said = _logout()
     if said is not None:
         complain(said)
@@ -86,14 +86,14 @@ def _log_logout() -> None:
 
 
 def _logout() -> str | None:
-    """What logging out would do to the scheduler and its jobs, if it would do harm."""
+    """Returns a warning if logging out would end the scheduler or its jobs, otherwise None."""
     from gpu_scheduler.doctor import logind
 
     return logind.warning(_ASK_S)
 
 
 def start_options(options: Namespace) -> StartOptions:
-    """The parsed words as the scheduler takes them."""
+    """Converts the parsed command line to the options of the scheduler."""
     return StartOptions(
         state_file=options.state_file,
         data_dir=options.data_dir,
@@ -134,7 +134,7 @@ def start_options(options: Namespace) -> StartOptions:
 
 
 def _check(chosen: StartOptions) -> None:
-    """What can be told wrong before anything is created. Raises UsageError."""
+    """Validates the options as far as possible before anything is created. Raises UsageError."""
     if chosen.simulate is not None:
         from gpu_scheduler.probes.simulated import parse_simulate
 
@@ -147,5 +147,5 @@ def _check(chosen: StartOptions) -> None:
             raise UsageError(f"{both} exclude each other; leave one out")
     if chosen.conda_sh is not None and not os.path.isfile(chosen.conda_sh):
         raise UsageError(
-            f"--conda-sh {chosen.conda_sh}: no such file; it is etc/profile.d/conda.sh of the installation"
+            f"--conda-sh {chosen.conda_sh}: no such file; give etc/profile.d/conda.sh of your installation"
         )

@@ -1,4 +1,4 @@
-"""`status`: one look at the record and at the folders of open attempts, shown as text or JSON."""
+"""`status`: shows one snapshot of the store and of the open attempts' folders, as text or JSON."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
     from gpu_scheduler.views.lines import Screen
 
-#: Finished jobs that are shown unless all are asked for, or a screen has more rows.
+#: Number of finished jobs shown, unless --all is given or the terminal has more rows.
 SHOWN = 20
-#: Queued jobs that are read for a text, and as many held ones: equal ones become one row.
+#: Number of queued jobs read for the text, and as many held ones; equal ones are grouped into one row.
 GROUPED = 1000
-#: Bytes of the log of a running job that are looked through for its last line.
+#: Number of bytes at the end of a running job's log in which its last line is searched.
 _TAIL = 4096
 
 
 def status(options: Namespace) -> int:
-    """Show what there is; never changes anything."""
+    """Prints the status; changes nothing."""
     if options.watch is not None:
         from gpu_scheduler.cli.watch import watch
 
@@ -76,14 +76,14 @@ def _show(options: Namespace) -> None:
             report = report_for(store, options, screen)
         from gpu_scheduler.views.text import to_text
 
-        # What the user asks for in full may scroll. One row is the shell's.
+        # Output requested in full may scroll. One row is left for the shell's prompt.
         has_no_end = options.all or options.verbose or screen.rows is None
         fitted = replace(screen, rows=None if has_no_end else (screen.rows or 0) - 1)
         sys.stdout.write(to_text(report, fitted, everything=options.all, verbose=options.verbose))
 
 
 def screen_of_stdout() -> Screen:
-    """The terminal that stdout is; without end or colours where it is none."""
+    """Returns the size and colours of the terminal at stdout; unlimited and without colours if it is none."""
     from gpu_scheduler.views.colours import wanted
     from gpu_scheduler.views.lines import Screen
 
@@ -94,7 +94,7 @@ def screen_of_stdout() -> Screen:
 
 
 def report_for(store: Store, options: Namespace, screen: Screen) -> Report:
-    """Returns the text as this screen shows it."""
+    """Returns the report for a text on this screen."""
     most = None if options.all else GROUPED
     finished = None if options.all else max(SHOWN, screen.rows or 0)
     report = read(store, queued=most, finished=finished, only_failed=options.failed)
@@ -102,7 +102,7 @@ def report_for(store: Store, options: Namespace, screen: Screen) -> Report:
 
 
 def with_last_lines(report: Report, store: Store) -> Report:
-    """The report with what its running jobs printed last; logs of another host are not looked for here."""
+    """Returns the report with the last output line of each running job, except for another host's store."""
     if store.foreign is not None:
         return report
     return replace(report, jobs=tuple(map(_with_last_line, report.jobs)))
@@ -118,13 +118,16 @@ def _with_last_line(job: JobShown) -> JobShown:
 
 
 def failed(store: Store) -> tuple[JobShown, ...]:
-    """The jobs that failed, whether that is on the record or not; newest end first."""
+    """Returns the failed jobs, including those whose end is not recorded yet, latest end first."""
     return read(store, queued=0, finished=None, only_failed=True).jobs
 
 
 def read(store: Store, *, queued: int | None, finished: int | None, only_failed: bool = False) -> Report:
-    """The report. queued: at most so many queued and so many held jobs; finished: so many finished ones;
-    None: all of them. only_failed: it is about no other jobs."""
+    """Reads the report from the store.
+
+    queued: the maximum of queued jobs and, separately, of held jobs; finished: the maximum of finished jobs;
+    None means all. only_failed: leave out all other jobs.
+    """
     pid = pid_of(store)
     with store.one_moment():
         rows = store.open_jobs(tuple(ACTIVE))
@@ -152,7 +155,7 @@ def read(store: Store, *, queued: int | None, finished: int | None, only_failed:
 
 
 def troubles_of(store: Store) -> tuple[Trouble, ...]:
-    """What is wrong now with the places that are written to; of another host nothing can be told."""
+    """Returns the health issues of the files that the scheduler writes; none for another host's store."""
     if store.foreign is not None:
         return ()
     logs, started = store.db.meta(LOG_FOLDER), started_with(store)
@@ -165,15 +168,15 @@ def troubles_of(store: Store) -> tuple[Trouble, ...]:
 def _of_copy(store: Store) -> Iterator[Trouble]:
     of = original(store)
     if of is not None:
-        problem, remedy = f"is a copy of {of}, which is still there", "`start` names the ways on"
+        problem, remedy = f"is a copy of {of}, which still exists", "`start` lists the options"
         yield Trouble("record", str(store.home.folder), problem, remedy, stops=True)
 
 
 def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.Context:
-    """What the words about jobs depend on. unsettled: rows of `Store.unsettled`."""
+    """Returns the context from which jobs are described. unsettled: rows of `Store.unsettled`."""
     infeasible, reasons = store.infeasible(), store.waiting()
     if not is_up:
-        # What the last scheduler found may not hold any more, but for what can never fit.
+        # The reasons of the last scheduler may be outdated, except that a job can never fit.
         reasons = {ask: reason for ask, reason in reasons.items() if ask in infeasible}
     started = started_with(store)
     return jobs.Context(
@@ -194,7 +197,7 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
 def _looks(store: Store, rows: Collection[sqlite3.Row]) -> dict[int, Attempt]:
     if not rows:
         return {}
-    from gpu_scheduler.sight import look_at  # and what an attempt is: a third of the time of this command
+    from gpu_scheduler.sight import look_at  # imports what takes a third of this command's time
 
     return {row["id"]: look_at(store, row) for row in rows}
 

@@ -1,4 +1,4 @@
-"""`stop`: asks the scheduler to end, and leaves no wish behind that would end the next one."""
+"""`stop`: asks the scheduler to end, and leaves no request behind that would end the next one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpu_scheduler.store.instance import scheduler_pid
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.words import outcome_words, pid_words
 
-#: Seconds that the scheduler has to end.
+#: Seconds that the scheduler may take to end.
 END_S = 15.0
 
 
 def stop(options: Namespace) -> int:
-    """Ask the scheduler to end; with --jobs it cancels the running jobs first."""
+    """Asks the scheduler to end; with --jobs it cancels the running jobs first."""
     _wait_for_record(home_of(options))
     with opened(options) as store:
         pid = pid_of(store)
@@ -38,12 +38,12 @@ def stop(options: Namespace) -> int:
             _tell_running(running, original(store) if running else None)
         shares = offline.refresh_state_file(store)
         if shares is not None:
-            print(f"{store.home.state_file.name} is brought up to date: gpu_status {shares}")
+            print(f"{store.home.state_file.name} updated: gpu_status {shares}")
         return code
 
 
 def _wait_for_record(home: Home) -> None:
-    """The first scheduler of a record holds its lock for a moment before there is a database to ask it in."""
+    """Waits until a first scheduler, which holds the lock before its database exists, has created it."""
     end = time.monotonic() + END_S
     while not _is_made(home) and scheduler_pid(home.lock) is not None and time.monotonic() < end:
         time.sleep(LOOK_EVERY_S)
@@ -54,7 +54,7 @@ def _is_made(home: Home) -> bool:
 
 
 def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:
-    # One wish for both: no round sees the GPUs free and starts what is queued.
+    # One request for both, so that no round sees the GPUs free and starts queued jobs.
     args: dict[str, Any] = {"jobs": True, "grace_s": options.grace} if options.jobs else {}
     _wait_for_end(store, pid, args, END_S + (options.grace + offline.LATE_S if options.jobs else 0.0))
     print(f"the scheduler ({pid_words(pid)}) has ended")
@@ -63,14 +63,14 @@ def _end_scheduler(store: Store, pid: int, options: Namespace) -> None:
 def _tell_running(running: list[int], original: str | None) -> None:
     if running:
         which = "job " + str(running[0]) if len(running) == 1 else f"jobs {', '.join(map(str, running))}"
-        how = "`cancel JOB` ends one, a new start goes on with them"
+        how = "`cancel JOB` ends one; the next `start` continues to manage them"
         if original is not None:
-            how = f"this record is a copy of {original}, to which they belong"
-        print(f"running jobs go on: {which}; {how}")
+            how = f"this store is a copy of {original}, to which they belong"
+        print(f"running jobs continue: {which}; {how}")
 
 
 def _running(store: Store) -> list[int]:
-    """The jobs with an attempt that is not over, whether that is on the record or not."""
+    """Returns the jobs with an attempt that is not over, as far as the store and the folders tell."""
     return sorted(row["job_id"] for row in offline.open_attempts(store))
 
 
@@ -80,25 +80,25 @@ def _wait_for_end(store: Store, pid: int, args: Mapping[str, Any], limit_s: floa
     try:
         while pid_of(store) == pid:
             if time.monotonic() >= end:
-                how = f"`kill {pid}` ends it as well" if pid else "end it in its container"
+                how = f"`kill {pid}` also ends it" if pid else "end it in its container"
                 raise SchedulerError(
                     f"the scheduler ({pid_words(pid)}) has not ended within {limit_s:g} s\n"
-                    f"{how}; running jobs go on"
+                    f"{how}; running jobs continue"
                 )
-            # A scheduler that comes up takes the wishes that it finds for some to an earlier one, and with
-            # --fresh it forgets them: it is asked again as long as it runs.
+            # A scheduler that is starting answers the requests that it finds as meant for an earlier one, and
+            # with --fresh it forgets them: repeat the request as long as it runs.
             if all(row["id"] != wish for row in store.open_wishes()):
                 wish = store.wish("stop", **args)
                 store.home.ring()
             time.sleep(LOOK_EVERY_S)
     finally:
-        # It may have ended by itself, or we were interrupted: the next one must not obey this wish.
+        # It may have ended by itself, or this was interrupted: the next scheduler must not obey the request.
         if wish is not None:
             store.withdraw(wish)
 
 
 def _end_jobs(store: Store, asked: list[int], grace_s: float) -> int:
-    """Say what became of the jobs, and cancel what still runs: with no scheduler up, or where it died."""
+    """Cancels the jobs that still run because no scheduler is running or it died, and prints all results."""
     refuse_copy(store)
     running = _running(store)
     with store.db.transaction():

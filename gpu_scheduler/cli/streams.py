@@ -1,4 +1,4 @@
-"""The standard streams of a command: there in any case, and an error of the output known as that."""
+"""Ensures that the standard streams of a command exist, and tells errors of the output from other errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 
 class OutputError(OSError):
-    """The standard output cannot be written, as on a full disk; a reader that has gone is no such error."""
+    """An error in writing the standard output, such as a full disk; not raised for a closed pipe."""
 
 
 class _Output(io.FileIO):
@@ -23,12 +23,12 @@ class _Output(io.FileIO):
 
 
 def prepare() -> None:
-    """Open what the caller has closed (`start >&-`) on /dev/null, before a file takes its number."""
+    """Opens streams that the caller closed (`start >&-`) on /dev/null, before a file gets their number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, fd
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     if sys.stderr is None:
@@ -55,7 +55,7 @@ def _is_stdout(stream: TextIO) -> bool:
 
 
 def flush_or_drop() -> None:
-    """Write what is left, if it can be written; for a command whose work does not end by its output."""
+    """Writes the buffered output, or discards it on an error, for commands whose output is not essential."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -63,7 +63,7 @@ def flush_or_drop() -> None:
 
 
 def drop_output() -> None:
-    """Let what is still to be written vanish: the interpreter's own flush at exit must not complain."""
+    """Discards the buffered output, so that the interpreter's flush at exit raises no error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

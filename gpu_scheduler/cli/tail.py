@@ -1,4 +1,4 @@
-"""Printing a log: the last lines, then what is added; byte by byte, or made safe for a terminal."""
+"""Prints a log: its last lines, then what is appended, either raw or made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _CHUNK = 1 << 16
 
 
 class Shown:
-    """Filters a log for printing: keeps colours and progress bars, and nothing else that a
-    terminal acts upon.
+    """A filter that keeps text, colours and progress bars of a log and makes other control codes safe.
 
-    draws: bars are drawn as the job draws them, as on a terminal; else line by line, of each bar the last
-    frame. Bars that move the cursor up, as a bar inside another does, are not drawn in either case, because
-    the cursor must not be moved. every_s: seconds between two lines about one bar, None: the last one only.
+    draws: draw bars as the job draws them, for a terminal; otherwise print only the last frame of each bar
+    on a line. Bars that move the cursor up, such as nested bars, are never drawn, because the cursor must not
+    be moved. every_s: seconds between two lines about one bar; None prints only the last one.
     """
 
     def __init__(self, *, draws: bool, every_s: float | None = None) -> None:
@@ -29,7 +28,7 @@ class Shown:
         self._sanitizer = Sanitizer()
 
     def take(self, data: bytes) -> bytes:
-        """Returns the text to print for the next bytes; no bytes mean that nothing came for a moment."""
+        """Returns the text to print for the next bytes; empty bytes mean that no output came for a moment."""
         if self._frames is None and CURSOR_UP.search(data):
             self._frames = Frames(self._every_s)
         if self._frames is not None:
@@ -37,16 +36,16 @@ class Shown:
         return self._sanitizer.feed(data)
 
     def rest(self) -> bytes:
-        """Returns the rest when no more comes."""
+        """Returns the remaining text at the end of the log."""
         left = b"" if self._frames is None else self._frames.rest()
         ended, self._sanitizer = self._sanitizer, Sanitizer()
         return ended.feed(left) + ended.rest()
 
 
 class Tail:
-    """A log that is being printed. Raises SchedulerError where it cannot be read.
+    """A log that is being printed. Raises SchedulerError if it cannot be read.
 
-    shown: what of it is printed; None: every byte.
+    shown: the filter; None prints every byte.
     """
 
     def __init__(self, path: str, shown: Shown | None = None) -> None:
@@ -54,30 +53,30 @@ class Tail:
         self._shown = shown
 
     def go_on_with(self, path: str) -> None:
-        """Print another log from its beginning, from now on."""
+        """Continues with another log, from its beginning."""
         self.finish()
         self._file.close()
         self._file = _opened(path)
 
     def finish(self) -> None:
-        """Print the last line, however unfinished it is."""
+        """Prints the rest of the last line, even if it is incomplete."""
         if self._shown is not None:
             sys.stdout.buffer.write(self._shown.rest())
             sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Closes the file."""
         self._file.close()
 
     def print_last(self, lines: int | None) -> None:
-        """Print the last `lines` lines, all of them for None."""
+        """Prints the last `lines` lines; all of them for None."""
         self._file.seek(0 if lines is None else self._start_of(lines))
         self.print_new()
 
     def print_new(self) -> None:
-        """Print what has been added since the last call."""
+        """Prints what has been appended since the last call."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
-            self._file.seek(0)  # somebody emptied it
+            self._file.seek(0)  # the file was truncated
         is_new = False
         while data := self._file.read(_CHUNK):
             is_new = True
@@ -90,7 +89,7 @@ class Tail:
         sys.stdout.buffer.write(data if self._shown is None else self._shown.take(data))
 
     def _start_of(self, lines: int) -> int:
-        """Where the last lines begin; a last line without newline counts."""
+        """Returns the offset at which the last lines begin; a last line without newline counts."""
         end = at = self._file.seek(0, os.SEEK_END)
         if lines == 0:
             return end
@@ -100,7 +99,7 @@ class Tail:
             data = self._file.read(at - start)
             found = len(data)
             while (found := data.rfind(b"\n", 0, found)) >= 0:
-                # The newline that ends the file ends its last line and begins none.
+                # A newline at the end of the file ends its last line and does not start another.
                 lines -= start + found + 1 < end
                 if lines == 0:
                     return start + found + 1

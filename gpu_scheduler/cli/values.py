@@ -1,4 +1,4 @@
-"""Single values of the command line: what each option accepts, said when something else is given."""
+"""Reads and checks single values of the command line; each error says what the option accepts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
-#: Jobs, as a command names them: by an id, by a range of ids, by their name.
+#: A reference to jobs on the command line: an id, a range of ids, or a name.
 JobRef = int | range | str
 
-#: As core.attributes has it, which takes a while to load.
+#: The same pattern as in core.attributes, which takes too long to import here.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
 def number(above: float, most: float, *, least: float | None = None) -> Callable[[str], float]:
-    """Reads a number greater than `above` (or from `least`) up to `most`."""
+    """Returns a reader of numbers greater than `above` (or from `least`) up to `most`."""
     accepted = f"greater than {above:g} and at most" if least is None else f"from {least:g} to"
 
     def read(text: str) -> float:
@@ -33,7 +33,7 @@ def number(above: float, most: float, *, least: float | None = None) -> Callable
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """Reads a whole number from `least` to `most`."""
+    """Returns a reader of whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
         if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
@@ -44,7 +44,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def mib(text: str) -> int:
-    """Reads memory as attributes have it (512, 1G, 1.5GiB), in MiB; 0 too."""
+    """Reads an amount of memory as in attributes (512, 1G, 1.5GiB), or 0; returns MiB."""
     from gpu_scheduler.core.units import parse_mib
 
     if text.strip() == "0":
@@ -56,43 +56,43 @@ def mib(text: str) -> int:
 
 
 def path(text: str) -> str:
-    """Takes the path of a file or folder."""
+    """Reads the path of a file or folder, which must not be empty."""
     if not text or "\0" in text:
         raise ArgumentTypeError("the path is empty")
     return text
 
 
 def jobs(text: str) -> JobRef:
-    """Reads what may stand for jobs: a number, a range of numbers such as 5-9, or a name."""
+    """Reads a reference to jobs: a number, a range of numbers such as 5-9, or a name."""
     number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text)
     if number is not None:
         first, last = int(number[1]), int(number[2] or number[1])
         if not 1 <= first <= last:
-            raise ArgumentTypeError(f"{text!r} is not a job's number such as 3, nor a range such as 5-9")
+            raise ArgumentTypeError(f"{text!r} is neither a job number such as 3 nor a range such as 5-9")
         return first if number[2] is None else range(first, last + 1)
     if not _NAME.fullmatch(text):
         raise ArgumentTypeError(
-            f"{text!r} is neither a job's number such as 3 or 5-9 nor a job's name; `status` lists them, and"
-            " several are separated by blanks"
+            f"{text!r} is neither a job number such as 3 or 5-9 nor a job name; `status` lists them;"
+            " separate several by spaces"
         )
     return text
 
 
 def job(text: str) -> int | str:
-    """Reads what may stand for one job: a number or a name."""
+    """Reads a reference to one job: a number or a name."""
     read = jobs(text)
     if isinstance(read, range):
-        raise ArgumentTypeError(f"{text!r} are several jobs; name one, such as {read[0]}")
+        raise ArgumentTypeError(f"{text!r} is a range of jobs; give a single one, such as {read[0]}")
     return read
 
 
 def gpu_ids(text: str) -> tuple[int, ...] | None:
-    """Reads `all` (None), one GPU id, or several with commas or ranges."""
+    """Reads `all` (None), one GPU id, or several separated by commas or as a range."""
     from gpu_scheduler.core.gpulist import parse_gpu_list
 
     try:
         if not text.strip():
-            raise ValueError("no GPU is named; give ids such as 0 or 0,2 or 0-3, or all")
+            raise ValueError("no GPU was given; use ids such as 0, 0,2 or 0-3, or `all`")
         return parse_gpu_list(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
@@ -106,7 +106,7 @@ def gpu_choice(text: str) -> str:
     try:
         if re.fullmatch(r"[0-9]+", stripped):
             if int(stripped) == 0:
-                raise ValueError("write --gpus 0, (GPU 0) or --gpus 4 (how many)")
+                raise ValueError("write `--gpus 0,` for GPU 0, or a count such as `--gpus 4`")
         elif not stripped:
             raise ValueError("give a count such as 4, or a list such as 0,2,3")
         else:

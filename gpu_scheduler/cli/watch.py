@@ -1,4 +1,4 @@
-"""`status --watch`: the status again and again, in place, on the terminal's other screen."""
+"""`status --watch`: redraws the status in place on the terminal's alternate screen."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gpu_scheduler.views.text import to_text
 from gpu_scheduler.views.widths import wrapped
 from gpu_scheduler.views.words import visible
 
-#: The other screen, without a cursor; and back.
+#: Switch to the alternate screen and hide the cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-#: Signals that end this process, and by default would leave the terminal as it is.
+#: Signals that end this process and by default would not restore the terminal.
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def watch(options: Namespace) -> int:
-    """Show it until Ctrl-C, or q. Raises UsageError where there is no terminal."""
+    """Shows the status until Ctrl-C or q. Raises UsageError without a suitable terminal."""
     is_terminal = sys.stdout.isatty()
     if not is_terminal or os.environ.get("TERM") == "dumb":
-        this = "a dumb one" if is_terminal else "none"
+        this = "TERM is dumb" if is_terminal else "the output is not a terminal"
         raise UsageError(
-            f"status --watch draws on a terminal, and this is {this}: leave out --watch, or"
+            f"status --watch needs a terminal on which it can draw, but {this}; leave out --watch, or"
             " use `status --json`"
         )
-    frame = _frame(options)  # what cannot be shown at all is said before the screen changes
+    frame = _frame(options)  # an error here is printed before the screen changes
     screen = _OtherScreen()
     try:
         while True:
@@ -55,7 +55,7 @@ def watch(options: Namespace) -> int:
 
 def _frame(options: Namespace) -> str:
     screen = screen_of_stdout()
-    # The last column stays free: a terminal that has filled it would clear it with the rest of the line.
+    # The last column stays free: clearing to the end of the line would erase a character in it.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
     try:
         with opened(options, foreign=True) as store:
@@ -74,7 +74,7 @@ def _told(text: str) -> list[str]:
 
 
 class _OtherScreen:
-    """The terminal's other screen, until `close`; what ends or stops this process gives it back first."""
+    """The terminal's alternate screen until `close`; signals that end or stop this process leave it first."""
 
     def __init__(self) -> None:
         self._keys: list[Any] | None = None
@@ -89,12 +89,12 @@ class _OtherScreen:
         self._enter()
 
     def draw(self, frame: str) -> None:
-        """Draw a frame over the last one, in one write."""
+        """Draws a frame over the last one, in a single write."""
         lines = "\n".join(f"{line}{_END_OF_LINE}" for line in frame.split("\n"))
         _write(f"{_HOME}{lines}{_END_OF_SCREEN}")
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the next frame is due, or the size has changed. True: q was pressed."""
+        """Waits until the next frame is due or the size has changed; returns True if q was pressed."""
         fds = [self._woken] if self._keys is None else [self._woken, 0]
         ready, _, _ = select.select(fds, [], [], seconds)
         if self._woken in ready:
@@ -102,7 +102,7 @@ class _OtherScreen:
         return 0 in ready and os.read(0, 4096) in (b"q", b"Q", b"")
 
     def close(self) -> None:
-        """Give the terminal back. Nothing interrupts that."""
+        """Restores the terminal. SIGINT is ignored meanwhile."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._leave()
         for number in (signal.SIGWINCH, signal.SIGTSTP, *_ENDING):
@@ -126,7 +126,7 @@ class _OtherScreen:
             termios.tcsetattr(0, termios.TCSADRAIN, self._keys)
 
     def _stop(self, number: int, _: FrameType | None) -> None:
-        """Ctrl-Z: the shell gets its screen; `fg` goes on here."""
+        """Handles Ctrl-Z: restores the terminal for the shell, and continues here after `fg`."""
         self._leave()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -140,12 +140,12 @@ class _OtherScreen:
 
 
 def _nothing(_: int, __: FrameType | None) -> None:
-    """A signal that only wakes."""
+    """Handles a signal that only has to wake the process."""
 
 
 def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except RuntimeError:  # a signal came while the same buffer was being written
+    except RuntimeError:  # a signal handler interrupted a write to the same buffer
         os.write(1, text.encode("utf-8", "backslashreplace"))

@@ -1,5 +1,7 @@
-"""`why`: the checks of a job that does not start, each with its answer; of one that failed, what is known of
-its end and what to do. It works with no scheduler up, and changes nothing."""
+"""`why`: explains, check by check, why a job does not start, or why it failed and what to do.
+
+It works without a running scheduler and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,19 @@ from gpu_scheduler.views.words import (
     visible,
 )
 
-#: Lines of a failed job's log, and events of a job, that are shown.
+#: Maximum lines of a failed job's log, and events of a job, that are shown.
 LAST_LINES = 10
 _ABOUT_IT = 3
-#: Jobs before it that are named, and lines around its own that count as near.
+#: Maximum number of jobs ahead that are named, and distance in lines within which a malformed line is near.
 _NAMED = 5
 _NEAR = 3
-#: Checks that say how a job ended, and those that may say what else was wrong.
+#: Checks that say how a job ended, and checks that may say what else was wrong.
 _ENDS, _BESIDE = ("end", "held"), ("scheduler", "seen", "log")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One job and what is asked about it. attempts: all that are not settled, as they are now."""
+    """One job and the facts that its checks need. attempts: all that are not reconciled, as they are now."""
 
     store: Store
     row: sqlite3.Row
@@ -76,7 +78,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is told: one line, the checks, and the last lines of the log of one that failed."""
+    """The explanation: a headline, the checks, and for a failed job the last lines of its log."""
 
     headline: str
     findings: tuple[Finding, ...]
@@ -84,7 +86,7 @@ class Answer:
 
 
 def why(options: Namespace) -> int:
-    """Tell it."""
+    """Prints the explanation."""
     with opened(options, foreign=True) as store:
         asked = _asked(store, job_meant(store, options.job))
         answer = Answer(_headline(asked.shown), tuple(_findings(asked)), _last_lines(asked))
@@ -136,7 +138,7 @@ def _of_waiting(asked: Asked, state: JobState) -> Iterator[Finding]:
         yield checks.held(row["id"], row["held_by"], asked.shown.reason)
     yield from map(of_trouble, troubles_of(store))
     yield ok("need", need_now(store, row)[1])
-    if store.foreign is None:  # processes, files and conda are those of the scheduler's host
+    if store.foreign is None:  # processes, files and conda must be checked on the scheduler's host
         yield from _of_gpus(asked)
         conda_sh = started_with(store).conda_sh
         yield from checks.environment(spec, conda_of(spec, conda_sh), conda_sh)
@@ -156,9 +158,9 @@ def _of_gpus(asked: Asked) -> Iterator[Finding]:
     store, spec = asked.store, asked.spec
     rows = store.gpus()
     if not rows:
-        yield bad("GPUs", "none is known yet", "`start` looks for them; `doctor` tells what it would find")
+        yield bad("GPUs", "none is known yet", "`start` detects them; `doctor` shows what it would find")
         return
-    from gpu_scheduler.doctor import seen  # and what tells whose a process is
+    from gpu_scheduler.doctor import seen  # also imports the attribution of processes
 
     limits = started_with(store).limits
     views = seen.views(rows, wished_pauses(store), asked.attempts, limits, asked.now)
@@ -170,7 +172,7 @@ def _of_gpus(asked: Asked) -> Iterator[Finding]:
         yield checks.gpu(view, need, spec.allowed, limits, holders)
     sampled = max((row["sampled_at"] for row in rows if row["sampled_at"] is not None), default=None)
     if asked.pid is None and sampled is not None:
-        yield warn("values", f"those of the GPUs are as of {ago(sampled, asked.now.wall)}", "")
+        yield warn("values", f"the GPUs were last sampled {ago(sampled, asked.now.wall)}", "")
 
 
 def _of_line(asked: Asked) -> Iterator[Finding]:
@@ -188,8 +190,10 @@ def _of_line(asked: Asked) -> Iterator[Finding]:
 def _of_running(asked: Asked) -> Iterator[Finding]:
     job = asked.shown
     gpus = ", ".join(map(str, job.gpus))
-    since = f", since {ago(job.started_at, asked.now.wall)}" if job.started_at is not None else ""
-    follow = f"`attach {job.id}`, or `logs {job.id} -f`" if job.session else f"`logs {job.id} -f` follows it"
+    since = f", started {ago(job.started_at, asked.now.wall)}" if job.started_at is not None else ""
+    follow = f"`logs {job.id} -f` follows its output"
+    if job.session:
+        follow = f"`attach {job.id}` opens its session, {follow}"
     yield ok("runs", f"on GPU {gpus}{since}; {follow}")
     memory = memory_words(job.peaks, job.vram_declared)
     if memory:
@@ -214,8 +218,8 @@ def _of_finished(asked: Asked) -> Iterator[Finding]:
 
 
 def _oom_remedy(asked: Asked, told: str) -> str | None:
-    """The advice for a job that ran out of GPU memory, by its log, or without that by the recorded reason."""
-    from gpu_scheduler.core.oom import cuda_oom  # its expressions take 20 ms
+    """Returns the advice if the job ran out of GPU memory, judged by its log or else by its reason."""
+    from gpu_scheduler.core.oom import cuda_oom  # compiling its regular expressions takes 20 ms
 
     tail = tail_of(asked.shown.log)
     if asked.attempt is None or cuda_oom(tail or told) is None:
@@ -228,28 +232,28 @@ def _of_logs(asked: Asked) -> Iterator[Finding]:
     job = asked.shown
     if job.log is not None:
         there = os.path.exists(job.log)
-        yield ok("log", job.log) if there else warn("log", f"{job.log} is not there any more", "")
+        yield ok("log", job.log) if there else warn("log", f"{job.log} no longer exists", "")
     else:
-        yield ok("log", "none: it was never started")
+        yield ok("log", "none: the job was never started")
     told = [one for one in of_job(asked.store, job.id) if one.kind != JobState.RUNNING]
     for event in told[-_ABOUT_IT:]:
         yield ok("events", dated(event, started_with(asked.store).tolerance))
 
 
 def _has_failed(asked: Asked) -> bool:
-    """Whether it ended badly, or is held because it was interrupted."""
+    """Returns whether the job failed, or is held because it was interrupted."""
     return asked.shown.outcome in FAILED or asked.row["held_by"] == Outcome.INTERRUPTED.value
 
 
 def _last_lines(asked: Asked) -> tuple[str, ...]:
-    """Of a job that ended badly. No other's log is opened."""
+    """Returns the last lines of a failed job's log; the logs of other jobs are not opened."""
     if not _has_failed(asked):
         return ()
     return tuple(map(masked, text_lines(tail_of(asked.shown.log))[-LAST_LINES:]))
 
 
 def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
-    """brief: of the checks only what to do now, and what went wrong beside the end itself."""
+    """Formats the explanation; brief: only the remedies and the problems apart from the end itself."""
     columns = screen_of_stdout().width
     headline = visible(shortened(unrepeated(answer.headline, answer.log)))
     lines = [*_rows(headline, columns), ""]
@@ -261,9 +265,9 @@ def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
         findings = [one for one in findings if one.check in _BESIDE and one.grade != "ok"]
     lines += [finding_line(finding, columns) for finding in findings]
     if answer.log:
-        output = [*dropwhile(lambda line: line.startswith("# "), answer.log)]  # less the runner's header
+        output = [*dropwhile(lambda line: line.startswith("# "), answer.log)]  # without the runner's header
         end = [f"  {visible(shortened(line))}" for line in output]
-        lines += ["", "The end of its log:", *end] if end else ["", "It printed nothing."]
+        lines += ["", "End of its log:", *end] if end else ["", "It printed nothing."]
     if brief:
         lines += ["", f"`why {asked.shown.id} -v` shows every check."]
     return "\n".join(lines) + "\n"

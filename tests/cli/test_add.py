@@ -33,18 +33,18 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_line_is_appended_and_printed(desk: Desk, script: Path) -> None:
+def test_add_appends_and_prints_the_line(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("add", "train.py", "--conda", "myenv", "--args", "--llm x --layers 1,2",
                               "--gpus", "0,1")  # fmt: skip
     assert (code, out, err) == (0, f'0,{script},myenv,"--llm x --layers 1,2",0,1\n', "")
     assert (desk.path / "jobs.txt").read_text() == out
 
 
-def test_nothing_but_a_script_is_needed(desk: Desk, script: Path) -> None:
+def test_add_needs_only_a_script(desk: Desk, script: Path) -> None:
     assert desk.run("add", "./sub/../train.py") == (0, f"0,{script},,,\n", "")
 
 
-def test_a_line_that_will_disappoint_is_appended_with_a_warning(desk: Desk, script: Path) -> None:
+def test_add_warns_about_likely_mistakes(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("add", "train.py", "--args", "--device cuda:1")
     assert (code, out) == (0, f"0,{script},,--device cuda:1,\n")
     assert err == (
@@ -54,14 +54,14 @@ def test_a_line_that_will_disappoint_is_appended_with_a_warning(desk: Desk, scri
     assert (desk.path / "jobs.txt").read_text() == out
 
 
-def test_a_dash_only_prints(desk: Desk, script: Path) -> None:
+def test_dash_as_output_file_only_prints(desk: Desk, script: Path) -> None:
     code, out, _ = desk.run("add", "train.py", "--output-file", "-", "--priority", "5", "--args", "--resume")
     assert (code, out) == (0, f"5,{script},,--resume,\n")
     assert not (desk.path / "jobs.txt").exists()
     assert not (desk.path / "-").exists()
 
 
-def test_a_missing_final_newline_is_minded(desk: Desk, script: Path) -> None:
+def test_add_completes_a_last_line_without_newline(desk: Desk, script: Path) -> None:
     jobs = desk.path / "jobs.txt"
     jobs.write_text("echo first")
     desk.run("add", "train.py")
@@ -83,9 +83,7 @@ def test_a_missing_final_newline_is_minded(desk: Desk, script: Path) -> None:
         (["train.py", "--args", "bad \udcff byte"], "UTF-8"),
     ],
 )
-def test_bad_values_are_refused_before_anything_is_written(
-    desk: Desk, script: Path, words: list[str], told: str
-) -> None:
+def test_add_rejects_bad_values_before_writing(desk: Desk, script: Path, words: list[str], told: str) -> None:
     assert desk.store
     code, out, err = desk.run("add", *words)
     assert (code, out) == (2, "")
@@ -95,40 +93,40 @@ def test_bad_values_are_refused_before_anything_is_written(
     assert not (desk.path / "jobs.txt").exists()
 
 
-def test_without_a_record_any_gpu_may_be_named(desk: Desk, script: Path) -> None:
+def test_add_accepts_any_gpu_without_a_store(desk: Desk, script: Path) -> None:
     assert desk.run("add", "train.py", "--gpus", "9")[:2] == (0, f"0,{script},,,9\n")
     assert not desk.home.folder.exists()
 
 
-def test_a_broken_record_keeps_no_line_out(desk: Desk, script: Path) -> None:
+def test_add_works_with_a_broken_store(desk: Desk, script: Path) -> None:
     desk.home.create()
     desk.home.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
 
-def test_a_jobs_file_that_cannot_be_written_is_told(desk: Desk, script: Path) -> None:
+def test_add_reports_a_jobs_file_that_cannot_be_written(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("add", "train.py", "--output-file", "no/such/jobs.txt")
     assert (code, out) == (1, "")
     assert "no/such/jobs.txt cannot be written" in err
 
 
-def test_it_says_when_an_equal_line_has_run_or_is_there(desk: Desk, script: Path) -> None:
+def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script: Path) -> None:
     line = f"0,{script},,--llm x,"
     read = parse_line(line, str(desk.path), "/")
     assert isinstance(read, Parsed)
     job_id = desk.store.insert_job(read.spec, f"file:{desk.path}/jobs.txt")
     code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
     assert (code, out) == (0, f"7,{script},,--llm x,\n")
-    assert f"gives no new job: job {job_id}, which runs the same, is queued" in err
+    assert f"adds no job: job {job_id}, which runs the same, is queued" in err
     desk.record(act.Finish(job_id, Outcome.COMPLETED, ""))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
-    assert f"completed as job {job_id}; `retry {job_id}` runs it again" in err
+    assert f"job {job_id}, which runs the same, completed; `retry {job_id}` runs it again" in err
     assert desk.run("add", "train.py", "--args", "--llm y")[2] == ""
     assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
 
 
-def test_an_equal_line_that_failed_runs_again(desk: Desk, script: Path) -> None:
+def test_add_says_nothing_about_an_equal_job_that_failed(desk: Desk, script: Path) -> None:
     read = parse_line(f"0,{script},,,", str(desk.path), "/")
     assert isinstance(read, Parsed)
     job_id = desk.store.insert_job(read.spec, "cli")
@@ -137,7 +135,7 @@ def test_an_equal_line_that_failed_runs_again(desk: Desk, script: Path) -> None:
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
 
-def test_the_folder_of_the_jobs_file_counts_not_ours(
+def test_equal_jobs_are_found_by_the_folder_of_the_jobs_file(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = parse_line(f"0,{script},,,", "/data/there", "/")
@@ -149,7 +147,7 @@ def test_the_folder_of_the_jobs_file_counts_not_ours(
     assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""
 
 
-def test_many_adds_at_once_lose_nothing(desk: Desk, script: Path) -> None:
+def test_concurrent_adds_lose_no_line(desk: Desk, script: Path) -> None:
     (desk.path / "jobs.txt").write_text("echo first")
     code = (
         "import sys; from gpu_scheduler.cli import main\n"
@@ -169,7 +167,7 @@ def test_many_adds_at_once_lose_nothing(desk: Desk, script: Path) -> None:
     assert sorted(lines[1:]) == sorted(f"0,{script},,--seed {n}.{i}," for n in range(3) for i in range(25))
 
 
-def test_a_file_replaced_while_its_lock_was_waited_for_is_opened_again(
+def test_add_reopens_a_file_replaced_while_it_waited_for_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
@@ -202,7 +200,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r
     priority=st.integers(-99, 999),
     gpus=st.none() | st.sets(st.integers(0, 12), min_size=1, max_size=5),
 )
-def test_an_added_line_is_read_back_as_what_was_meant(
+def test_added_lines_are_parsed_back_to_the_same_job(
     tmp_path: Path,
     name: str,
     words: list[str],
@@ -258,7 +256,7 @@ def line_of(desk: Desk, *words: str) -> str:
         ),
     ],
 )
-def test_a_command_behind_two_dashes_becomes_a_line(
+def test_command_after_two_dashes_becomes_a_line(
     desk: Desk, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = desk.path / "home"
@@ -269,14 +267,14 @@ def test_a_command_behind_two_dashes_becomes_a_line(
     assert (desk.path / "jobs.txt").read_text().count("\n") == 1
 
 
-def test_a_script_takes_every_attribute(desk: Desk, script: Path) -> None:
+def test_script_accepts_every_attribute(desk: Desk, script: Path) -> None:
     words = ["--vram", "18G", "--gpus-count", "2", "--fail-retries", "1", "--timeout", "2h", "--name", "bert",
              "--cuda", "rewrite", "--cuda-ids", "visible", "--env", "A=1"]  # fmt: skip
     block = "vram=18G gpus=2 fail-retries=1 timeout=2h name=bert env:A=1 cuda=rewrite cuda-ids=visible"
     assert line_of(desk, *words, "train.py", "--args", "x") == f"[{block}] 0,{script},,x,"
 
 
-def test_every_attribute_of_a_line_can_be_given() -> None:
+def test_every_attribute_has_an_option() -> None:
     words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in MEANINGS.items()]
     replaced = {"--gpus=x": "--gpus-count=x", "--allowed=x": "--gpus=x", "--priority=x": "--priority=1"}
     given = [replaced.get(word, word) for word in words if word != "--cancel"]
@@ -290,7 +288,7 @@ def test_every_attribute_of_a_line_can_be_given() -> None:
     words=st.lists(TEXT, min_size=2, max_size=5)
     | st.lists(st.sampled_from(["[", "0,a", "#", "]", "7"]), min_size=2)
 )
-def test_the_words_of_a_command_are_read_back(words: list[str]) -> None:
+def test_words_of_a_command_survive_a_round_trip(words: list[str]) -> None:
     read = parse_line(command_line(["name=a"], words), "/", "/")
     assert isinstance(read, Parsed)
     assert (read.spec.kind, read.spec.name) == ("command", "a")
@@ -306,16 +304,16 @@ def test_the_words_of_a_command_are_read_back(words: list[str]) -> None:
         (["--gpus", "0", "1", "train.py"], "write --gpus 0,1\n"),
         (
             ["train.py", "--lr", "3"],
-            'words of the script\'s own stand in --args: `add train.py --args "--lr 3"`',
+            'pass the script\'s own arguments with --args: `add train.py --args "--lr 3"`',
         ),
         (["train.py", "--n", "$x"], "`add train.py --args '--n '\"'\"'$x'\"'\"''`"),
-        (["--lr", "3", "train.py"], 'in --args: as in `add train.py --args "--lr 3"`'),
-        (["train.py", "--vrma", "8G"], "did you mean `--vram`? Words of the script's own"),
+        (["--lr", "3", "train.py"], 'with --args: as in `add train.py --args "--lr 3"`'),
+        (["train.py", "--vrma", "8G"], "did you mean `--vram`? Pass the script's own"),
         (["python", "train.py", "--lr", "3"], "`add -- python train.py --lr 3`"),
-        (["train.py", "--", "--lr", "3"], 'arguments of a script stand in --args "--lr 3"'),
-        ([], "name a SCRIPT, or a command behind `--`"),
-        (["--"], "no command stands behind `--`"),
-        (["--args", "x", "--", "y"], "--args are those of a script"),
+        (["train.py", "--", "--lr", "3"], 'pass arguments of a script with --args "--lr 3"'),
+        ([], "give a SCRIPT, or a command after `--`"),
+        (["--"], "there is no command after `--`"),
+        (["--args", "x", "--", "y"], "--args is only for a script"),
         (["--", "#x"], "'#x' runs nothing; nothing was added"),
         (["--", "sleep 1 &"], "remove the `&`"),
         (["--", "for i in 1; do"], "bash refuses it"),
@@ -329,7 +327,9 @@ def test_the_words_of_a_command_are_read_back(words: list[str]) -> None:
         (["--gpus", "9", "--", "x"], "--gpus 9: GPU list '9': there is no GPU 9"),
     ],
 )
-def test_refused_words_say_what_to_write(desk: Desk, script: Path, words: list[str], told: str) -> None:
+def test_rejected_arguments_say_what_to_write_instead(
+    desk: Desk, script: Path, words: list[str], told: str
+) -> None:
     assert desk.store
     code, out, err = desk.run("add", *words)
     assert (code, out) == (2, "")
@@ -337,13 +337,13 @@ def test_refused_words_say_what_to_write(desk: Desk, script: Path, words: list[s
     assert not (desk.path / "jobs.txt").exists()
 
 
-def test_start_and_lint_say_how_a_list_of_gpus_is_written(desk: Desk) -> None:
+def test_start_and_lint_explain_the_format_of_a_gpu_list(desk: Desk) -> None:
     for words in (["start", "--gpus", "0", "2"], ["lint", "--gpus", "0", "2"]):
         code, _, err = desk.run(*words)
         assert (code, "write --gpus 0,2\n" in err) == (2, True)
 
 
-def test_a_command_runs_in_the_folder_in_which_it_was_added(
+def test_command_runs_in_the_folder_in_which_it_was_added(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sub = desk.path / "sub"
@@ -359,7 +359,7 @@ def test_a_command_runs_in_the_folder_in_which_it_was_added(
     assert line_of(desk, *state, *jobs, "--", "make") == "[priority=0] make"
 
 
-def test_a_command_that_was_completed_is_a_new_job(desk: Desk) -> None:
+def test_adding_a_completed_command_makes_a_new_job(desk: Desk) -> None:
     for _ in range(2):
         line = line_of(desk, "--", "echo")
         read = parse_line(line, str(desk.path), "/")
@@ -370,7 +370,7 @@ def test_a_command_that_was_completed_is_a_new_job(desk: Desk) -> None:
     assert "not a program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
 
 
-def test_an_environment_that_conda_does_not_know_is_warned_of(
+def test_add_warns_of_an_unknown_conda_environment(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert line_of(desk, "train.py", "--conda", "nope") == f"0,{script},nope,,"
@@ -390,25 +390,25 @@ def test_an_environment_that_conda_does_not_know_is_warned_of(
     assert desk.run("add", "train.py", "--conda", "ml", "--args", "1")[2] == ""
 
 
-def test_it_says_when_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
+def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
     note(desk.store, Started(jobs_file=str(desk.path / "jobs.txt")))
     assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is up
     with desk.scheduler("deaf") as pid:
         assert desk.run("add", "train.py")[2] == ""
         assert desk.run("add", "train.py", "--output-file", "-")[2] == ""
         assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == (
-            f"gpu-scheduler: warning: the scheduler (pid {pid}) does not read {desk.path}/other.txt;"
+            f"gpu-scheduler: warning: the scheduler (pid {pid}) does not watch {desk.path}/other.txt;"
             f" it watches {desk.path}/jobs.txt\n"
         )
         note(desk.store, Started(jobs_file=""))
         assert "it watches no jobs file" in desk.run("add", "train.py")[2]
 
 
-def test_what_is_wrong_is_named_by_its_field(desk: Desk, script: Path) -> None:
+def test_add_errors_name_the_field_that_is_wrong(desk: Desk, script: Path) -> None:
     code, _, err = desk.run("add", "train.py", "--conda", "my env,x")
     assert (code, "conda environment 'my env,x' is neither a name nor" in err) == (2, True)
     assert desk.run("add", "train.py", "--conda", "/a,b", "--output-file", "-")[:2] == (
         0,
         f'0,{script},"/a,b",,\n',
     )
-    assert "with a blank in it stands in quotes" in desk.run("add", "my", "train.py")[2]
+    assert "quote a name or value that contains a space" in desk.run("add", "my", "train.py")[2]

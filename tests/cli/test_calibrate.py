@@ -57,7 +57,7 @@ def told(desk: Desk, *words: object) -> dict[str, Any]:
     return value
 
 
-def test_each_kind_is_compared_and_nothing_is_changed(desk: Desk, config: Path) -> None:
+def test_calibrate_compares_each_workload_class_and_changes_nothing(desk: Desk, config: Path) -> None:
     code, out, err = desk.run("calibrate")
     assert (code, err) == (0, "")
     lines = [re.split(r"\s\s+", line.strip()) for line in out.splitlines()[1:7]]
@@ -73,7 +73,7 @@ def test_each_kind_is_compared_and_nothing_is_changed(desk: Desk, config: Path) 
     assert [path.name for path in desk.path.glob("llm_config*")] == ["llm_config.json"]
 
 
-def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: Desk, config: Path) -> None:
+def test_written_entries_change_the_need_and_are_not_suggested_again(desk: Desk, config: Path) -> None:
     watched = LlmConfigFile(str(config))
     watched.look()
     code, out, err = desk.run("calibrate", "--write")
@@ -93,7 +93,7 @@ def test_written_it_changes_what_a_job_needs_and_is_not_suggested_again(desk: De
 OLDER = "The older scheduler cannot read entries in braces.\n"
 
 
-def test_a_single_short_run_is_shown_and_not_written(desk: Desk, config: Path) -> None:
+def test_single_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> None:
     config.write_text(CONFIG.replace('"other"', '"new": 0.5, "other"'))
     before = config.read_text()
     ran(desk, "python n.py --llm new", 2000)
@@ -119,7 +119,7 @@ def test_a_single_short_run_is_shown_and_not_written(desk: Desk, config: Path) -
     assert config.read_text() == written
 
 
-def test_json_and_its_documentation(desk: Desk, config: Path) -> None:
+def test_calibrate_json_has_the_documented_keys(desk: Desk, config: Path) -> None:
     value = told(desk, "--write")
     assert value["models"] == {"qwen": {"vram": 9152}}
     assert (value["written"], value["backup"]) == (True, f"{config}.bak")
@@ -139,14 +139,14 @@ def test_json_and_its_documentation(desk: Desk, config: Path) -> None:
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
 
 
-def test_the_buffer_and_the_tolerance_are_those_of_the_scheduler(desk: Desk, config: Path) -> None:
+def test_calibrate_uses_the_buffer_and_tolerance_of_the_scheduler(desk: Desk, config: Path) -> None:
     note(desk.store, Started(llm_config=str(config), spike=0.5, tolerance=0.01))
     found = {one["program"]: one for one in told(desk)["measured"]}
     assert found["t.py"]["suggested"] == {"vram": 12480}
     assert found["good.py"]["attributes"] == "[vram=6016]"
 
 
-def test_another_file_may_be_named(desk: Desk, config: Path) -> None:
+def test_calibrate_accepts_another_file(desk: Desk, config: Path) -> None:
     other = desk.path / "other.json"
     other.write_text('{"models": {"qwen": {"share": 0.5}}}')
     assert told(desk, "--llm-config", other, "--write")["models"] == {"qwen": {"share": 0.5, "vram": 9152}}
@@ -157,7 +157,7 @@ def test_another_file_may_be_named(desk: Desk, config: Path) -> None:
     assert "nowhere.json does not exist" in err
 
 
-def test_a_file_that_is_not_there_yet_is_made(desk: Desk, config: Path) -> None:
+def test_calibrate_creates_a_missing_file(desk: Desk, config: Path) -> None:
     config.unlink()
     assert "The file is new." in desk.run("calibrate", "--write")[1]
     assert parse_llm_config(config.read_text()).models["qwen"].vram == 9152
@@ -172,7 +172,7 @@ def test_a_file_that_is_not_there_yet_is_made(desk: Desk, config: Path) -> None:
         (b'{"models": {"qwen": "\xff"}}', "byte 0xff is not UTF-8"),
     ],
 )
-def test_a_broken_file_is_refused(desk: Desk, config: Path, text: bytes, part: str) -> None:
+def test_calibrate_rejects_a_broken_file(desk: Desk, config: Path, text: bytes, part: str) -> None:
     config.write_bytes(text)
     code, out, err = desk.run("calibrate", "--write")
     assert (code, out) == (2, "")
@@ -182,7 +182,7 @@ def test_a_broken_file_is_refused(desk: Desk, config: Path, text: bytes, part: s
     assert not (desk.path / "llm_config.json.bak").exists()
 
 
-def test_mode_link_byte_order_mark_and_older_copies_stay(desk: Desk, config: Path) -> None:
+def test_writing_keeps_mode_link_byte_order_mark_and_older_backups(desk: Desk, config: Path) -> None:
     real = desk.path / "shared" / "real.json"
     real.parent.mkdir()
     real.write_bytes(b"\xef\xbb\xbf" + CONFIG.encode())
@@ -203,7 +203,7 @@ def test_mode_link_byte_order_mark_and_older_copies_stay(desk: Desk, config: Pat
     ]
 
 
-def test_an_edit_made_meanwhile_is_not_lost(
+def test_calibrate_does_not_overwrite_a_concurrent_edit(
     desk: Desk, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = LlmConfigText.replace
@@ -221,7 +221,7 @@ def test_an_edit_made_meanwhile_is_not_lost(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written(desk: Desk, config: Path) -> None:
+def test_calibrate_reports_a_folder_that_cannot_be_written(desk: Desk, config: Path) -> None:
     folder = desk.path / "theirs"
     folder.mkdir()
     theirs = folder / "llm_config.json"
@@ -235,7 +235,7 @@ def test_a_folder_that_may_not_be_written(desk: Desk, config: Path) -> None:
     assert "cannot be replaced: Permission denied" in err
 
 
-def test_a_failure_half_way_leaves_the_file_as_it_was(
+def test_failed_write_leaves_the_file_unchanged(
     desk: Desk, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -250,7 +250,7 @@ def test_a_failure_half_way_leaves_the_file_as_it_was(
     assert [path for path in desk.path.iterdir() if "llm_config" in path.name] == [config]
 
 
-def test_nothing_measured_yet_and_no_record(desk: Desk) -> None:
+def test_calibrate_without_measurements_or_without_a_store(desk: Desk) -> None:
     code, _, err = desk.run("calibrate")
     assert code == 1
     assert "run `start` there first" in err
@@ -261,7 +261,7 @@ def test_nothing_measured_yet_and_no_record(desk: Desk) -> None:
     assert list(desk.path.glob("llm_config*")) == []
 
 
-def test_all_gpus_and_what_is_left_free_of_each_are_minded(desk: Desk, config: Path) -> None:
+def test_calibrate_considers_all_gpus_and_their_reserved_memory(desk: Desk, config: Path) -> None:
     ran(desk, "python wide.py", 23_700, gpus=2)
     with desk.store.db.transaction() as db:
         for peak in (*[1000] * 20, 24_400):

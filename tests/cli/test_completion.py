@@ -66,7 +66,7 @@ def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Pat
     assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
 
 
-def test_the_line_of_the_docs_works_in_a_clone(tmp_path: Path) -> None:
+def test_completion_line_of_the_docs_works_in_a_clone(tmp_path: Path) -> None:
     (line,) = re.findall(r"`(source <\([^`]+\))`", (ROOT / "docs" / "commands.md").read_text())
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     (tmp_path / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
@@ -95,7 +95,7 @@ def test_bash_completes_both_names_of_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_has_every_command_under_both_names(desk: Desk, shell: str) -> None:
+def test_every_shell_completes_every_command_under_both_names(desk: Desk, shell: str) -> None:
     code, out, err = desk.run("completion", shell)
     assert (code, err) == (0, "")
     assert all(command in out for command in _MODULES)
@@ -104,7 +104,7 @@ def test_every_shell_has_every_command_under_both_names(desk: Desk, shell: str) 
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_script_is_one_of_that_shell(tmp_path: Path, shell: str) -> None:
+def test_script_is_valid_in_its_shell(tmp_path: Path, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(script(shell))
@@ -112,7 +112,7 @@ def test_the_script_is_one_of_that_shell(tmp_path: Path, shell: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_another_shell_is_a_mistake(desk: Desk) -> None:
+def test_unsupported_shell_is_a_usage_error(desk: Desk) -> None:
     code, out, err = desk.run("completion", "cmd.exe")
     assert (code, out) == (2, "")
     assert "bash" in err

@@ -27,7 +27,7 @@ RECORDED = "recorded; takes effect when the scheduler starts"
 LONG = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done"
 
 
-def test_wishes_about_a_queued_job_with_no_scheduler_up(desk: Desk) -> None:
+def test_requests_about_a_queued_job_are_recorded_without_a_scheduler(desk: Desk) -> None:
     job = desk.job()
     assert desk.run("hold", job) == (0, f"job {job}: {RECORDED}\n", "")
     assert desk.run("release", job) == (0, f"job {job}: {RECORDED}\n", "")
@@ -37,7 +37,7 @@ def test_wishes_about_a_queued_job_with_no_scheduler_up(desk: Desk) -> None:
     assert desk.state(job) == "queued"
 
 
-def test_with_a_scheduler_up_the_answers_are_printed(desk: Desk) -> None:
+def test_answers_of_a_running_scheduler_are_printed(desk: Desk) -> None:
     job = desk.job()
     with desk.scheduler():
         assert desk.run("hold", job) == (0, f"job {job}: held\n", "")
@@ -52,7 +52,7 @@ def test_with_a_scheduler_up_the_answers_are_printed(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("up", [False, True])
-def test_several_jobs_go_on_behind_an_unknown_one(desk: Desk, up: bool) -> None:
+def test_unknown_job_does_not_stop_the_other_requests(desk: Desk, up: bool) -> None:
     first, last = desk.job(), desk.job("echo b")
     with desk.scheduler() if up else nullcontext():
         code, out, err = desk.run("cancel", first, 99, last, first)
@@ -62,20 +62,20 @@ def test_several_jobs_go_on_behind_an_unknown_one(desk: Desk, up: bool) -> None:
     assert "there is no job 99" in err
 
 
-def test_a_finished_job_cannot_be_cancelled_or_held_but_retried(desk: Desk) -> None:
+def test_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
     job = desk.job()
     desk.record(act.Finish(job, Outcome.FAILED, ""))
     code, out, err = desk.run("cancel", job)
-    assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is finished already (failed)\n")
+    assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is already finished (failed)\n")
     code, _, err = desk.run("hold", job)
-    assert (code, err) == (1, f"gpu-scheduler: job {job} is finished; hold is for a job that is queued\n")
+    assert (code, err) == (1, f"gpu-scheduler: job {job} is finished; hold needs a job that is queued\n")
     assert desk.wishes() == []
     assert desk.run("retry", job)[0] == 0
     assert desk.run("cancel", job)[0] == 0
     assert desk.wishes() == [("retry", "1"), ("cancel", "1")]
 
 
-def test_cancel_wants_jobs_or_all(desk: Desk) -> None:
+def test_cancel_requires_jobs_or_all(desk: Desk) -> None:
     job = desk.job()
     for words in ([], ["--all", job]):
         code, out, err = desk.run("cancel", *words)
@@ -84,9 +84,9 @@ def test_cancel_wants_jobs_or_all(desk: Desk) -> None:
     assert desk.wishes() == []
 
 
-def test_cancel_all_leaves_nothing_out_and_is_content_with_nothing(desk: Desk) -> None:
+def test_cancel_all_cancels_every_job_and_accepts_an_empty_queue(desk: Desk) -> None:
     desk.record(act.Finish(desk.job(), Outcome.COMPLETED, ""))
-    assert desk.run("cancel", "--all") == (0, "there is no job to cancel\n", "")
+    assert desk.run("cancel", "--all") == (0, "no jobs to cancel\n", "")
     held = desk.job("echo held", hold=True)
     queued = desk.job("echo queued")
     code, out, err = desk.run("cancel", "--all")
@@ -94,14 +94,14 @@ def test_cancel_all_leaves_nothing_out_and_is_content_with_nothing(desk: Desk) -
     assert out == f"job {held}: {RECORDED}\njob {queued}: {RECORDED}\n"
 
 
-def test_many_jobs_are_told_in_one_line(desk: Desk) -> None:
+def test_many_jobs_with_one_answer_share_a_line(desk: Desk) -> None:
     with desk.store.db.transaction():
         for _ in range(30):
             desk.job()
     assert desk.run("cancel", "--all") == (0, f"30 jobs: {RECORDED}\n", "")
 
 
-def test_a_running_job_is_ended_with_no_scheduler_up(desk: Desk) -> None:
+def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
     job = desk.run_job(LONG)
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "up" in log.read_text(), "output")
@@ -114,10 +114,10 @@ def test_a_running_job_is_ended_with_no_scheduler_up(desk: Desk) -> None:
     assert result is not None
     assert (result.cause, result.exit_code) == ("cancelled", 3)
     code, _, err = desk.run("cancel", job)
-    assert (code, err) == (1, f"gpu-scheduler: job {job} is finished already (cancelled, not recorded yet)\n")
+    assert (code, err) == (1, f"gpu-scheduler: job {job} is already finished (cancelled, not recorded yet)\n")
     code, _, err = desk.run("retry", job)
     assert code == 1
-    assert "which is not recorded yet" in err
+    assert "but this is not recorded yet" in err
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
@@ -125,7 +125,7 @@ def test_a_running_job_is_ended_with_no_scheduler_up(desk: Desk) -> None:
     assert row["outcome"] == "cancelled"
 
 
-def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(desk: Desk) -> None:
+def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace(desk: Desk) -> None:
     job = desk.run_job("trap '' TERM; echo up; while :; do sleep 0.02; done")
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     began = time.monotonic()
@@ -135,7 +135,7 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize("environment", ["", "env -i"])
-def test_a_job_whose_runner_is_gone_is_swept(
+def test_cancel_sweeps_a_job_whose_runner_died(
     desk: Desk, environment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fresh, "END_S", 0.1)
@@ -149,7 +149,7 @@ def test_a_job_whose_runner_is_gone_is_swept(
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         fresh.refuse_active(desk.store)
     code, out, err = desk.run("cancel", job, "--grace", 0.2)
-    assert (code, out, err) == (0, f"job {job}: cancelled; its runner was gone already\n", "")
+    assert (code, out, err) == (0, f"job {job}: cancelled; its runner had already died\n", "")
     desk.wait_until_gone()
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
@@ -158,7 +158,7 @@ def test_a_job_whose_runner_is_gone_is_swept(
     assert row["outcome"] == "cancelled"
 
 
-def test_an_attempt_that_nobody_claimed_is_told_to_end_before_it_begins(desk: Desk) -> None:
+def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
     job = desk.job()
     attempt = desk.attempt(job)
     desk.folder(attempt).mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_an_attempt_that_nobody_claimed_is_told_to_end_before_it_begins(desk: De
     assert (stop.cause, stop.grace_s, stop.follow) == ("cancelled", 10.0, "kill")
 
 
-def test_a_running_job_is_ended_by_the_scheduler_that_is_up(desk: Desk) -> None:
+def test_running_scheduler_cancels_a_running_job(desk: Desk) -> None:
     job = desk.run_job(LONG)
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     with desk.scheduler():
@@ -177,7 +177,7 @@ def test_a_running_job_is_ended_by_the_scheduler_that_is_up(desk: Desk) -> None:
         wait_for(lambda: desk.state(job) == "finished", "the job's end")
 
 
-def test_a_scheduler_that_dies_before_it_answers_is_made_up_for(
+def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = desk.run_job(LONG)
@@ -189,7 +189,7 @@ def test_a_scheduler_that_dies_before_it_answers_is_made_up_for(
 
 @pytest.mark.parametrize("state", list(JobState))
 @pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
-def test_what_is_foreseen_is_what_the_loop_does(state: JobState, verb: str) -> None:
+def test_predicted_state_matches_the_loop(state: JobState, verb: str) -> None:
     outcome = Outcome.FAILED if state is JobState.FINISHED else None
     did, _ = wishes._ABOUT_A_JOB[verb](JobFact(1, state, outcome), {}, Settings())
     after = state

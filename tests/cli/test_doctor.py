@@ -15,7 +15,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
     monkeypatch.setattr("gpu_scheduler.cli.doctor.examine", lambda asked, waits: iter(found))
 
 
-def test_a_line_per_check_and_what_to_do(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     findings(monkeypatch, ok("a", "fine"), warn("b", "odd \x1b", "do this"), bad("c", "broken", "do that"))
     assert desk.run("doctor") == (
         1,
@@ -41,7 +41,7 @@ def test_json(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_every_check_runs_without_a_record_and_makes_nothing(desk: Desk) -> None:
+def test_doctor_runs_every_check_without_a_store_and_creates_nothing(desk: Desk) -> None:
     desk.path.chmod(0o700)
     words = ("--simulate", "2", "--log-dir", "logs", "--json")
     told = json.loads(desk.run("doctor", *words)[1])
@@ -56,7 +56,7 @@ def test_every_check_runs_without_a_record_and_makes_nothing(desk: Desk) -> None
     assert list(desk.path.iterdir()) == []
 
 
-def test_the_scheduler_that_is_up_is_named(desk: Desk) -> None:
+def test_doctor_names_the_running_scheduler(desk: Desk) -> None:
     with desk.scheduler() as pid:
         told = json.loads(desk.run("doctor", "--simulate", "1", "--json")[1])
     says = {one["check"]: one["message"] for one in told["checks"]}
@@ -64,7 +64,7 @@ def test_the_scheduler_that_is_up_is_named(desk: Desk) -> None:
     assert "intact" in says["database"]
 
 
-def test_what_start_would_be_given_is_looked_at(desk: Desk) -> None:
+def test_doctor_checks_the_options_of_start(desk: Desk) -> None:
     (desk.path / "lines").write_text("true\n")
     asked = ("--jobs-file", "lines", "--llm-config", "none.json", "--conda-sh", "none.sh", "--simulate", "1")
     code, out, _ = desk.run("doctor", *asked)
@@ -74,7 +74,7 @@ def test_what_start_would_be_given_is_looked_at(desk: Desk) -> None:
     assert "bad   conda" in out
 
 
-def test_what_may_take_long_is_told_on_a_terminal_only(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("gpu_scheduler.doctor.gpus.probe", lambda *asked: iter(()))
     asked = Asked(desk.home, "", None, None, "auto", "1", None)

@@ -33,7 +33,7 @@ def three_jobs(desk: Desk) -> list[int]:
     return jobs
 
 
-def test_a_line_an_event(desk: Desk) -> None:
+def test_events_prints_one_line_per_event(desk: Desk) -> None:
     three_jobs(desk)
     code, out, err = desk.run("events")
     assert (code, err) == (0, "")
@@ -54,7 +54,7 @@ def test_a_line_an_event(desk: Desk) -> None:
     assert told[8:] == ["GPU 1 paused"]
 
 
-def test_the_last_ones_as_json(desk: Desk) -> None:
+def test_events_prints_the_last_ones_as_json(desk: Desk) -> None:
     three_jobs(desk)
     assert desk.run("events", "-n", 0) == (0, "", "")
     code, out, _ = desk.run("events", "--jsonl", "-n", 3)
@@ -84,7 +84,7 @@ def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
         assert "learned" in one
 
 
-def test_each_end_tells_its_own_outcome(desk: Desk) -> None:
+def test_each_end_has_its_own_outcome(desk: Desk) -> None:
     job = desk.job("echo first")
     desk.record(act.Finish(job, Outcome.CANCELLED, "line removed"))
     desk.record(act.Requeue(job, "asked for"))
@@ -95,7 +95,9 @@ def test_each_end_tells_its_own_outcome(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_each_is_printed_once_also_where_ids_are_missing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_printed_once_even_with_gaps_in_the_ids(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpu_scheduler.cli.events._AT_A_TIME", 2)
     three_jobs(desk)
     desk.store.db.connection.execute("DELETE FROM history WHERE rowid < 4 OR rowid = 6")
@@ -103,7 +105,7 @@ def test_each_is_printed_once_also_where_ids_are_missing(desk: Desk, monkeypatch
     assert ids == [4, 5, 7, 8, 9]
 
 
-def test_the_tolerance_is_that_of_the_scheduler(desk: Desk) -> None:
+def test_events_use_the_tolerance_of_the_scheduler(desk: Desk) -> None:
     job = desk.job()
     attempt = desk.record(act.Start(job, ("SIM-0",), 0, vram=1000))[job]
     desk.record(act.NoteUse(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
@@ -119,7 +121,7 @@ def test_without_a_record(desk: Desk) -> None:
     assert "no scheduler store" in err
 
 
-def test_show_tells_them_of_one_job(desk: Desk) -> None:
+def test_show_lists_the_events_of_one_job(desk: Desk) -> None:
     jobs = three_jobs(desk)
     history = json.loads(desk.run("show", jobs[1], "--json")[1])["history"]
     assert [(one["state"], one["reason"]) for one in history] == [
@@ -148,7 +150,7 @@ def read(process: subprocess.Popen[str]) -> Any:
 
 
 @pytest.mark.timeout(30)
-def test_followed_until_ctrl_c(desk: Desk) -> None:
+def test_events_are_followed_until_ctrl_c(desk: Desk) -> None:
     job = desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"
@@ -162,7 +164,7 @@ def test_followed_until_ctrl_c(desk: Desk) -> None:
         assert process.stderr.read() == ""
 
 
-def test_followed_until_nobody_reads(desk: Desk) -> None:
+def test_events_are_followed_until_the_reader_leaves(desk: Desk) -> None:
     desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"

@@ -31,7 +31,7 @@ def there(desk: Desk) -> Desk:
     return desk
 
 
-def test_status_reads_and_judges_nothing(there: Desk) -> None:
+def test_status_shows_another_host_without_judging_its_attempts(there: Desk) -> None:
     code, out, _ = there.run("status")
     assert code == 0
     assert "Scheduler on host gpu-other; running processes cannot be checked from this host" in out
@@ -45,17 +45,17 @@ def test_status_reads_and_judges_nothing(there: Desk) -> None:
     assert "no scheduler" not in out
 
 
-def test_at_home_no_host_is_named(desk: Desk) -> None:
+def test_status_names_no_host_for_its_own_store(desk: Desk) -> None:
     desk.job("echo waits")
     assert json.loads(desk.run("status", "--json")[1])["scheduler"]["host"] is None
 
 
-def test_logs_are_read_where_they_can_be(there: Desk) -> None:
+def test_logs_of_another_host_are_printed_if_readable(there: Desk) -> None:
     assert there.run("logs", "2") == (0, "seen from afar\n", "")
     (there.path / "job_2.log").unlink()
     code, _, err = there.run("logs", "2")
     assert code == 1
-    assert "it was written on host gpu-other" in err
+    assert "the log was written on host gpu-other" in err
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_logs_are_read_where_they_can_be(there: Desk) -> None:
         ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
     ],
 )  # fmt: skip
-def test_what_writes_or_asks_processes_is_refused(there: Desk, words: list[str]) -> None:
+def test_commands_that_write_or_check_processes_are_refused(there: Desk, words: list[str]) -> None:
     code, out, err = there.run(*words)
     assert (code, out) == (1, "")
     assert f"the store of {there.home.state_file} belongs to host gpu-other" in err
@@ -78,14 +78,14 @@ def test_what_writes_or_asks_processes_is_refused(there: Desk, words: list[str])
     assert read_host(there.home.host) == ELSEWHERE
 
 
-def test_what_happened_there_and_was_measured_can_be_read(there: Desk) -> None:
+def test_events_and_measurements_of_another_host_can_be_read(there: Desk) -> None:
     code, out, _ = there.run("events")
     assert code == 0
     assert "job 1 queued: echo waits" in out
     assert there.run("calibrate")[0] == 0
 
 
-def test_add_needs_no_record_of_its_own(there: Desk) -> None:
+def test_add_works_with_the_store_of_another_host(there: Desk) -> None:
     (there.path / "t.py").touch()
     assert there.run("add", "t.py", "--gpus", "1")[0] == 0
     code, _, err = there.run("add", "t.py", "--gpus", "9")
@@ -103,7 +103,7 @@ def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def test_a_start_that_takes_over_goes_on_here(there: Desk) -> None:
+def test_take_over_continues_on_this_host(there: Desk) -> None:
     (there.path / "jobs.txt").write_text("")
     done = start(there, "--take-over")
     assert read_host(there.home.host) == this_host()
@@ -114,9 +114,7 @@ def test_a_start_that_takes_over_goes_on_here(there: Desk) -> None:
     assert there.run("cancel", "2")[0] == 0
 
 
-def test_a_folder_on_the_network_has_its_record_on_this_host(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(desk.path / "local"))
     (desk.path / "jobs.txt").write_text("[share=0.5] echo hello\n")
     net = (
@@ -145,7 +143,7 @@ def test_a_folder_on_the_network_has_its_record_on_this_host(
     assert "--data-dir /local/folder" in refused.stderr
 
 
-def test_doctor_names_the_host_and_the_way_out(there: Desk) -> None:
+def test_doctor_names_the_other_host_and_the_remedy(there: Desk) -> None:
     there.path.chmod(0o700)
     code, out, _ = there.run("doctor", "--simulate", "1", "--json")
     found = {one["check"]: one for one in json.loads(out)["checks"]}

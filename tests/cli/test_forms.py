@@ -30,6 +30,7 @@ from tests.waiting import wait_for
 from tests.warm import Process
 
 ROOT = Path(__file__).parents[2]
+KEPT = "no jobs were forgotten, and the scheduler was not started"
 SIMULATED = ("--simulate", "2", "--poll", "0.5", "--log-dir", "logs")
 
 
@@ -66,13 +67,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_file_in_the_place_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
+def test_jobs_file_instead_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
     options = parse(words.split())
     assert (options.command, start_options(options)) == ("start", expected)
 
 
 @pytest.mark.usefixtures("here")
-def test_a_file_may_have_any_name_that_is_no_command() -> None:
+def test_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
     assert parse(["with blank"]).jobs_file == "with blank"
     assert parse(["status"]).command == "status"
 
@@ -83,19 +84,19 @@ def test_a_file_may_have_any_name_that_is_no_command() -> None:
         ("jobs.txt --watch --drain", ["--watch", "--drain", "not allowed"]),
         ("jobs.txt --jobs-file other.txt", ["two jobs files", "jobs.txt", "other.txt"]),
         ("jobs.txt status", ["unrecognized arguments: status", "the jobs file is jobs.txt"]),
-        ("jobs.txt --json", ["--json", " start --help` says"]),
-        ("status --quux", ["unrecognized arguments: --quux; `status` takes --", "--json", "--all"]),
-        ("start --quux", ["unrecognized arguments: --quux; `start` takes --", ", and others\n"]),
-        ("hold 3 --bogus", ["--bogus; `hold` takes --", "--state-file", "--data-dir\n"]),
+        ("jobs.txt --json", ["--json", " start --help` lists"]),
+        ("status --quux", ["unrecognized arguments: --quux; `status` accepts --", "--json", "--all"]),
+        ("start --quux", ["unrecognized arguments: --quux; `start` accepts --", ", and others\n"]),
+        ("hold 3 --bogus", ["--bogus; `hold` accepts --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
-        ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (`--jobs-file jobs.txt` names"]),
-        ("status jobs.txt", ["jobs.txt (a name or value with a blank", " status --help` says"]),
-        ("job.txt --sim 2", ["'job.txt'", "neither a command nor a file that exists"]),
+        ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
+        ("status jobs.txt", ["jobs.txt (quote a name or value", " status --help` lists"]),
+        ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_mistake_says_what_is_meant(words: str, parts: list[str]) -> None:
+def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse(words.split())
     text = str(caught.value)
@@ -117,15 +118,15 @@ def test_a_mistake_says_what_is_meant(words: str, parts: list[str]) -> None:
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_word_of_another_program_is_answered_with_the_command(words: str, meant: str) -> None:
+def test_command_names_of_other_programs_get_a_suggestion(words: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(shlex.split(words))
     text = str(caught.value)
-    assert text.startswith(f"{words.split()[0]!r} is neither a command nor a file that exists; did you mean")
+    assert text.startswith(f"{words.split()[0]!r} is neither a command nor an existing file; did you mean")
     assert f"did you mean `{meant}`?\n" in text
 
 
-def test_a_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
+def test_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
     (here / "queue").touch()
     assert parse(["queue"]).jobs_file == "queue"
 
@@ -137,7 +138,7 @@ def test_a_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Pat
     command=st.sampled_from([None, *_MODULES]),
     behind=st.lists(st.sampled_from(["start", "x", "--sim", "-v", "--", "/", "--state-file"])),
 )
-def test_the_first_word_that_belongs_to_no_option_decides(
+def test_first_word_that_is_not_an_option_or_its_value_decides(
     before: list[list[str]], command: str | None, behind: list[str]
 ) -> None:
     words = [word for words in before for word in words]
@@ -145,7 +146,7 @@ def test_the_first_word_that_belongs_to_no_option_decides(
     assert found == (None if command else len(words))
 
 
-def test_every_name_of_the_program_takes_a_file(here: Path) -> None:
+def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:
     for name in (["scheduler.py"], ["-m", "gpu_scheduler"]):
         path = [str(ROOT / name[0])] if len(name) == 1 else name
         done = subprocess.run(
@@ -168,9 +169,7 @@ def begun(world: World, *words: str) -> Process:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_started_again_it_skips_what_is_done_and_goes_on_with_what_runs(
-    world: World, number: int, code: int
-) -> None:
+def test_restart_skips_finished_jobs_and_continues_running_ones(world: World, number: int, code: int) -> None:
     wait = "while [ ! -e go ]; do sleep 0.02; done"
     world.append("echo one >> ran", f"echo two >> ran; {wait}")
     world.append(f"echo three >> ran; {wait}", "echo four >> ran")
@@ -187,7 +186,7 @@ def test_started_again_it_skips_what_is_done_and_goes_on_with_what_runs(
     assert len((world.folder / "ran").read_text().split()) == 4
 
 
-def test_with_watch_it_takes_new_lines_until_it_is_asked_to_end(world: World) -> None:
+def test_watch_runs_new_lines_until_the_scheduler_is_stopped(world: World) -> None:
     world.append("echo one >> ran")
     process = begun(world, "--watch")
     world.wait_text("ran")
@@ -198,12 +197,12 @@ def test_with_watch_it_takes_new_lines_until_it_is_asked_to_end(world: World) ->
     assert world.end() == 0
 
 
-def test_the_code_is_that_of_the_jobs(world: World) -> None:
+def test_exit_code_reflects_the_jobs(world: World) -> None:
     world.append("exit 3", "exit 0")
     assert world.cli("jobs.txt", *SIMULATED).returncode == 3
 
 
-def test_fresh_runs_everything_again_under_new_numbers(world: World) -> None:
+def test_fresh_runs_every_line_again_with_new_job_ids(world: World) -> None:
     world.append("echo one >> ran", "echo two >> ran")
     world.ok("jobs.txt", *SIMULATED)
     world.ok("pause", "1")
@@ -217,7 +216,7 @@ def test_fresh_runs_everything_again_under_new_numbers(world: World) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["3", "4"]
 
 
-def test_a_start_that_fails_forgets_nothing(world: World) -> None:
+def test_failed_start_with_fresh_forgets_nothing(world: World) -> None:
     world.append("echo one >> ran")
     world.ok("jobs.txt", *SIMULATED)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh", "--gpus", "9")
@@ -225,7 +224,7 @@ def test_a_start_that_fails_forgets_nothing(world: World) -> None:
     assert list(world.jobs()) == [1]
 
 
-def test_fresh_is_refused_while_another_scheduler_is_up_and_while_a_job_runs(world: World) -> None:
+def test_fresh_is_refused_while_a_scheduler_or_a_job_runs(world: World) -> None:
     world.append("while :; do sleep 0.02; done")
     begun(world)
     world.until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
@@ -272,7 +271,7 @@ class Asked:
     ("answer", "goes_on"),
     [("y", True), (" YES ", True), ("n", False), ("", False), ("yo", False), (None, False)],
 )
-def test_a_terminal_is_asked_first(
+def test_fresh_asks_for_confirmation_on_a_terminal(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...], answer: str | None, goes_on: bool
 ) -> None:
     desk.job()
@@ -281,11 +280,11 @@ def test_a_terminal_is_asked_first(
     code, _, err = desk.run("start", "--fresh", *mode)
     assert asked.questions == ["forget 2 jobs of gpu_scheduler_state.d? [y/N] "]
     assert (code, asked.begun) == ((0, 1) if goes_on else (1, 0))
-    assert err == ("" if goes_on else "gpu-scheduler: nothing is forgotten, and nothing started\n")
+    assert err == ("" if goes_on else f"gpu-scheduler: {KEPT}\n")
     assert desk.store.counts() == {"queued": 2}
 
 
-def test_one_job_is_one_and_a_folder_elsewhere_is_named_in_full(
+def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     desk.job()
@@ -296,7 +295,7 @@ def test_one_job_is_one_and_a_folder_elsewhere_is_named_in_full(
     assert asked.questions == [f"forget 1 job of {desk.home.folder}? [y/N] "]
 
 
-def test_nothing_is_asked_with_yes_nor_where_nothing_is_known(
+def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Asked(monkeypatch, "n")
@@ -309,7 +308,7 @@ def test_nothing_is_asked_with_yes_nor_where_nothing_is_known(
     assert (asked.questions, asked.begun) == ([], 4)
 
 
-def test_a_refusal_comes_before_the_question(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_is_refused_before_it_asks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     job = desk.run_job("while :; do sleep 0.02; done")
     asked = Asked(monkeypatch, "y")
     code, _, err = desk.run("start", "--fresh")
@@ -317,7 +316,7 @@ def test_a_refusal_comes_before_the_question(desk: Desk, monkeypatch: pytest.Mon
     assert f"job {job} is active" in err
 
 
-def test_a_real_terminal_is_asked_before_it_is_left(desk: Desk) -> None:
+def test_daemon_asks_before_it_detaches_from_the_terminal(desk: Desk) -> None:
     desk.job()
     near, far = pty.openpty()
     process = subprocess.Popen(
@@ -341,6 +340,6 @@ def test_a_real_terminal_is_asked_before_it_is_left(desk: Desk) -> None:
     with process.stdout as out:
         said.extend(out.read())
     os.close(near)
-    assert b"nothing is forgotten, and nothing started" in said
+    assert b"no jobs were forgotten, and the scheduler was not started" in said
     assert scheduler_pid(desk.home.lock) is None
     assert desk.store.counts() == {"queued": 1}

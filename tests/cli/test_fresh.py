@@ -70,7 +70,7 @@ def count(store: Store, table: str) -> int:
 PAST = ("job", "attempt", "line", "waiting", "tally")
 
 
-def test_jobs_go_and_what_is_known_of_the_machine_stays(desk: Desk) -> None:
+def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> None:
     _, waits = filled(desk)
     desk.record(act.SetPaused("SIM-0", True))
     store = desk.store
@@ -98,7 +98,7 @@ def test_jobs_go_and_what_is_known_of_the_machine_stays(desk: Desk) -> None:
     assert readings.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
 
 
-def test_events_go_on_by_number_and_say_that_the_past_was_forgotten(desk: Desk) -> None:
+def test_event_ids_continue_and_an_event_records_the_fresh_start(desk: Desk) -> None:
     filled(desk)
     store = desk.store
     newest = store.db.row("SELECT max(rowid) AS n FROM history")
@@ -110,13 +110,13 @@ def test_events_go_on_by_number_and_say_that_the_past_was_forgotten(desk: Desk) 
     assert (row["reason"], json.loads(row["data"])) == ("2 jobs forgotten", {"jobs": 2})
 
 
-def test_an_empty_record_stays_empty(desk: Desk) -> None:
+def test_fresh_on_an_empty_store_changes_nothing(desk: Desk) -> None:
     with forgetting(desk.store) as jobs:
         assert jobs == 0
     assert count(desk.store, "history") == 0
 
 
-def test_a_block_that_fails_forgets_nothing(desk: Desk) -> None:
+def test_failed_transaction_forgets_nothing(desk: Desk) -> None:
     done, _ = filled(desk)
     before = {table: count(desk.store, table) for table in (*PAST, "history", "wish")}
     with pytest.raises(SchedulerError, match="2 jobs, 0 left"), forgetting(desk.store) as jobs:
@@ -125,7 +125,7 @@ def test_a_block_that_fails_forgets_nothing(desk: Desk) -> None:
     assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
 
 
-def test_killed_in_the_middle_nothing_is_forgotten(desk: Desk) -> None:
+def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
     done, _ = filled(desk)
     program = (
         "import os, sys\n"
@@ -146,7 +146,9 @@ def test_killed_in_the_middle_nothing_is_forgotten(desk: Desk) -> None:
     assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
 
 
-def test_folders_that_a_crash_left_go_with_the_next_one(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_left_by_a_crash_are_removed_by_the_next_fresh_start(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done, _ = filled(desk)
 
     def crash(home: object) -> None:
@@ -163,7 +165,7 @@ def test_folders_that_a_crash_left_go_with_the_next_one(desk: Desk, monkeypatch:
     assert list(desk.home.runs.iterdir()) == []
 
 
-def test_what_cannot_be_removed_is_told_and_ends_nothing(
+def test_folder_that_cannot_be_removed_is_reported_without_failing(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(desk)
@@ -179,7 +181,7 @@ def test_what_cannot_be_removed_is_told_and_ends_nothing(
     assert "journal.jsonl of a forgotten job; the next" in caplog.text
 
 
-def test_refused_while_a_job_runs_and_not_once_it_has_ended(desk: Desk) -> None:
+def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk) -> None:
     job = desk.run_job(LONG)
     for take in (False, True):
         with pytest.raises(
@@ -200,7 +202,7 @@ def test_refused_while_a_job_runs_and_not_once_it_has_ended(desk: Desk) -> None:
         assert count(desk.store, "job") == 0
 
 
-def test_what_runs_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_does_not_wait_for_running_jobs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(_seconds: float) -> None:
         raise AssertionError("it waits for a job that may run for days")
 
@@ -211,13 +213,13 @@ def test_what_runs_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch
             fresh.refuse_active(desk.store)
 
 
-def test_several_are_named(desk: Desk) -> None:
+def test_fresh_names_several_active_jobs(desk: Desk) -> None:
     first, second = desk.run_job(LONG), desk.run_job(LONG)
     with pytest.raises(SchedulerError, match=f"^jobs {first}, {second} are active; --fresh forgets nothing"):
         fresh.refuse_active(desk.store)
 
 
-def test_refused_while_a_process_of_a_job_that_has_ended_is_left(
+def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fresh, "END_S", 0.1)
@@ -237,7 +239,7 @@ def test_refused_while_a_process_of_a_job_that_has_ended_is_left(
         left.wait()
 
 
-def test_an_attempt_that_nobody_has_claimed_is_claimed_so_that_it_never_begins(desk: Desk) -> None:
+def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     assert to_forget(desk.home) == 1
@@ -247,7 +249,7 @@ def test_an_attempt_that_nobody_has_claimed_is_claimed_so_that_it_never_begins(d
     assert desk.state(job) == "starting"
 
 
-def test_a_runner_that_was_killed_holds_nothing_back_once_its_command_is_gone(desk: Desk) -> None:
+def test_killed_runner_does_not_block_fresh_once_its_command_is_gone(desk: Desk) -> None:
     job = desk.run_job(LONG)
     token = list(desk.folders)[-1]
     (row,) = desk.store.unsettled()
@@ -261,7 +263,7 @@ def test_a_runner_that_was_killed_holds_nothing_back_once_its_command_is_gone(de
     assert desk.state(job) == "running"
 
 
-def test_an_attempt_that_has_ended_is_not_claimed_any_more(desk: Desk) -> None:
+def test_fresh_does_not_claim_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
@@ -269,7 +271,9 @@ def test_an_attempt_that_has_ended_is_not_claimed_any_more(desk: Desk) -> None:
     assert not desk.folder(row).exists()
 
 
-def test_a_folder_that_cannot_be_read_is_not_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -277,12 +281,10 @@ def test_a_folder_that_cannot_be_read_is_not_forgotten(desk: Desk, monkeypatch: 
     monkeypatch.setattr(fresh, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
         to_forget(desk.home)
-    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
+    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; no jobs were forgotten"
 
 
-def test_how_many_were_forgotten_is_logged_once_they_are(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     filled(desk)
     with caplog.at_level("INFO"):
         with fresh.forgotten(desk.store):
@@ -290,7 +292,7 @@ def test_how_many_were_forgotten_is_logged_once_they_are(
         assert caplog.messages == ["forgot 2 jobs"]
 
 
-def test_attempts_of_another_boot_hold_nothing_back(desk: Desk) -> None:
+def test_attempts_of_another_boot_do_not_block_fresh(desk: Desk) -> None:
     row = desk.attempt(desk.job())
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET boot_id = 'another'")
@@ -298,12 +300,12 @@ def test_attempts_of_another_boot_hold_nothing_back(desk: Desk) -> None:
     assert not desk.folder(row).exists()
 
 
-def test_without_a_record_there_is_nothing_to_forget_and_nothing_is_made(desk: Desk) -> None:
+def test_fresh_without_a_store_creates_nothing(desk: Desk) -> None:
     assert to_forget(desk.home) == 0
     assert list(desk.path.iterdir()) == []
 
 
-def test_refused_while_a_scheduler_is_up(desk: Desk) -> None:
+def test_fresh_is_refused_while_a_scheduler_runs(desk: Desk) -> None:
     desk.job()
     with desk.scheduler() as pid, pytest.raises(SchedulerError) as refused:
         to_forget(desk.home)

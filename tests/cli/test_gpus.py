@@ -13,7 +13,7 @@ from gpu_scheduler.store.statefile import is_older
 from tests.cli.desk import Desk
 
 
-def test_a_pause_is_recorded_with_no_scheduler_up_and_status_shows_it(desk: Desk) -> None:
+def test_pause_without_a_scheduler_is_recorded_and_shown_by_status(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("pause", "0")
     assert (code, out, err) == (0, "GPU 0: recorded; takes effect when the scheduler starts\n", "")
@@ -22,7 +22,7 @@ def test_a_pause_is_recorded_with_no_scheduler_up_and_status_shows_it(desk: Desk
     assert [gpu["state"] for gpu in gpus] == ["paused", "available"]
 
 
-def test_with_a_scheduler_up_the_answer_is_printed(desk: Desk) -> None:
+def test_pause_prints_the_answer_of_a_running_scheduler(desk: Desk) -> None:
     with desk.scheduler():
         assert desk.run("pause", "all") == (0, "GPU 0: paused\nGPU 1: paused\n", "")
         assert [row["paused"] for row in desk.store.gpus()] == [1, 1]
@@ -30,7 +30,7 @@ def test_with_a_scheduler_up_the_answer_is_printed(desk: Desk) -> None:
         assert [row["paused"] for row in desk.store.gpus()] == [0, 0]
 
 
-def test_a_scheduler_that_does_not_answer_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_names_a_scheduler_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_scheduler.cli.record.ring_and_wait.__defaults__", (0.05,))
     with desk.scheduler("deaf") as pid:
         code, out, _ = desk.run("resume", "1")
@@ -38,7 +38,7 @@ def test_a_scheduler_that_does_not_answer_is_named(desk: Desk, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("words", [["2"], ["0", "2"], ["0-2"]])
-def test_an_unknown_gpu_is_refused_and_nothing_recorded(desk: Desk, words: list[str]) -> None:
+def test_pause_rejects_an_unknown_gpu_and_records_nothing(desk: Desk, words: list[str]) -> None:
     assert desk.store
     code, out, err = desk.run("pause", *words)
     assert (code, out) == (1, "")
@@ -46,29 +46,29 @@ def test_an_unknown_gpu_is_refused_and_nothing_recorded(desk: Desk, words: list[
     assert desk.wishes() == []
 
 
-def test_many_unknown_gpus_are_told_as_ranges(desk: Desk) -> None:
+def test_unknown_gpus_are_listed_as_ranges(desk: Desk) -> None:
     assert desk.store
     assert desk.run("pause", "0,5-99")[2] == (
         "gpu-scheduler: GPUs 5-99 are not managed; the managed GPUs are 0,1\n"
     )
 
 
-def test_an_edit_of_the_state_file_is_taken_in_first_and_the_later_word_wins(desk: Desk) -> None:
+def test_pause_reads_an_edit_of_the_state_file_first_and_wins_over_it(desk: Desk) -> None:
     assert desk.store
     desk.home.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
     desk.run("resume", "1")
     assert desk.wishes() == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
 
 
-def test_without_any_gpu_on_the_record_it_says_so(desk: Desk) -> None:
+def test_pause_without_recorded_gpus_says_so(desk: Desk) -> None:
     with desk.store.db.transaction() as db:
         db.execute("DELETE FROM gpu")
     code, _, err = desk.run("pause", "all")
     assert code == 1
-    assert "knows no GPUs yet" in err
+    assert "no GPUs are recorded in" in err
 
 
-def test_before_the_first_start_a_pause_is_written_into_the_state_file(desk: Desk) -> None:
+def test_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk) -> None:
     path = desk.home.state_file
     told = f"in {path}, which the first `start` reads\n"
     assert desk.run("pause", "2", "0") == (0, f"GPU 0: paused {told}GPU 2: paused {told}", "")
@@ -85,12 +85,12 @@ def test_before_the_first_start_a_pause_is_written_into_the_state_file(desk: Des
     assert desk.wishes() == [("pause", "SIM-0")]
 
 
-def test_before_the_first_start_a_resume_of_what_is_not_paused_writes_nothing(desk: Desk) -> None:
-    assert desk.run("resume", "1") == (0, "GPU 1: not paused; nothing has run here yet\n", "")
+def test_resume_of_an_unpaused_gpu_before_the_first_start_writes_nothing(desk: Desk) -> None:
+    assert desk.run("resume", "1") == (0, "GPU 1: not paused; no scheduler has run here yet\n", "")
     assert list(desk.path.iterdir()) == []
 
 
-def test_a_pause_before_the_first_start_keeps_what_the_older_scheduler_wrote(desk: Desk) -> None:
+def test_pause_before_the_first_start_keeps_keys_of_the_older_scheduler(desk: Desk) -> None:
     older = {"gpu_status": [0.5, 0.0], "paused_gpus": ["1"], "sessions": {"a": 1}, "note": None}
     desk.home.state_file.write_text(json.dumps(older))
     assert desk.run("pause", "0")[0] == 0
@@ -99,7 +99,7 @@ def test_a_pause_before_the_first_start_keeps_what_the_older_scheduler_wrote(des
     assert is_older(after)
 
 
-def test_a_pause_before_the_first_start_is_no_part_of_a_record_that_is_gone(desk: Desk) -> None:
+def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: Desk) -> None:
     """Its base in the file would say that GPU 1 was paused all the time, and is no news."""
     desk.home.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
     assert desk.run("pause", "0")[0] == 0
@@ -115,13 +115,13 @@ def test_a_pause_before_the_first_start_is_no_part_of_a_record_that_is_gone(desk
         (
             None,
             ["pause", "all"],
-            "known after the first `start`; name them: `pause 0,1`",
+            "not known before the first `start`; name them, as in `pause 0,1`",
         ),
         ("{", ["pause", "0"], "line 1, column 2: not JSON"),
         ('{"paused_gpus": 3}', ["resume", "0"], 'its "paused_gpus" must be a list'),
     ],
 )
-def test_what_cannot_be_paused_before_the_first_start_says_why(
+def test_impossible_pause_before_the_first_start_gives_a_reason(
     desk: Desk, text: str | None, words: list[str], said: str
 ) -> None:
     if text is not None:
@@ -132,7 +132,7 @@ def test_what_cannot_be_paused_before_the_first_start_says_why(
     assert (desk.home.state_file.read_text() if text is not None else None) == text
 
 
-def test_an_edit_that_is_made_during_a_pause_before_the_first_start_is_kept(
+def test_concurrent_edit_during_a_pause_before_the_first_start_is_kept(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = desk.home.state_file

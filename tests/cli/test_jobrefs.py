@@ -42,22 +42,24 @@ def finished(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome
         (["bert", 1, "bert"], [4, 1]),
     ],
 )
-def test_a_number_a_range_and_a_name(desk: Desk, refs: list[JobRef], ids: list[int] | None) -> None:
+def test_jobs_are_resolved_by_number_range_and_name(
+    desk: Desk, refs: list[JobRef], ids: list[int] | None
+) -> None:
     finished(desk, "done", 100.0)
     assert finished(desk, "done", 300.0) == 2  # it ended last
     finished(desk, "done", 200.0)
     assert desk.job(name="bert") == 4
     finished(desk, "bert", 400.0)  # the open one is meant
     if ids is None:
-        with pytest.raises(SchedulerError, match=f"no job in .* is named {refs[0]}; `status --all` lists"):
+        with pytest.raises(SchedulerError, match=f"has no job named {refs[0]}; `status --all` lists"):
             jobs_meant(desk.store, refs)
     else:
         assert jobs_meant(desk.store, refs) == ids
 
 
-def test_a_range_without_a_job_and_a_name_of_several_open_jobs_are_refused(desk: Desk) -> None:
+def test_empty_range_and_ambiguous_name_are_rejected(desk: Desk) -> None:
     ids = [desk.job(name="bert", hold=n == 2) for n in range(3)]
-    with pytest.raises(SchedulerError, match="there is no job 7 to 9 in"):
+    with pytest.raises(SchedulerError, match="has no job 7 to 9; "):
         jobs_meant(desk.store, [range(7, 10)])
     with pytest.raises(SchedulerError) as caught:
         job_meant(desk.store, "bert")
@@ -74,7 +76,7 @@ def test_a_range_without_a_job_and_a_name_of_several_open_jobs_are_refused(desk:
     assert desk.wishes() == []
 
 
-def test_one_that_has_ended_unrecorded_is_no_open_job(desk: Desk) -> None:
+def test_ended_job_that_is_not_recorded_yet_does_not_make_a_name_ambiguous(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
@@ -97,7 +99,7 @@ def test_one_that_has_ended_unrecorded_is_no_open_job(desk: Desk) -> None:
         (["cancel", "1-3"], "cancel", "queued"),
     ],
 )
-def test_commands_that_change_jobs_take_names_and_ranges(
+def test_commands_that_change_jobs_accept_names_and_ranges(
     desk: Desk, words: list[str], verb: str, state: str
 ) -> None:
     job = desk.job(name="bert", hold=state == "held")
@@ -105,7 +107,7 @@ def test_commands_that_change_jobs_take_names_and_ranges(
     assert desk.wishes() == [(verb, str(job))]
 
 
-def test_commands_that_look_at_a_job_take_its_name(desk: Desk) -> None:
+def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
     job = desk.run_job("echo hello")
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
@@ -114,11 +116,11 @@ def test_commands_that_look_at_a_job_take_its_name(desk: Desk) -> None:
     assert json.loads(desk.run("show", "bert", "--json")[1])["job"]["id"] == job
     assert json.loads(desk.run("why", "bert", "--json")[1])["job"] == job
     assert "hello" in desk.run("logs", "bert")[1]
-    assert desk.run("attach", "bert")[2].startswith(f"gpu-scheduler: job {job} is not running any more")
+    assert desk.run("attach", "bert")[2].startswith(f"gpu-scheduler: job {job} is no longer running")
     for command in ("show", "why", "logs", "attach"):
         code, out, err = desk.run(command, "bret")
         assert (code, out) == (1, "")
-        assert f"no job in {desk.home.folder} is named bret; `status --all` lists them" in err
+        assert f"{desk.home.folder} has no job named bret; `status --all` lists the jobs" in err
     desk.wait_until_gone()
 
 
@@ -135,9 +137,9 @@ def some_failed(desk: Desk) -> list[int]:
     return failed
 
 
-def test_retry_failed_queues_those_that_failed_once(desk: Desk) -> None:
+def test_retry_failed_queues_each_failed_job_once(desk: Desk) -> None:
     assert desk.store
-    assert desk.run("retry", "--failed") == (0, "there is no job that failed\n", "")
+    assert desk.run("retry", "--failed") == (0, "no job has failed\n", "")
     failed = some_failed(desk)
     code, out, err = desk.run("retry", "--failed")
     assert (code, err) == (0, "")
@@ -148,7 +150,7 @@ def test_retry_failed_queues_those_that_failed_once(desk: Desk) -> None:
     assert len(desk.wishes()) == len(failed)
 
 
-def test_retry_wants_jobs_or_failed(desk: Desk) -> None:
+def test_retry_requires_jobs_or_failed(desk: Desk) -> None:
     job = desk.job()
     for words in ([], ["--failed", job]):
         code, out, err = desk.run("retry", *words)
@@ -156,7 +158,7 @@ def test_retry_wants_jobs_or_failed(desk: Desk) -> None:
     assert desk.wishes() == []
 
 
-def test_status_failed_lists_those_that_failed_alone(desk: Desk) -> None:
+def test_status_failed_lists_only_failed_jobs(desk: Desk) -> None:
     assert desk.store
     assert "No job has failed\n" in desk.run("status", "--failed")[1]
     failed = some_failed(desk)
@@ -167,18 +169,18 @@ def test_status_failed_lists_those_that_failed_alone(desk: Desk) -> None:
     assert "echo queued" not in text
 
 
-def test_a_failure_that_is_not_recorded_yet_is_one(desk: Desk) -> None:
+def test_unrecorded_failure_counts_as_failed(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
     assert [one["id"] for one in json.loads(desk.run("status", "--failed", "--json")[1])["jobs"]] == [job]
     code, _, err = desk.run("retry", "--failed")
     assert code == 1
-    assert f"start the scheduler, then `retry {job}`" in err
+    assert f"start the scheduler, then run `retry {job}`" in err
     desk.wait_until_gone()
 
 
-def test_many_that_failed_are_cut_and_counted(desk: Desk) -> None:
+def test_long_list_of_failed_jobs_is_cut_and_counted(desk: Desk) -> None:
     with desk.store.db.transaction():
         jobs = [desk.job() for _ in range(25)]
     desk.record(*(act.Finish(job, Outcome.FAILED, "") for job in jobs))
@@ -188,7 +190,7 @@ def test_many_that_failed_are_cut_and_counted(desk: Desk) -> None:
     assert desk.run("retry", "--failed") == (0, f"25 jobs: {RECORDED}\n", "")
 
 
-def test_one_that_waits_for_another_try_has_not_failed(desk: Desk) -> None:
+def test_job_that_waits_for_a_retry_has_not_failed(desk: Desk) -> None:
     job = desk.job(fail_retries=1)
     row = desk.attempt(job)
     desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.QUEUED, None, "exit code 1", exit_code=1))

@@ -34,7 +34,7 @@ def write(desk: Desk, text: str = FILE) -> None:
     (desk.path / "jobs.txt").write_text(text)
 
 
-def test_each_line_is_told_and_a_malformed_one_is_1(desk: Desk) -> None:
+def test_lint_shows_each_line_and_exits_with_1_for_a_malformed_one(desk: Desk) -> None:
     write(desk)
     code, out, err = desk.run("lint")
     assert (code, err) == (1, "")
@@ -58,7 +58,7 @@ jobs.txt:7: malformed: bash refuses it"""
     assert sorted(path.name for path in desk.path.iterdir()) == ["a.py", "jobs.txt", "llm_config.json"]
 
 
-def test_lines_are_told_in_their_order_and_one_that_says_cancel_is_never_run(desk: Desk) -> None:
+def test_lint_keeps_the_order_of_lines_and_marks_cancelled_ones(desk: Desk) -> None:
     write(desk, "high,a.py,env\n[cancel] true\n")
     out = desk.run("lint")[1]
     first, second = (out.index(f"jobs.txt:{number}: ") for number in (1, 2))
@@ -66,7 +66,7 @@ def test_lines_are_told_in_their_order_and_one_that_says_cancel_is_never_run(des
     assert "jobs.txt:2: command; needs 1 idle GPU; GPUs any; priority 200; cancelled by its line\n" in out
 
 
-def test_the_accepted_forms_are_told_once(desk: Desk) -> None:
+def test_lint_lists_the_accepted_formats_once(desk: Desk) -> None:
     write(desk, "high,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n")
     out = desk.run("lint")[1]
     assert out.count("accepted: priority,script_path") == 1
@@ -74,7 +74,7 @@ def test_the_accepted_forms_are_told_once(desk: Desk) -> None:
     assert '\n    accepted: 0,a.py,,"--x a,b",\n' in out
 
 
-def test_lines_that_will_disappoint_have_warnings(desk: Desk) -> None:
+def test_lint_warns_about_likely_mistakes(desk: Desk) -> None:
     lines = ["pyhton train.py", "conda activate a && echo x", "torchrun --nproc-per-node 4 t.py"]
     lines += ["echo --device cuda:1", "echo fine"]
     (desk.path / "torchrun").touch()
@@ -88,7 +88,7 @@ def test_lines_that_will_disappoint_have_warnings(desk: Desk) -> None:
     assert out.endswith("5 jobs, 4 lines with a warning, 0 malformed\n")
 
 
-def test_json_has_the_same(desk: Desk) -> None:
+def test_lint_json_has_the_same_content(desk: Desk) -> None:
     write(desk)
     code, out, _ = desk.run("lint", "jobs.txt", "--json")
     assert code == 1
@@ -103,7 +103,7 @@ def test_json_has_the_same(desk: Desk) -> None:
     assert all(bad["reason"] and bad["accepted"] for bad in told["malformed"])
 
 
-def test_memory_time_and_retries(desk: Desk) -> None:
+def test_lint_shows_memory_time_limit_and_retries(desk: Desk) -> None:
     write(desk, "[vram=9G timeout=2h retries=3 fail-retries=1 exclusive] true\n[gpus=2] true\n")
     code, out, _ = desk.run("lint")
     assert code == 0
@@ -121,7 +121,7 @@ def test_memory_time_and_retries(desk: Desk) -> None:
     assert (second["need"]["share"], second["need"]["vram"], second["need"]["idle"]) == (None, None, True)
 
 
-def test_the_record_tells_how_large_the_gpus_are(desk: Desk) -> None:
+def test_lint_takes_the_size_of_the_gpus_from_the_store(desk: Desk) -> None:
     write(desk, "[vram=23G] true\n[vram=24G] true\n")
     assert "warning" not in desk.run("lint")[1]
     assert desk.store.gpus()
@@ -132,7 +132,7 @@ def test_the_record_tells_how_large_the_gpus_are(desk: Desk) -> None:
     assert desk.run("lint")[1].count("warning: ") == 2
 
 
-def test_values_that_look_like_secrets_are_hidden(desk: Desk) -> None:
+def test_values_that_look_like_secrets_are_masked(desk: Desk) -> None:
     write(desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n")
     for form in ((), ("--json",)):
         code, out, _ = desk.run("lint", *form)
@@ -143,7 +143,7 @@ def test_values_that_look_like_secrets_are_hidden(desk: Desk) -> None:
     assert hidden == [{"HF_TOKEN": HIDDEN, "SEED": "1"}, {"URL": HIDDEN}]
 
 
-def test_a_good_file_is_0_and_gpus_are_checked_where_they_are_named(desk: Desk) -> None:
+def test_lint_accepts_a_good_file_and_checks_named_gpus(desk: Desk) -> None:
     write(desk, "[gpus=2] true\n0,a.py,,,3\n")
     assert desk.run("lint")[0] == 0
     code, out, _ = desk.run("lint", "--gpus", "2")
@@ -155,7 +155,7 @@ def test_a_good_file_is_0_and_gpus_are_checked_where_they_are_named(desk: Desk) 
     assert "warning: it needs 2 idle GPUs, but may use only 1" in out
 
 
-def test_a_record_tells_the_gpus_and_the_folder(desk: Desk) -> None:
+def test_lint_takes_gpus_and_folder_from_the_store(desk: Desk) -> None:
     write(desk, "0,a.py,,,5\n")
     assert desk.store.gpus()
     code, out, _ = desk.run("lint")
@@ -163,7 +163,7 @@ def test_a_record_tells_the_gpus_and_the_folder(desk: Desk) -> None:
     assert "the GPUs are 0,1" in out
 
 
-def test_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_reads_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for content, expected, part in (
         (b"echo hi", 0, "-:1: command; needs 1 idle GPU"),
         (b"\xff\n", 1, "byte 0xff is not UTF-8"),
@@ -187,14 +187,14 @@ def test_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None
         (["--gpus", "x"], "'x'"),
     ],
 )
-def test_what_cannot_be_read_is_2(desk: Desk, words: list[str], part: str) -> None:
+def test_lint_exits_with_2_for_an_unreadable_file(desk: Desk, words: list[str], part: str) -> None:
     write(desk)
     code, out, err = desk.run("lint", *words)
     assert (code, out) == (2, "")
     assert part in err
 
 
-def test_a_broken_llm_config_is_told(desk: Desk) -> None:
+def test_lint_reports_a_broken_llm_config(desk: Desk) -> None:
     write(desk)
     (desk.path / "llm_config.json").write_text("{")
     code, _, err = desk.run("lint")
@@ -202,7 +202,7 @@ def test_a_broken_llm_config_is_told(desk: Desk) -> None:
     assert "not JSON" in err
 
 
-def test_hostile_text_is_shown_as_escapes(desk: Desk) -> None:
+def test_lint_escapes_control_characters(desk: Desk) -> None:
     write(desk, "echo '\x1b]0;x\x07'\n0,\x1b[2J.py,\n")
     code, out, _ = desk.run("lint")
     assert code == 0
@@ -210,7 +210,7 @@ def test_hostile_text_is_shown_as_escapes(desk: Desk) -> None:
     assert r"\x1b[2J" in out
 
 
-def test_conda_is_asked_for_its_environments_where_a_line_names_one(
+def test_lint_asks_conda_only_if_a_line_names_an_environment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))

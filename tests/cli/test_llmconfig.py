@@ -42,7 +42,7 @@ def _made(path: Path) -> None:
     ("before", "edit", "after"),
     [(OLD, _in_place, OTHER), (OLD, _by_rename, OTHER), (OLD, _removed, None), (None, _made, OTHER)],
 )
-def test_what_somebody_else_did_meanwhile_stays(
+def test_concurrent_change_of_the_file_is_kept(
     tmp_path: Path, before: str | None, edit: Callable[[Path], None], after: str | None
 ) -> None:
     path = tmp_path / "llm_config.json"
@@ -57,7 +57,7 @@ def test_what_somebody_else_did_meanwhile_stays(
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_disk_that_fails_leaves_nothing_behind(
+def test_disk_error_leaves_no_temporary_file(
     tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "llm_config.json"
@@ -77,6 +77,6 @@ def test_a_disk_that_fails_leaves_nothing_behind(
     assert path.read_text() == OLD
 
 
-def test_what_is_no_file_is_refused() -> None:
+def test_rejects_a_path_that_is_not_a_file() -> None:
     with pytest.raises(UsageError, match="/dev/null is not a regular file"):
         LlmConfigText.read("/dev/null", must_exist=True)

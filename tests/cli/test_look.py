@@ -80,7 +80,7 @@ def read_until(stream: IO[bytes] | None, wanted: bytes) -> bytes:
         (b"\xff\x1b[31m\n", 1, b"\xff\x1b[31m\n"),
     ],
 )
-def test_the_last_lines_of_a_log_byte_by_byte(
+def test_logs_prints_the_last_lines_byte_by_byte(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], content: bytes, lines: int | None, shown: bytes
 ) -> None:
     (tmp_path / "log").write_bytes(content)
@@ -97,7 +97,7 @@ def test_the_last_lines_of_a_log_byte_by_byte(
     assert capfdbinary.readouterr().out == b"more\nnew\n"
 
 
-def test_the_newest_attempt_is_shown(desk: Desk) -> None:
+def test_logs_prints_the_latest_attempt(desk: Desk) -> None:
     job = desk.job()
     for number in (1, 2):
         row = desk.attempt(job)
@@ -111,11 +111,11 @@ def test_the_newest_attempt_is_shown(desk: Desk) -> None:
     assert desk.run("logs", job, "-n", 0) == (0, "", "")
 
 
-def test_logs_that_are_not_there_are_told(desk: Desk) -> None:
+def test_logs_reports_a_missing_log(desk: Desk) -> None:
     job = desk.job()
     code, out, err = desk.run("logs", job)
     assert (code, out) == (1, "")
-    assert err == f"gpu-scheduler: job {job} has no log yet: it is queued and was never started\n"
+    assert err == f"gpu-scheduler: job {job} has no log: it is queued and was never started\n"
     row = desk.attempt(job)
     assert f"attempt 1 of job {job} has no log yet" in desk.run("logs", job)[2]
     desk.recorder.note_log(row["id"], "/nowhere/3.log", None)
@@ -125,7 +125,7 @@ def test_logs_that_are_not_there_are_told(desk: Desk) -> None:
     assert "there is no job 77" in desk.run("logs", 77)[2]
 
 
-def test_the_log_of_an_earlier_attempt(desk: Desk) -> None:
+def test_logs_prints_an_earlier_attempt(desk: Desk) -> None:
     job = desk.job()
     for number in (1, 2):
         row = desk.attempt(job)
@@ -137,12 +137,12 @@ def test_the_log_of_an_earlier_attempt(desk: Desk) -> None:
     assert desk.run("logs", job, "--attempt", 1, "-f") == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 2) == desk.run("logs", job)
     assert desk.run("logs", job, "--attempt", 3) == (
-        1, "", f"gpu-scheduler: job {job} has no attempt 3; it has: 1, 2\n"
+        1, "", f"gpu-scheduler: job {job} has no attempt 3; its attempts are 1, 2\n"
     )  # fmt: skip
     assert desk.run("logs", job, "--attempt", 0)[0] == 2
 
 
-def test_following_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
+def test_follow_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
     job = desk.run_job("echo one; while [ ! -e go ]; do sleep 0.01; done; seq 5000; echo last")
     process = start("logs", job, "-f")
     read = read_until(process.stdout, b"one\n")
@@ -152,10 +152,10 @@ def test_following_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
     assert process.returncode == 0
     assert b"\n5000\nlast\n" in read
     assert read == (desk.path / f"job_{job}.log").read_bytes()
-    assert b"no scheduler is up" in err
+    assert b"no scheduler is running" in err
 
 
-def test_following_goes_on_with_the_next_attempt(desk: Desk) -> None:
+def test_follow_continues_with_the_next_attempt(desk: Desk) -> None:
     job = desk.job()
     rows = []
     with desk.scheduler("deaf"):
@@ -200,7 +200,7 @@ def on_terminal(*argv: object) -> bytes:
     return shown
 
 
-def test_a_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_each(desk: Desk) -> None:
+def test_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_frame(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     log = desk.path / "bar.log"
@@ -220,7 +220,7 @@ HOSTILE = (
 NESTED = b"\router 0%\n\rinner 0%\x1b[A\n\rinner 9%\x1b[A\n\r        \x1b[A\router 9%\nend\n"
 
 
-def test_only_colours_and_bars_of_a_job_act_on_a_terminal(desk: Desk) -> None:
+def test_only_colours_and_progress_bars_reach_the_terminal(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     log = desk.path / "hostile.log"
@@ -235,7 +235,7 @@ def test_only_colours_and_bars_of_a_job_act_on_a_terminal(desk: Desk) -> None:
         assert shown == b"outer 0%\nouter 9%\nend\n"
 
 
-def test_following_in_a_pipe_shows_a_progress_bar_at_most_once_a_second(desk: Desk) -> None:
+def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     log = desk.path / "bar.log"
@@ -351,7 +351,7 @@ def session(tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-def test_attach_becomes_screen_on_the_full_name_of_the_session(
+def test_attach_executes_screen_with_the_full_session_name(
     claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
 ) -> None:
     job = claim(session).job
@@ -373,7 +373,7 @@ def test_attach_becomes_screen_on_the_full_name_of_the_session(
     assert said.decode().strip() == f"called: {fake_screen}/screen -x {session}"
 
 
-def test_attach_from_inside_another_screen_says_which_key_leaves_which(
+def test_attach_inside_another_screen_explains_the_detach_keys(
     claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
 ) -> None:
     job = claim(session).job
@@ -385,11 +385,11 @@ def test_attach_from_inside_another_screen_says_which_key_leaves_which(
     )  # fmt: skip
     os.close(theirs)
     said = b""
-    while b"Enter opens" not in said:
+    while b"Press Enter" not in said:
         said += os.read(ours, 4096)
     assert b"called:" not in said
-    assert b"in a Screen session already: 77.work\r\n" in said
-    assert b"Ctrl-A a d leaves the job's, Ctrl-A d leaves yours" in said
+    assert b"already in a Screen session: 77.work\r\n" in said
+    assert b"Ctrl-A a d detaches the job's session, Ctrl-A d detaches yours" in said
     os.write(ours, b"\n")
     while b"called:" not in said:
         said += os.read(ours, 4096)
@@ -408,7 +408,7 @@ def test_attach_and_status_say_that_the_window_was_closed(
     assert desk.run("attach", job) == (
         1,
         "",
-        f"gpu-scheduler: the Screen window of job {job} was closed; the job goes on\n"
+        f"gpu-scheduler: the Screen window of job {job} was closed; the job continues\n"
         f"`logs {job} -f` follows its output\n",
     )
     assert "echo hello  window closed\n" in desk.run("status")[1]
@@ -424,7 +424,7 @@ def test_attach_and_status_say_that_the_window_was_closed(
     assert told in desk.run("events")[1]
 
 
-def test_attach_wants_a_terminal_a_session_and_screen(
+def test_attach_requires_a_terminal_a_session_and_screen(
     claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
 ) -> None:
     def attach(job: int) -> tuple[int, str]:
@@ -446,22 +446,22 @@ def test_attach_wants_a_terminal_a_session_and_screen(
     assert (code, "sudo apt-get install screen" in said) == (1, True)
     held.end()
     code, said = attach(with_session)
-    assert (code, "is not running any more" in said) == (1, True)
+    assert (code, "is no longer running" in said) == (1, True)
 
 
-def test_attach_to_a_job_that_does_not_run(desk: Desk) -> None:
+def test_attach_rejects_a_job_that_is_not_running(desk: Desk) -> None:
     job = desk.job()
-    assert f"job {job} is not running, it is queued\n" in desk.run("attach", job)[2]
+    assert f"job {job} is not running but queued\n" in desk.run("attach", job)[2]
     row = desk.attempt(job)
     assert "is starting; try again" in desk.run("attach", job)[2]
     desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1))
     code, out, err = desk.run("attach", job)
     assert (code, out) == (1, "")
-    assert err == f"gpu-scheduler: job {job} is not running, it is finished; `logs {job}` shows its output\n"
+    assert err == f"gpu-scheduler: job {job} is not running but finished; `logs {job}` shows its output\n"
     assert "there is no job 9" in desk.run("attach", 9)[2]
 
 
-def test_a_log_is_known_from_the_claim_before_it_is_on_the_record(desk: Desk) -> None:
+def test_log_path_is_read_from_the_claim_before_it_is_recorded(desk: Desk) -> None:
     job = desk.run_job("echo early; while [ ! -e go ]; do sleep 0.01; done")
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "early" in log.read_text(), "output")

@@ -43,7 +43,7 @@ def program(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("error", [SchedulerError("a"), UsageError("b"), GpuStateError("d")])
-def test_errors_become_exit_codes_and_one_line(
+def test_errors_become_an_exit_code_and_one_line(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: SchedulerError
 ) -> None:
     def failing(options: object) -> int:
@@ -62,7 +62,7 @@ def test_errors_become_exit_codes_and_one_line(
         ("/usr/bin/gpu-scheduler", "gpu-scheduler"),
     ],
 )
-def test_an_error_begins_with_the_name_that_was_called(
+def test_errors_begin_with_the_name_of_the_program(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, path: str, name: str
 ) -> None:
     assert desk.store
@@ -71,7 +71,7 @@ def test_an_error_begins_with_the_name_that_was_called(
         assert desk.run(*words)[2].startswith(f"{name}: "), words
 
 
-def test_ctrl_c_is_130(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_with_130(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt
 
@@ -79,7 +79,7 @@ def test_ctrl_c_is_130(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert desk.run("status") == (130, "", "")
 
 
-def test_a_fault_of_ours_keeps_its_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_keeps_its_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(options: object) -> int:
         raise ZeroDivisionError
 
@@ -88,7 +88,7 @@ def test_a_fault_of_ours_keeps_its_traceback(desk: Desk, monkeypatch: pytest.Mon
         desk.run("status")
 
 
-def test_errors_hold_no_control_characters(desk: Desk) -> None:
+def test_errors_contain_no_control_characters(desk: Desk) -> None:
     code, out, _ = desk.run("--state-file", "x\x1b[2J\nfake.json", "status")
     assert code == 0
     assert "\x1b" not in out
@@ -98,11 +98,11 @@ def test_errors_hold_no_control_characters(desk: Desk) -> None:
     assert r"x\x1b[2J" in err
 
 
-def test_help_and_version_are_0_and_mistakes_2(desk: Desk) -> None:
+def test_help_and_version_exit_with_0_and_usage_errors_with_2(desk: Desk) -> None:
     assert desk.run("--version") == (0, f"gpu-scheduler {__version__}\n", "")
     code, out, err = desk.run("stop", "--help")
     assert (code, err) == (0, "")
-    assert "Asks the scheduler to end" in out
+    assert "Stop the scheduler; running jobs continue" in out
     code, out, err = desk.run("nonsense")
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 2
@@ -113,7 +113,7 @@ def test_help_and_version_are_0_and_mistakes_2(desk: Desk) -> None:
     ["attach 1", "logs 1", "cancel 1", "cancel --all", "retry 1", "hold 1", "release 1", "stop",
      "priority 1 5"],
 )  # fmt: skip
-def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words: str) -> None:
+def test_missing_store_is_reported_with_its_folder_and_nothing_is_created(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, out) == (1, "")
     assert f"no scheduler store in {desk.path}/other.d" in err
@@ -121,17 +121,17 @@ def test_without_a_record_the_folder_is_named_and_nothing_made(desk: Desk, words
 
 
 @pytest.mark.parametrize("words", ["status", "status --all -v", "status --failed", "screens"])
-def test_before_the_first_start_nothing_has_run_yet(desk: Desk, words: str) -> None:
+def test_read_only_commands_before_the_first_start_say_so(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, err) == (0, "")
     assert out == (
-        f"nothing has run here yet: there is no record in {desk.path}/other.d\n"
-        "`start` makes it; --state-file names another one\n"
+        f"nothing has run here yet: there is no store in {desk.path}/other.d\n"
+        "`start` creates it; --state-file selects another one\n"
     )
     assert not list(desk.path.iterdir())
 
 
-def test_before_the_first_start_json_is_an_empty_object_of_the_usual_form(desk: Desk) -> None:
+def test_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
     code, out, err = desk.run("status", "--json", "--state-file", "other.json")
     assert (code, err) == (0, "")
     empty = json.loads(out)
@@ -154,7 +154,7 @@ def test_before_the_first_start_json_is_an_empty_object_of_the_usual_form(desk: 
     }  # fmt: skip
 
 
-def test_the_record_may_lie_elsewhere(desk: Desk) -> None:
+def test_data_dir_may_be_elsewhere(desk: Desk) -> None:
     job_id = desk.job()
     desk.home.folder.rename(desk.path / "elsewhere")
     assert desk.run("cancel", job_id)[0] == 1
@@ -164,7 +164,7 @@ def test_the_record_may_lie_elsewhere(desk: Desk) -> None:
     assert f"{job_id}" in out
 
 
-def test_a_record_that_is_no_database_is_told(desk: Desk) -> None:
+def test_store_that_is_not_a_database_is_reported(desk: Desk) -> None:
     desk.home.create()
     desk.home.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
     code, _, err = desk.run("status")
@@ -173,7 +173,7 @@ def test_a_record_that_is_no_database_is_told(desk: Desk) -> None:
     assert "Traceback" not in err
 
 
-def test_a_reader_that_goes_away_is_no_error(desk: Desk) -> None:
+def test_closed_pipe_is_not_an_error(desk: Desk) -> None:
     with desk.store.db.transaction():
         for number in range(400):
             desk.job(f"echo {number} {'x' * 400}")
@@ -208,7 +208,7 @@ def test_a_reader_that_goes_away_is_no_error(desk: Desk) -> None:
         ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon")),
     ],
 )
-def test_a_command_imports_only_what_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:
+def test_command_imports_only_what_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:
     desk.job()
     code = (
         f"import sys; from gpu_scheduler.cli import main; main({words.split()!r});"
@@ -224,13 +224,13 @@ def test_a_command_imports_only_what_it_needs(desk: Desk, words: str, never: tup
     assert loaded.isdisjoint(never)
 
 
-def test_the_module_is_the_program(tmp_path: Path) -> None:
+def test_module_runs_the_same_program(tmp_path: Path) -> None:
     done = program("cancel", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"gpu-scheduler: no scheduler store in {tmp_path}")
 
 
-def test_start_refuses_bad_options_before_it_makes_anything(desk: Desk) -> None:
+def test_start_rejects_bad_options_before_creating_anything(desk: Desk) -> None:
     for words, told in (
         ("--simulate 3x", "--simulate '3x'"),
         ("--simulate 2 --gpu-probe nvml", "exclude each other"),

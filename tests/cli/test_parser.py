@@ -1,4 +1,4 @@
-"""Words into values, and nothing else."""
+"""Parsing the command line into values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.parser import GROUPS, parse
 from gpu_scheduler.cli.start import start_options
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
@@ -15,13 +15,14 @@ from gpu_scheduler.errors import UsageError
 COMMANDS = {
     "start": [], "add": ["train.py"], "status": [], "pause": ["0"], "resume": ["all"], "attach": ["3"],
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
-    "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"],
+    "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"], "show": ["3"],
+    "why": ["3"], "events": [], "calibrate": [],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["state_file", "data_dir"])
-def test_where_the_record_lies_may_be_said_before_or_after_the_name(command: str, option: str) -> None:
+def test_state_file_and_data_dir_are_accepted_before_or_after_the_command(command: str, option: str) -> None:
     said, rest = [f"--{option.replace('_', '-')}", "x.json"], COMMANDS[command]
     default = {"state_file": "gpu_scheduler_state.json", "data_dir": None}[option]
     assert getattr(parse([*said, command, *rest]), option) == "x.json"
@@ -35,7 +36,7 @@ def test_the_defaults_of_start_are_those_of_the_scheduler() -> None:
     assert start_options(parse(["start"])) == StartOptions()
 
 
-def test_every_option_of_start_arrives() -> None:
+def test_every_option_of_start_is_passed_on() -> None:
     words = (
         "--state-file s.json --data-dir d --gpus 0,2,3 --jobs-file  --llm-config l.json --screen"
         " --mem-threshold 0.5 --load-threshold 1 --monitor-interval 0.5 --state-interval 7"
@@ -51,7 +52,7 @@ def test_every_option_of_start_arrives() -> None:
     )  # fmt: skip
 
 
-def test_what_the_words_above_say_is_nowhere_the_default() -> None:
+def test_the_options_tested_above_all_differ_from_their_defaults() -> None:
     said = StartOptions(
         "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
         "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
@@ -61,7 +62,7 @@ def test_what_the_words_above_say_is_nowhere_the_default() -> None:
     assert same == ["keep_history", "restore"]  # which --fresh excludes
 
 
-def test_history_is_kept_or_forgotten() -> None:
+def test_keep_history_excludes_fresh() -> None:
     assert start_options(parse(["start", "--keep-history"])) == StartOptions(keep_history=True)
     assert start_options(parse(["start", "--restore"])) == StartOptions(restore=True)
     assert start_options(parse(["start", "--restore"])) == StartOptions(restore=True)
@@ -73,18 +74,18 @@ def test_history_is_kept_or_forgotten() -> None:
 @pytest.mark.parametrize(
     ("text", "mib"), [("0", 0), ("512", 512), ("512M", 512), ("1G", 1024), ("1.5GiB", 1536), ("1g", 1024)]
 )
-def test_memory_is_written_as_in_the_jobs_file(option: str, text: str, mib: int) -> None:
+def test_memory_options_accept_the_units_of_the_jobs_file(option: str, text: str, mib: int) -> None:
     assert getattr(parse(["start", f"--{option}", text]), option.replace("-", "_")) == mib
 
 
 @pytest.mark.parametrize("option", ["--sim", "--simulate"])
-def test_gpus_are_simulated_by_either_name(option: str) -> None:
+def test_sim_is_an_alias_of_simulate(option: str) -> None:
     assert parse(["start", option, "2:24G"]).simulate == "2:24G"
     assert parse(["doctor", option, "2"]).simulate == "2"
 
 
 @pytest.mark.parametrize("text", ["4", "0,2,3", "3,", "0-3", "all", " 2 "])
-def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
+def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
     assert parse(["start", "--gpus", text]).gpus == text.strip()
 
 
@@ -99,7 +100,7 @@ def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--max-assign-attempts", "0"], ["--max-assign-attempts", "'0'", "from 1 to 1000"]),
         (["start", "--max-assign-attempts", "2.5"], ["--max-assign-attempts", "'2.5'", "whole number"]),
         (["start", "--assign-retry-wait", "-1"], ["--assign-retry-wait", "from 0 to 3600"]),
-        (["start", "--gpus", "0"], ["--gpus", "write --gpus 0, (GPU 0) or --gpus 4 (how many)"]),
+        (["start", "--gpus", "0"], ["--gpus", "write `--gpus 0,` for GPU 0, or a count such as `--gpus 4`"]),
         (["start", "--gpus", "1-0"], ["--gpus", "runs backward"]),
         (["start", "--gpus", "x"], ["--gpus", "'x'", "0,2"]),
         (["start", "--gpu-probe", "magic"], ["--gpu-probe", "magic", "nvml"]),
@@ -119,35 +120,35 @@ def test_start_takes_a_count_or_a_list_of_gpus(text: str) -> None:
         (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "whole number"]),
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),
-        (["cancel", "x y"], ["JOB", "'x y'", "such as 3 or 5-9", "a job's name"]),
-        (["cancel", "3,4"], ["JOB", "'3,4'", "separated by blanks"]),
+        (["cancel", "x y"], ["JOB", "'x y'", "such as 3 or 5-9", "a job name"]),
+        (["cancel", "3,4"], ["JOB", "'3,4'", "separate several by spaces"]),
         (["cancel", "9-5"], ["JOB", "'9-5'", "a range such as 5-9"]),
-        (["logs", "5-9"], ["JOB", "'5-9' are several jobs; name one, such as 5"]),
+        (["logs", "5-9"], ["JOB", "'5-9' is a range of jobs; give a single one, such as 5"]),
         (["cancel", "0"], ["JOB", "'0'"]),
         (["hold"], ["JOB"]),
-        (["attach", "\u0661"], ["JOB", "a job's name"]),
+        (["attach", "\u0661"], ["JOB", "a job name"]),
         (["cancel", "3", "--grace", "-1"], ["--grace", "from 0"]),
         (["pause"], ["ID"]),
         (["pause", "x"], ["ID", "'x'", "all"]),
         (["pause", ""], ["ID", "all"]),
         (["logs", "3", "-n", "-1"], ["--lines", "'-1'"]),
-        (["strat"], ["'strat'", "neither a command nor a file", "did you mean `start`?"]),
-        (["nothing-like-it.txt"], ["'nothing-like-it.txt'", "neither a command nor a file"]),
-        ([""], ["''", "neither a command nor a file"]),
-        (["./start"], ["'./start'", "neither a command nor a file"]),
-        (["--sim", "2", "start"], ["--sim", "behind the command or the jobs file", "`start --sim`"]),
-        (["-v", "start"], ["-v", "behind the command"]),
+        (["strat"], ["'strat'", "neither a command nor an existing file", "did you mean `start`?"]),
+        (["nothing-like-it.txt"], ["'nothing-like-it.txt'", "neither a command nor an existing file"]),
+        ([""], ["''", "neither a command nor an existing file"]),
+        (["./start"], ["'./start'", "neither a command nor an existing file"]),
+        (["--sim", "2", "start"], ["--sim", "after the command or the jobs file", "`start --sim`"]),
+        (["-v", "start"], ["-v", "after the command"]),
         ([], ["COMMAND"]),
         (["status", "--state-file", ""], ["--state-file", "empty"]),
     ],
 )
-def test_a_mistake_is_told_with_option_value_and_what_is_accepted(words: list[str], parts: list[str]) -> None:
+def test_errors_name_the_option_its_value_and_what_is_accepted(words: list[str], parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse(words)
     text = str(caught.value)
     assert all(part in text for part in parts), text
     assert text.count("\n") == 1
-    assert "--help` says what is accepted" in text
+    assert "--help` lists what is accepted" in text
 
 
 @pytest.mark.parametrize(
@@ -165,13 +166,13 @@ def test_a_mistake_is_told_with_option_value_and_what_is_accepted(words: list[st
         ([], ""),
     ],
 )
-def test_args_takes_the_next_word_whatever_it_begins_with(words: list[str], args: str) -> None:
+def test_args_accepts_a_value_that_begins_with_a_dash(words: list[str], args: str) -> None:
     for before, after in (([], words), (words, [])):
         read = parse(["add", *before, "train.py", *after, "--priority", "-3"])
         assert (read.args, read.script, read.priority) == (args, "train.py", -3)
 
 
-def test_a_script_may_look_like_an_option_behind_its_folder() -> None:
+def test_add_accepts_a_script_whose_file_name_looks_like_an_option() -> None:
     assert parse(["add", "--conda", "e", "./--args"]).script == "./--args"
 
 
@@ -183,7 +184,7 @@ def test_a_script_may_look_like_an_option_behind_its_folder() -> None:
         (["resume", "all"], [None]),
     ],
 )
-def test_gpus_are_named_singly_in_lists_or_all(words: list[str], expected: Any) -> None:
+def test_pause_accepts_single_gpus_lists_and_all(words: list[str], expected: Any) -> None:
     assert parse(words).ids == expected
 
 
@@ -196,13 +197,13 @@ def test_gpus_are_named_singly_in_lists_or_all(words: list[str], expected: Any) 
         (["3", "4", "0"], [3, 4], 0),
     ],
 )
-def test_a_priority_is_the_last_word(words: list[str], jobs: list[Any], number: int) -> None:
+def test_priority_takes_its_last_word_as_the_number(words: list[str], jobs: list[Any], number: int) -> None:
     read = parse(["priority", *words])
     assert (read.jobs, read.number) == (jobs, number)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_what_a_command_does_with_an_example(
+def test_help_describes_each_command_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -215,10 +216,19 @@ def test_help_says_what_a_command_does_with_an_example(
     assert len(description.split()) > 3
     with pytest.raises(SystemExit):
         parse(["--help"])
-    assert f"\n    {command} " in capsys.readouterr().out
+    assert f"\n  {command} " in capsys.readouterr().out
 
 
-def test_parsing_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_groups_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    grouped = [name for _, names in GROUPS for name in names]
+    assert sorted(grouped) == sorted(COMMANDS)
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:3].strip()]
+    assert [word for word in listed if word in COMMANDS] == grouped
+
+
+def test_parsing_has_no_side_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for command, rest in COMMANDS.items():
         parse([command, *rest, "--state-file", "new/x.json"])
@@ -234,9 +244,9 @@ def test_parsing_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("/usr/bin/gpu-scheduler", "gpu-scheduler"),
     ],
 )
-def test_a_mistake_names_the_program_as_it_was_called(
+def test_errors_name_the_program_as_the_user_invoked_it(
     path: str, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", [path])
-    with pytest.raises(UsageError, match=f"`{called} add --help` says"):
+    with pytest.raises(UsageError, match=f"`{called} add --help` lists"):
         parse(["add", "a.py", "--priority", "x"])

@@ -12,7 +12,7 @@ from gpu_scheduler.core.states import Outcome
 from tests.cli.desk import Desk
 
 
-def test_a_wish_is_recorded_and_shown_with_no_scheduler_up(desk: Desk) -> None:
+def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     first, second = desk.job(), desk.job("echo b")
     code, out, err = desk.run("priority", first, second, -5)
     said = "recorded; takes effect when the scheduler starts"
@@ -29,7 +29,7 @@ def test_a_wish_is_recorded_and_shown_with_no_scheduler_up(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("up", [False, True])
-def test_only_jobs_that_wait_have_one(desk: Desk, up: bool) -> None:
+def test_priority_rejects_jobs_that_are_not_waiting(desk: Desk, up: bool) -> None:
     ended, held = desk.job(), desk.job("echo held", hold=True)
     desk.record(act.Finish(ended, Outcome.COMPLETED, ""))
     with desk.scheduler() if up else nullcontext():
@@ -40,16 +40,16 @@ def test_only_jobs_that_wait_have_one(desk: Desk, up: bool) -> None:
     assert "there is no job 99" in err
 
 
-def test_a_running_job_keeps_its_own(desk: Desk) -> None:
+def test_priority_of_a_running_job_cannot_change(desk: Desk) -> None:
     job = desk.run_job("echo up; sleep 60")
     code, out, err = desk.run("priority", job, 1)
     assert (code, out) == (1, "")
-    assert err == f"gpu-scheduler: job {job} is running; priority is for a job that is held or queued\n"
+    assert err == f"gpu-scheduler: job {job} is running; priority needs a job that is held or queued\n"
     assert desk.wishes() == []
 
 
 @pytest.mark.parametrize("words", [["3"], ["3", "high"], ["3", "1.5"]])
-def test_jobs_come_first_and_one_number_last(desk: Desk, words: list[str]) -> None:
+def test_priority_takes_jobs_first_and_one_number_last(desk: Desk, words: list[str]) -> None:
     code, out, err = desk.run("priority", *words)
     assert (code, out) == (2, "")
     assert "priority --help" in err

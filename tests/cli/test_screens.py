@@ -22,7 +22,7 @@ def told(desk: Desk) -> dict[str, Any]:
     return value
 
 
-def test_a_session_that_is_being_made_has_no_command(desk: Desk) -> None:
+def test_session_that_is_being_created_has_no_attach_command(desk: Desk) -> None:
     job = desk.job()
     desk.recorder.note_log(desk.attempt(job)["id"], "/logs/1.log", "gpujob_0_echo_1")
     [shown] = told(desk)["sessions"]
@@ -30,7 +30,7 @@ def test_a_session_that_is_being_made_has_no_command(desk: Desk) -> None:
     assert "gpujob_0_echo_1 is being created" in desk.run("screens")[1]
 
 
-def test_an_attempt_whose_runner_is_dead_has_none(desk: Desk) -> None:
+def test_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
     job = desk.run_job("exec sleep 60")
     row = desk.store.attempts(job)[0]
     assert told(desk)["without_session"] == 1
@@ -41,7 +41,7 @@ def test_an_attempt_whose_runner_is_dead_has_none(desk: Desk) -> None:
     assert (told(desk)["sessions"], told(desk)["without_session"]) == ([], 0)
 
 
-def test_screen_is_asked_in_the_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screen_is_queried_in_the_socket_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCREENDIR", "/ours")
     assert sessions.environment("/theirs")["SCREENDIR"] == "/theirs"
     assert "SCREENDIR" not in sessions.environment(None)

@@ -27,7 +27,7 @@ def told(desk: Desk, job: int) -> dict[str, Any]:
     return value
 
 
-def test_a_job_that_waits(desk: Desk) -> None:
+def test_show_waiting_job(desk: Desk) -> None:
     job = desk.job(
         "python t.py", share=500, allowed=(1,), conda="env", name="bert", priority=7,
         env=(("HF_TOKEN", "hf_x"), ("LR", "0.1")),
@@ -51,7 +51,7 @@ def test_a_job_that_waits(desk: Desk) -> None:
     assert "hf_x" not in out
 
 
-def test_its_attempts_and_its_history(desk: Desk) -> None:
+def test_show_attempts_and_history(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.recorder.note_log(row["id"], "/logs/1.log", "gpujob_0_echo_1")
@@ -75,7 +75,7 @@ def test_its_attempts_and_its_history(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_memory_declared_seen_and_judged_and_the_retry(desk: Desk) -> None:
+def test_show_declared_and_measured_memory_with_the_retry(desk: Desk) -> None:
     job = desk.job(vram=4096, oom_retries=3, timeout_s=7200.0)
     this = desk.record(act.Start(job, ("SIM-0", "SIM-1"), 0, vram=4096))[job]
     desk.record(
@@ -95,7 +95,7 @@ def test_memory_declared_seen_and_judged_and_the_retry(desk: Desk) -> None:
     assert story["attempts"][0]["declaration_accuracy"] == "under-declared (+20%)"
     assert (story["min_vram_mib"], story["oom_retries_used"], story["oom_retries"]) == (6125, 1, 3)
     assert (story["fail_retries_used"], story["fail_retries"], story["timeout_s"]) == (0, None, 7200.0)
-    assert story["need"] == "6.0 GiB of a GPU (raised after it ran out of memory; its line says 4.0 GiB)"
+    assert story["need"] == "6.0 GiB of a GPU (raised after it ran out of memory; its line declares 4.0 GiB)"
     assert [step["state"] for step in story["history"]] == [
         "queued", "starting", "running", "exceeded", "queued",
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_memory_declared_seen_and_judged_and_the_retry(desk: Desk) -> None:
     assert "other failures" not in out
 
 
-def test_an_overused_share_is_named_in_the_verdict_and_the_warnings(desk: Desk) -> None:
+def test_overused_share_appears_in_accuracy_and_warnings(desk: Desk) -> None:
     job = desk.job(share=250)
     this = desk.record(act.Start(job, ("SIM-0",), 250))[job]
     desk.record(
@@ -134,7 +134,7 @@ def test_an_overused_share_is_named_in_the_verdict_and_the_warnings(desk: Desk) 
 
 
 @pytest.mark.parametrize("values", [{"share": 500}, {"share": 0, "vram": 4096}])
-def test_a_default_is_no_declaration(desk: Desk, values: dict[str, Any]) -> None:
+def test_default_need_is_not_a_declaration(desk: Desk, values: dict[str, Any]) -> None:
     job = desk.job()
     this = desk.record(act.Start(job, ("SIM-0",), assumed=True, **values))[job]
     desk.record(
@@ -161,7 +161,7 @@ def test_a_default_is_no_declaration(desk: Desk, values: dict[str, Any]) -> None
         (None, Outcome.COMPLETED, None),
     ],
 )
-def test_the_verdict_on_a_declaration(
+def test_show_accuracy_of_a_declaration(
     desk: Desk, peak: int | None, outcome: Outcome, verdict: str | None
 ) -> None:
     job = desk.job(vram=4096)
@@ -174,7 +174,7 @@ def test_the_verdict_on_a_declaration(
     assert told(desk, job)["attempts"][0]["declaration_accuracy"] == verdict
 
 
-def test_where_its_need_comes_from(desk: Desk) -> None:
+def test_show_source_of_the_need(desk: Desk) -> None:
     def need(text: str, **values: Any) -> str:
         return str(told(desk, desk.job(text, **values))["need"])
 
@@ -184,7 +184,7 @@ def test_where_its_need_comes_from(desk: Desk) -> None:
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
     assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
     note(desk.store, Started(llm_config=str(path)))
-    assert need("python t.py") == "1 idle GPU (a command that names no need)"
+    assert need("python t.py") == "1 idle GPU (a command without declared need)"
     desk.store.set_learning(True)
     for peak, program in ((4000, "t.py"), (23000, "big.py")):
         job = desk.job(f"python {program}")
@@ -194,12 +194,12 @@ def test_where_its_need_comes_from(desk: Desk) -> None:
             act.NoteUse(job, this, 5.0, (("SIM-0", peak, None),)),
             act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
         )
-    assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of its kind)"
-    assert need("python big.py --x 1") == "1 idle GPU (a command that names no need)"
+    assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of the same kind)"
+    assert need("python big.py --x 1") == "1 idle GPU (a command without declared need)"
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs (model qwen)"
 
 
-def test_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
+def test_show_end_that_is_not_recorded_yet(desk: Desk) -> None:
     job = desk.run_job("echo 'ValueError: x'; exit 4")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
@@ -211,7 +211,7 @@ def test_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
     desk.wait_until_gone()
 
 
-def test_a_launch_that_failed_and_is_not_over_yet_is_told(desk: Desk) -> None:
+def test_show_failed_launch_before_its_end(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.recorder.note_launch_error(row["id"], "fork failed")
@@ -219,12 +219,12 @@ def test_a_launch_that_failed_and_is_not_over_yet_is_told(desk: Desk) -> None:
     assert "  Reason      fork failed\n" in desk.run("show", job)[1]
 
 
-def test_where_its_line_is(desk: Desk) -> None:
+def test_show_location_of_the_line(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
     job = desk.store.insert_job(spec, f"file:{path}")
     assert told(desk, job)["line"] is None
-    assert f"{path}, where its line is no more" in desk.run("show", job)[1]
+    assert f"{path}, from which its line was removed" in desk.run("show", job)[1]
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (path, str(desk.path)))
         db.execute(
@@ -236,7 +236,7 @@ def test_where_its_line_is(desk: Desk) -> None:
     assert f"{path}:12" in desk.run("show", job)[1]
 
 
-def test_every_key_is_documented_and_no_other(desk: Desk) -> None:
+def test_show_json_has_exactly_the_documented_keys(desk: Desk) -> None:
     job = desk.job()
     desk.attempt(job)
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
@@ -251,7 +251,7 @@ def test_every_key_is_documented_and_no_other(desk: Desk) -> None:
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
 
 
-def test_no_such_job(desk: Desk) -> None:
+def test_show_rejects_an_unknown_job(desk: Desk) -> None:
     assert desk.store
     for command in ("show", "why"):
         code, out, err = desk.run(command, 77)
@@ -269,14 +269,14 @@ def test_no_such_job(desk: Desk) -> None:
         ),
     ],
 )
-def test_the_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
+def test_show_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
     made = build(spec, [1], {}, "t", 3, 1, None, "physical")
     (desk.path / "command.sh").write_text(made.command_sh)
     assert command_of(desk.path) == command
     assert command_of(desk.path / "missing") is None
 
 
-def test_a_shell_that_is_given_more_than_its_text_is_shown_as_it_is(desk: Desk) -> None:
+def test_shell_with_further_arguments_is_shown_unchanged(desk: Desk) -> None:
     last = "bash -c 'echo $1' zero 'one two'"
     (desk.path / "command.sh").write_text(f"exec 3>&-\nexec {last}\n")
     assert command_of(desk.path) == last
@@ -293,5 +293,5 @@ def test_a_shell_that_is_given_more_than_its_text_is_shown_as_it_is(desk: Desk) 
         ("PROXY", "http://host:3128", False), ("LR", "0.1", False), ("MONKEY", "x", False),
     ],
 )  # fmt: skip
-def test_values_that_look_like_secrets_are_hidden(name: str, value: str, hidden: bool) -> None:
+def test_values_that_look_like_secrets_are_masked(name: str, value: str, hidden: bool) -> None:
     assert hide_secrets([(name, value)]) == {name: HIDDEN if hidden else value}

@@ -13,7 +13,7 @@ from gpu_scheduler.doctor.logind import Logind
 KILLS = Logind(kills=True, removes_ipc=False, lingers=False, excluded=(), scope="session")
 
 
-def test_a_session_that_kills_is_told_with_the_remedy(
+def test_start_warns_if_logging_out_would_kill_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logind, "read", lambda user, timeout_s: KILLS)
@@ -24,12 +24,12 @@ def test_a_session_that_kills_is_told_with_the_remedy(
     assert "sudo loginctl enable-linger ann" in record.getMessage()
     start._in_background(12, Path("/x/gpu_scheduler.log"))
     out, err = capsys.readouterr()
-    assert out == "scheduler up in the background, pid 12; log /x/gpu_scheduler.log\n"
+    assert out == "scheduler running in the background, pid 12; log /x/gpu_scheduler.log\n"
     assert err == f"gpu-scheduler: {record.getMessage()}\n"
 
 
 @pytest.mark.parametrize("found", [None, Logind(False, False, False, scope="session")])
-def test_otherwise_nothing_is_said(
+def test_start_does_not_warn_if_logging_out_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],

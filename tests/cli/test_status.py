@@ -42,7 +42,7 @@ def jobs(desk: Desk, *words: str) -> dict[int, dict[str, Any]]:
     return {job["id"]: job for job in report(desk, *words)["jobs"]}
 
 
-def test_whether_a_scheduler_is_up_and_where_the_record_lies(desk: Desk) -> None:
+def test_status_shows_the_scheduler_and_the_data_dir(desk: Desk) -> None:
     assert desk.store
     where = {"state_file": f"{desk.path}/gpu_scheduler_state.json",
              "data_dir": f"{desk.path}/gpu_scheduler_state.d"}  # fmt: skip
@@ -57,7 +57,7 @@ def test_whether_a_scheduler_is_up_and_where_the_record_lies(desk: Desk) -> None
         assert all(place in verbose for place in where.values())
 
 
-def test_gpus_with_their_holders(desk: Desk) -> None:
+def test_status_lists_gpus_with_their_jobs(desk: Desk) -> None:
     job = desk.job()
     desk.attempt(job, "SIM-1")
     first, second = report(desk)["gpus"]
@@ -66,7 +66,7 @@ def test_gpus_with_their_holders(desk: Desk) -> None:
     assert (second["memory_used_mib"], second["memory_total_mib"]) == (512, 24576)
 
 
-def test_queued_jobs_come_in_the_order_in_which_they_are_tried(desk: Desk) -> None:
+def test_queued_jobs_are_listed_in_scheduling_order(desk: Desk) -> None:
     late = desk.job("echo late", priority=300)
     normal = desk.job("echo normal")
     first = desk.job("echo first", priority=0)
@@ -76,7 +76,7 @@ def test_queued_jobs_come_in_the_order_in_which_they_are_tried(desk: Desk) -> No
     assert list(jobs(desk)) == [second, first, normal, late]
 
 
-def test_every_waiting_job_says_why(desk: Desk) -> None:
+def test_every_waiting_job_has_a_reason(desk: Desk) -> None:
     plain, big = desk.job("echo plain"), desk.job("echo big", gpus=9)
     held, gone = desk.job("echo held", hold=True), desk.job("echo gone", share=100)
     big_ask = Ask(gpus=9, command=True).key()
@@ -94,7 +94,7 @@ def test_every_waiting_job_says_why(desk: Desk) -> None:
     assert "infeasible: needs 9 idle GPUs, 2 managed" in text
 
 
-def test_an_end_that_is_not_recorded_yet_is_told(desk: Desk) -> None:
+def test_status_shows_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done; exit 7")
     seen = jobs(desk)[job]
     assert (seen["state"], seen["recorded"], seen["gpus"], seen["attempts"]) == ("running", True, [0], 1)
@@ -111,7 +111,7 @@ def test_an_end_that_is_not_recorded_yet_is_told(desk: Desk) -> None:
     assert re.search(rf"^ *{job}  failed  .*  exit code 7$", out, re.MULTILINE)
 
 
-def test_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
+def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(25)]
     desk.record(*(act.Finish(job, Outcome.COMPLETED, "") for job in ids))
@@ -123,7 +123,7 @@ def test_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     assert "(status --all)" not in desk.run("status", "--all")[1]
 
 
-def test_the_first_line_counts_by_outcome(desk: Desk) -> None:
+def test_first_line_counts_jobs_by_outcome(desk: Desk) -> None:
     ids = [desk.job(f"echo {n}") for n in range(6)]
     ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
     desk.record(*(act.Finish(job, outcome, "") for job, outcome in zip(ids, ends, strict=False)))
@@ -133,7 +133,7 @@ def test_the_first_line_counts_by_outcome(desk: Desk) -> None:
     assert first == "1 job: 1 failed"
 
 
-def test_malformed_lines_and_unreadable_files_are_shown(desk: Desk) -> None:
+def test_status_shows_malformed_lines_and_unreadable_files(desk: Desk) -> None:
     path = f"{desk.path}/jobs.txt"
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file VALUES (?, ?, 'Permission denied')", (path, str(desk.path)))
@@ -155,14 +155,14 @@ def test_malformed_lines_and_unreadable_files_are_shown(desk: Desk) -> None:
     assert path not in text
 
 
-def test_no_text_of_a_user_reaches_the_terminal_raw(desk: Desk) -> None:
+def test_user_text_is_escaped_on_the_terminal(desk: Desk) -> None:
     desk.job("echo \x1b]0;owned\x07 \x9b31m", name=None)
     out = desk.run("status")[1]
     assert r"echo \x1b]0;owned\x07 \x9b31m" in out
     assert not any(c in out for c in "\x1b\x07\x9b")
 
 
-def test_twenty_thousand_queued_jobs_are_short(desk: Desk) -> None:
+def test_status_of_twenty_thousand_queued_jobs_is_short(desk: Desk) -> None:
     with desk.store.db.transaction():
         for n in range(20_000):
             desk.job(f"echo {n}")
@@ -175,7 +175,7 @@ def test_twenty_thousand_queued_jobs_are_short(desk: Desk) -> None:
     assert len(report(desk)["jobs"]) == 20_000
 
 
-def test_a_look_is_one_moment_and_writes_nothing(desk: Desk) -> None:
+def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
     desk.attempt(desk.job())
     with desk.store.one_moment():
         before = desk.store.counts()
@@ -281,7 +281,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
 
 
-def test_on_a_terminal_lines_are_cut_to_its_width(desk: Desk, terminal: Terminals) -> None:
+def test_lines_are_cut_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
     job = desk.job("python " + "x" * 300 + " --last 3")
     desk.record(act.Finish(job, Outcome.CANCELLED, "y" * 200))
     assert desk.state(job) == JobState.FINISHED
@@ -297,7 +297,7 @@ def test_on_a_terminal_lines_are_cut_to_its_width(desk: Desk, terminal: Terminal
         assert "cancelled" in said
 
 
-def test_a_terminal_of_few_rows_is_not_scrolled(desk: Desk, terminal: Terminals) -> None:
+def test_status_does_not_scroll_a_small_terminal(desk: Desk, terminal: Terminals) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(60)]
     desk.record(*(act.Finish(job, Outcome.COMPLETED, "") for job in ids[:50]))
@@ -309,7 +309,7 @@ def test_a_terminal_of_few_rows_is_not_scrolled(desk: Desk, terminal: Terminals)
     assert len(said.splitlines()) > 60
 
 
-def test_the_last_line_of_what_runs(desk: Desk) -> None:
+def test_status_shows_the_last_output_line_of_running_jobs(desk: Desk) -> None:
     script = r"printf ' 10%%|#\r 20%%|##'; while [ ! -e go ]; do sleep 0.01; done"
     job = desk.run_job(script)
     log = desk.path / f"job_{job}.log"
@@ -327,7 +327,7 @@ def test_the_last_line_of_what_runs(desk: Desk) -> None:
     desk.wait_until_gone()
 
 
-def test_jobs_that_wait_for_one_thing_are_one_row(desk: Desk) -> None:
+def test_jobs_waiting_for_the_same_thing_share_a_row(desk: Desk) -> None:
     with desk.scheduler("deaf"):
         ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
         row = desk.store.job(ids[0])
@@ -338,7 +338,7 @@ def test_jobs_that_wait_for_one_thing_are_one_row(desk: Desk) -> None:
         assert desk.run("status", "--all")[1].count("needs 0.5 of a GPU, 0 free") == 3
 
 
-def test_watch_redraws_in_place_and_gives_the_terminal_back(desk: Desk, terminal: Terminals) -> None:
+def test_watch_redraws_in_place_and_restores_the_terminal(desk: Desk, terminal: Terminals) -> None:
     first = desk.job("echo first")
     shown = terminal("--watch", "0.1")
     said = shown.until(DRAWN)
@@ -373,7 +373,7 @@ def test_watch_follows_the_size_of_the_terminal(desk: Desk, terminal: Terminals)
     assert shown.after == shown.before
 
 
-def test_watch_goes_on_when_the_record_is_gone_for_a_while(desk: Desk, terminal: Terminals) -> None:
+def test_watch_continues_while_the_store_is_missing(desk: Desk, terminal: Terminals) -> None:
     desk.job("echo hello")
     shown = terminal("--watch", "0.1")
     shown.until(DRAWN)
@@ -391,19 +391,19 @@ def test_watch_needs_a_terminal(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("status", "--watch")
     assert (code, out) == (2, "")
-    assert "this is none: leave out --watch, or use `status --json`" in err
+    assert "the output is not a terminal; leave out --watch, or use `status --json`" in err
     assert desk.run("status", "--watch", "2", "--json")[0] == 2
     assert desk.run("status", "--watch", "0")[0] == 2
 
 
-def test_watch_draws_nothing_on_a_dumb_terminal(desk: Desk) -> None:
+def test_watch_refuses_a_dumb_terminal(desk: Desk) -> None:
     assert desk.store
     shown = Terminal("--watch", TERM="dumb")
     code, said = shown.end()
     assert (code, said) == (2, "")
 
 
-def test_memory_that_is_booked_and_used(desk: Desk) -> None:
+def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     this = desk.store.attempts(job)[0]["id"]
     with desk.store.db.transaction() as db:

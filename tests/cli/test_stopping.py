@@ -21,26 +21,26 @@ from tests.waiting import wait_for
 LONG = "echo up; while :; do sleep 0.02; done"
 
 
-def test_with_none_up_it_says_so_and_leaves_nothing(desk: Desk) -> None:
+def test_stop_without_a_scheduler_says_so_and_leaves_no_request(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("stop")
     assert (code, out, err) == (0, f"no scheduler is running on {desk.home.state_file}\n", "")
     assert desk.wishes() == []
 
 
-def test_the_scheduler_ends_and_running_jobs_go_on(desk: Desk) -> None:
+def test_stop_ends_the_scheduler_and_running_jobs_continue(desk: Desk) -> None:
     job = desk.run_job(LONG)
     with desk.scheduler() as pid:
         code, out, err = desk.run("stop")
         assert (code, err) == (0, "")
-        assert out.startswith(f"the scheduler (pid {pid}) has ended\nrunning jobs go on: job {job};")
+        assert out.startswith(f"the scheduler (pid {pid}) has ended\nrunning jobs continue: job {job};")
         assert scheduler_pid(desk.home.lock) is None
     assert processes_of(desk.folders)
     assert desk.state(job) == "running"
     assert desk.wishes() == []
 
 
-def test_a_scheduler_that_does_not_end_is_named_and_the_wish_taken_back(
+def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "END_S", 0.1)
@@ -52,7 +52,7 @@ def test_a_scheduler_that_does_not_end_is_named_and_the_wish_taken_back(
     assert desk.wishes() == []
 
 
-def test_a_scheduler_of_another_container_is_not_named_by_a_pid(
+def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert desk.store
@@ -64,13 +64,13 @@ def test_a_scheduler_of_another_container_is_not_named_by_a_pid(
     assert "kill" not in err
 
 
-def test_a_scheduler_that_was_coming_up_ends_as_well(desk: Desk) -> None:
+def test_stop_ends_a_scheduler_that_is_starting(desk: Desk) -> None:
     with desk.scheduler("rising") as pid:
         assert desk.run("stop") == (0, f"the scheduler (pid {pid}) has ended\n", "")
     assert desk.wishes() == []
 
 
-def test_a_first_scheduler_that_has_no_database_yet_is_waited_for(
+def test_stop_waits_for_a_first_scheduler_without_a_database(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aside = desk.home.database.with_name("aside")
@@ -89,7 +89,9 @@ def test_a_first_scheduler_that_has_no_database_yet_is_waited_for(
         assert desk.run("stop")[:2] == (0, f"the scheduler (pid {pid}) has ended\n")
 
 
-def test_a_scheduler_that_dies_meanwhile_leaves_no_wish(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_that_dies_meanwhile_leaves_no_stop_request(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with desk.scheduler("deaf") as pid:
         monkeypatch.setattr(Home, "ring", lambda home: os.kill(pid, signal.SIGKILL))
         assert desk.run("stop")[0] == 0
@@ -106,7 +108,7 @@ def with_state_file(desk: Desk) -> None:
     StateWatch(desk.store).write(0.0, at_once=True)
 
 
-def test_stop_with_none_up_gives_back_the_shares_of_jobs_that_ended_meanwhile(desk: Desk) -> None:
+def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> None:
     ends, stays = desk.run_job("while [ ! -e go ]; do sleep 0.01; done"), desk.run_job(LONG)
     file = desk.home.state_file
     file.write_text('{"screen_sessions": ["kept"], "gpu_status": [], "paused_gpus": [], "_scheduler": {}}')
@@ -119,8 +121,8 @@ def test_stop_with_none_up_gives_back_the_shares_of_jobs_that_ended_meanwhile(de
     wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
     assert desk.run("stop") == (
         0,
-        f"no scheduler is running on {file}\nrunning jobs go on: job {stays}; `cancel JOB` ends one, a new"
-        f" start goes on with them\n{file.name} is brought up to date: gpu_status [0.5, 0.0]\n",
+        f"no scheduler is running on {file}\nrunning jobs continue: job {stays}; `cancel JOB` ends one; the"
+        f" next `start` continues to manage them\n{file.name} updated: gpu_status [0.5, 0.0]\n",
         "",
     )
     state = state_of(desk)
@@ -129,7 +131,7 @@ def test_stop_with_none_up_gives_back_the_shares_of_jobs_that_ended_meanwhile(de
     assert state["screen_sessions"] == ["kept"]
     assert desk.state(ends) == "running", "the next scheduler records its end"
     assert desk.run("stop", "--jobs") == (
-        0, f"job {stays}: cancelled\n{file.name} is brought up to date: gpu_status [0.0, 0.0]\n", ""
+        0, f"job {stays}: cancelled\n{file.name} updated: gpu_status [0.0, 0.0]\n", ""
     )  # fmt: skip
     assert desk.run("stop") == (0, f"no scheduler is running on {file}\n", "")
 
@@ -139,7 +141,7 @@ def test_stop_with_none_up_gives_back_the_shares_of_jobs_that_ended_meanwhile(de
     [None, "{", '{"gpu_status": [1.0, 1.0], "paused_gpus": []}'],
     ids=["deleted", "broken", "older's"],
 )
-def test_stop_leaves_a_state_file_alone_that_is_not_its_own(desk: Desk, content: str | None) -> None:
+def test_stop_does_not_change_a_foreign_or_broken_state_file(desk: Desk, content: str | None) -> None:
     assert desk.store
     with_state_file(desk)
     desk.home.state_file.unlink()
@@ -150,7 +152,7 @@ def test_stop_leaves_a_state_file_alone_that_is_not_its_own(desk: Desk, content:
     assert now == content
 
 
-def test_a_job_whose_runner_was_killed_keeps_its_share_while_its_command_runs(desk: Desk) -> None:
+def test_job_keeps_its_share_while_its_command_outlives_the_runner(desk: Desk) -> None:
     job = desk.run_job(f"echo $$ > pid; {LONG}")
     wait_for((desk.path / "pid").exists, "the start of the command")
     with_state_file(desk)
@@ -166,7 +168,7 @@ def test_a_job_whose_runner_was_killed_keeps_its_share_while_its_command_runs(de
     assert state_of(desk)["gpu_status"] == [0.0, 0.0]
 
 
-def test_jobs_are_cancelled_with_it_and_known_as_cancelled(desk: Desk) -> None:
+def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -> None:
     job = desk.run_job(LONG)
     waiting = desk.job("echo next")
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
@@ -184,7 +186,7 @@ def test_jobs_are_cancelled_with_it_and_known_as_cancelled(desk: Desk) -> None:
     assert desk.state(waiting) == "queued"
 
 
-def test_jobs_are_cancelled_with_none_up(desk: Desk) -> None:
+def test_stop_with_jobs_cancels_them_without_a_scheduler(desk: Desk) -> None:
     job = desk.run_job(LONG)
     assert desk.run("stop", "--jobs") == (0, f"job {job}: cancelled\n", "")
     desk.wait_until_gone()

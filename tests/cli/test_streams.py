@@ -32,19 +32,19 @@ START = "start --simulate 1 --drain --log-dir logs"
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["--help", "completion bash", "add --output-file - -- echo x", "status"])
-def test_a_full_disk_under_the_output(tmp_path: Path, command: str) -> None:
+def test_full_disk_under_the_output_is_reported(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f"g {command} >/dev/full")
     assert (done.returncode, done.stderr.decode()) == (1, f"gpu-scheduler: {FULL}")
 
 
-def test_a_closed_output_holds_up_no_command(tmp_path: Path) -> None:
+def test_commands_work_with_a_closed_output(tmp_path: Path) -> None:
     for command in ("g completion bash >&-", "g status >&- 2>&- <&-"):
         done = shell(tmp_path, command)
         assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("streams", [">&- 2>&- <&-", ">/dev/full", ">&- 2>/dev/full"])
-def test_start_needs_no_output(tmp_path: Path, streams: str) -> None:
+def test_start_works_without_output(tmp_path: Path, streams: str) -> None:
     (tmp_path / "jobs.txt").write_text("ls -l /proc/self/fd > fds; echo hello\n")
     done = shell(tmp_path, f"g {START} {streams}")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -52,13 +52,13 @@ def test_start_needs_no_output(tmp_path: Path, streams: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["start --simulate 1", "status", "add -- echo x", "doctor"])
-def test_a_deleted_working_folder(tmp_path: Path, command: str) -> None:
+def test_deleted_working_directory_is_reported(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f'mkdir gone; cd gone; rmdir "$PWD"; g {command}')
-    told = "gpu-scheduler: the working folder has been deleted; change to one that exists\n"
+    told = "gpu-scheduler: the working directory has been deleted; change to one that exists\n"
     assert (done.returncode, done.stderr.decode()) == (1, told)
 
 
-def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+def test_commands_work_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     os.mkdir(folder)
     done = shell(folder, f"echo 'echo hi' > jobs.txt; g {START}")
@@ -71,7 +71,7 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("place", "charset"), [("zh_CN", "GBK"), ("ja_JP", "EUC-JP")])
-def test_a_locale_that_is_not_utf8(tmp_path: Path, place: str, charset: str) -> None:
+def test_commands_work_in_a_locale_that_is_not_utf8(tmp_path: Path, place: str, charset: str) -> None:
     made = subprocess.run(
         ["bash", "-c", f"localedef -i {place} -f {charset} {tmp_path}/{place}.{charset}"],
         capture_output=True, check=False,
@@ -92,7 +92,7 @@ def test_a_locale_that_is_not_utf8(tmp_path: Path, place: str, charset: str) -> 
 
 
 @pytest.mark.parametrize("command", ["lint", "lint - < jobs.txt", "status"])
-def test_little_memory(tmp_path: Path, command: str) -> None:
+def test_out_of_memory_is_reported(tmp_path: Path, command: str) -> None:
     (tmp_path / "jobs.txt").write_text("echo hi\n")
     done = shell(tmp_path, f"ulimit -v 200000; g {command}")
     assert (done.returncode, done.stderr) == (0, b"")

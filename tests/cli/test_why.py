@@ -39,18 +39,18 @@ def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def test_whether_a_scheduler_is_up(desk: Desk) -> None:
+def test_why_shows_whether_a_scheduler_is_running(desk: Desk) -> None:
     job = desk.job()
     assert checks(desk, job)["scheduler"][0] == "bad"
     assert "run `start`" in desk.run("why", job)[1]
-    assert checks(desk, job)["values"][1].startswith("those of the GPUs are as of ")
+    assert checks(desk, job)["values"][1].startswith("the GPUs were last sampled ")
     with desk.scheduler("deaf") as pid:
         found = checks(desk, job)
         assert found["scheduler"] == ("ok", f"running, pid {pid}", "")
         assert "values" not in found
 
 
-def test_each_gpu_says_whether_it_takes_the_job(desk: Desk) -> None:
+def test_why_says_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     holder = desk.job(share=600)
     desk.record(act.Start(holder, ("SIM-0",), 600))
     desk.record(act.SetPaused("SIM-1", True))
@@ -69,7 +69,7 @@ def test_each_gpu_says_whether_it_takes_the_job(desk: Desk) -> None:
     assert checks(desk, job)["placing"][:2] == ("ok", "it would start on GPU 1 now")
 
 
-def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
+def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     foreign = GpuSample("SIM-0", 0, "card", 1000, 600, 55.0, (GpuProcess(os.getpid(), 600),))
     job = desk.job(share=500, allowed=(0,))
     desk.recorder.note_gpus([foreign], None, Clock().now())
@@ -96,14 +96,14 @@ def test_the_thresholds_and_what_is_measured_against_them(desk: Desk) -> None:
     assert checks(desk, job)["GPU 1"][1].startswith("not allowed for this job, which may use 0; ")
 
 
-def test_what_can_never_fit(desk: Desk) -> None:
+def test_why_says_that_a_job_can_never_fit(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
     assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, 2 managed")
     assert remedy.startswith("change its line: fewer or other GPUs")
     assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0,1"
 
 
-def test_what_memory_leaves_to_a_declaration(desk: Desk) -> None:
+def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
     holder = desk.job(vram=16384)
     desk.record(act.Start(holder, ("SIM-0",), 0, vram=16384))
     job = desk.job(vram=8192)
@@ -122,7 +122,7 @@ def test_what_memory_leaves_to_a_declaration(desk: Desk) -> None:
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
 
 
-def test_exclusive_as_the_scheduler_was_told(desk: Desk) -> None:
+def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
     desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
     job = desk.job(share=100)
     assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
@@ -130,7 +130,7 @@ def test_exclusive_as_the_scheduler_was_told(desk: Desk) -> None:
     assert checks(desk, job)["GPU 0"][1].startswith("does not take it: busy; ")
 
 
-def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
+def test_foreign_process_counts_with_its_peak(desk: Desk) -> None:
     job = desk.job(vram=12288, allowed=(0,))
     foreign = GpuSample("SIM-0", 0, "card", 24576, 1000, 5.0, (GpuProcess(os.getpid(), 1000),))
     desk.recorder.note_gpus([foreign], None, Clock().now())
@@ -144,7 +144,7 @@ def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
     assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left for a declaration" in says
 
 
-def test_what_can_never_fit_for_its_memory(desk: Desk) -> None:
+def test_why_says_that_a_job_needs_more_memory_than_any_gpu_has(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(vram=24576))["placing"]
     assert (grade, says) == (
         "bad",
@@ -154,7 +154,7 @@ def test_what_can_never_fit_for_its_memory(desk: Desk) -> None:
     assert remedy.startswith("change its line: less memory (vram=), fewer")
 
 
-def test_the_memory_of_one_that_runs(desk: Desk) -> None:
+def test_why_shows_the_memory_of_a_running_job(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert "memory" not in checks(desk, job)
     this = desk.store.attempts(job)[0]["id"]
@@ -164,7 +164,7 @@ def test_the_memory_of_one_that_runs(desk: Desk) -> None:
     desk.wait_until_gone()
 
 
-def test_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_checks_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))
     os.makedirs(desk.path / "conda" / "envs" / "good" / "bin")
     script = desk.path / "t.py"
@@ -189,7 +189,7 @@ def test_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert checks(desk, desk.job(cwd="/no/folder"))["folder"][:2] == ("bad", "/no/folder does not exist")
 
 
-def test_the_order_and_the_retry(desk: Desk) -> None:
+def test_why_shows_the_queue_order_and_the_next_retry(desk: Desk) -> None:
     jobs = [desk.job(priority=1) for _ in range(8)]
     job = desk.job(priority=5)
     assert checks(desk, jobs[0])["order"][1] == "first in the queue (priority 1)"
@@ -205,12 +205,12 @@ def test_the_order_and_the_retry(desk: Desk) -> None:
     assert says.startswith("2 failed starts; next try in ")
 
 
-def test_a_held_job(desk: Desk) -> None:
+def test_why_explains_a_held_job(desk: Desk) -> None:
     job = desk.job(hold=True)
     assert checks(desk, job)["held"] == ("bad", "held by its line", f"`release {job}` queues it")
 
 
-def test_its_line_and_malformed_ones_near_it(desk: Desk) -> None:
+def test_why_shows_the_line_and_malformed_lines_near_it(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
     assert checks(desk, job)["line"][1] == f"no longer in {path}"
@@ -230,7 +230,7 @@ def test_its_line_and_malformed_ones_near_it(desk: Desk) -> None:
     assert found["jobs file"][1] == "1 malformed line elsewhere in it"
 
 
-def test_a_job_that_failed(desk: Desk) -> None:
+def test_why_explains_a_failed_job(desk: Desk) -> None:
     job = desk.run_job("seq 20; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
@@ -245,10 +245,10 @@ def test_a_job_that_failed(desk: Desk) -> None:
     assert told["log_end"] == [*map(str, range(12, 21)), "ModuleNotFoundError: No module named 'torch'"]
     out = desk.run("why", job)[1]
     assert out.startswith(f"job {job} failed, exit code 1: ModuleNotFoundError: No module named 'torch'\n")
-    assert "The end of its log:\n  12\n" in out
+    assert "End of its log:\n  12\n" in out
 
 
-def test_the_events_shown_are_those_of_its_own_record(desk: Desk) -> None:
+def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
     """The main log in the folder may hold lines of another scheduler about a job of the same number."""
     job = desk.job("echo a")
     desk.home.log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
@@ -266,14 +266,14 @@ def ended(desk: Desk, script: str) -> int:
     return job
 
 
-def test_a_failure_is_told_by_reason_advice_and_end_of_the_log_and_with_v_by_every_check(desk: Desk) -> None:
+def test_why_shows_reason_advice_and_end_of_log_and_with_v_every_check(desk: Desk) -> None:
     job = ended(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     assert desk.run("why", job)[1].splitlines()[1:] == [
         "",
         "What to do: install it in the job's environment, or name the right environment (conda=NAME or"
         f" venv=PATH); then `retry {job}` runs it again",
         "",
-        "The end of its log:",
+        "End of its log:",
         "  before",
         "  ModuleNotFoundError: No module named 'torch'",
         "",
@@ -284,7 +284,7 @@ def test_a_failure_is_told_by_reason_advice_and_end_of_the_log_and_with_v_by_eve
     assert out.endswith("  ModuleNotFoundError: No module named 'torch'\n")
 
 
-def test_an_error_of_several_hundred_characters_is_told_once(desk: Desk) -> None:
+def test_long_error_is_shown_only_once(desk: Desk) -> None:
     oom = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity"
         " of 23.64 GiB of which 1.91 GiB is free.  Process 12 has 21.73 GiB memory in use. If reserved but"
@@ -309,17 +309,17 @@ def test_an_error_of_several_hundred_characters_is_told_once(desk: Desk) -> None
     assert told["log_end"] == [oom]
     # Without its log only the reason has it.
     (desk.path / f"job_{job}.log").unlink()
-    assert "is not there any more" in desk.run("why", job)[1]
+    assert "no longer exists" in desk.run("why", job)[1]
 
 
-def test_what_to_do_is_broken_at_words_on_a_terminal(desk: Desk) -> None:
+def test_advice_is_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
     job = ended(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     rows = on_terminal("why", job).decode().splitlines()
     begin = rows.index("What to do: install it in the job's environment, or name the right environment")
     assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
 
 
-def test_checks_are_broken_at_words_on_a_terminal(desk: Desk) -> None:
+def test_checks_are_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
     holder = desk.job(share=600)
     desk.record(act.Start(holder, ("SIM-0",), 600))
     rows = on_terminal("why", desk.job(share=500)).decode().splitlines()
@@ -329,14 +329,14 @@ def test_checks_are_broken_at_words_on_a_terminal(desk: Desk) -> None:
     assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
 
-def test_the_header_of_a_log_is_no_output(desk: Desk) -> None:
+def test_header_of_a_log_is_not_shown_as_output(desk: Desk) -> None:
     job = ended(desk, "exit 3")
     log = desk.path / f"job_{job}.log"
     header, end = "# job 1, attempt 1: exit 3\n# GPUs: 0\n", "--- failed: exit code 3, after 0.1 s\n"
     log.write_text(f"{header}{end}")
     assert desk.run("why", job)[1].endswith(f"\n\nIt printed nothing.\n\n`why {job} -v` shows every check.\n")
     log.write_text(f"{header}one\n# two\n{end}")
-    assert "The end of its log:\n  one\n  # two\n\n" in desk.run("why", job)[1]
+    assert "End of its log:\n  one\n  # two\n\n" in desk.run("why", job)[1]
 
 
 OOM = 'echo "CUDA out of memory, try a smaller batch"; exit 1'
@@ -346,7 +346,7 @@ def advice(desk: Desk, job: int) -> str:
     return checks(desk, job)["end"][2].partition(";")[0]
 
 
-def test_a_job_that_had_its_gpu_alone_is_not_told_to_ask_for_more_of_it(desk: Desk) -> None:
+def test_oom_advice_for_a_job_alone_on_its_gpu_is_not_to_request_more(desk: Desk) -> None:
     job = ended(desk, OOM)
     assert answer(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
@@ -360,7 +360,7 @@ def test_a_job_that_had_its_gpu_alone_is_not_told_to_ask_for_more_of_it(desk: De
     assert "a larger GPU (GPU 1), or two GPUs" in advice(desk, job)
 
 
-def test_a_job_that_shared_its_gpu_is_told_to_ask_for_more(desk: Desk) -> None:
+def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
     job = ended(desk, OOM)
     shared = "the GPU was full, and others used it too: request more memory (vram= or share=)"
@@ -374,7 +374,7 @@ def test_a_job_that_shared_its_gpu_is_told_to_ask_for_more(desk: Desk) -> None:
     assert advice(desk, job).startswith("it had its GPU to itself")
 
 
-def test_the_job_that_had_the_gpu_just_before_is_no_neighbor(desk: Desk) -> None:
+def test_oom_advice_ignores_the_previous_job_on_the_gpu(desk: Desk) -> None:
     before = desk.attempt(desk.job())
     job = ended(desk, OOM)
     began = desk.store.attempts(job)[0]["created_at"]
@@ -392,7 +392,7 @@ def test_the_job_that_had_the_gpu_just_before_is_no_neighbor(desk: Desk) -> None
         ([[77, 1.0, 100]], [[77, 100, False]], True),
     ],
 )
-def test_programs_of_others_share_a_gpu_as_well(
+def test_oom_advice_counts_foreign_processes(
     desk: Desk, held: list[Any], processes: list[Any], alone: bool
 ) -> None:
     job = ended(desk, OOM)
@@ -404,7 +404,7 @@ def test_programs_of_others_share_a_gpu_as_well(
     assert advice(desk, job).startswith("it had its GPU to itself") is alone
 
 
-def test_a_job_that_declared_all_that_a_gpu_can_give_is_not_told_to_ask_for_more(desk: Desk) -> None:
+def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
     desk.attempt(desk.job())
     job = ended(desk, OOM)
     for vram, most in ((23_863, False), (23_864, True)):
@@ -413,7 +413,7 @@ def test_a_job_that_declared_all_that_a_gpu_can_give_is_not_told_to_ask_for_more
         assert advice(desk, job).startswith("it had the most memory that a GPU can give: use a") is most
 
 
-def test_what_was_seen_of_a_job_that_failed_is_told_beside_its_end(desk: Desk) -> None:
+def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
     row = desk.attempt(job)
     desk.record(act.NoteExceeded(job, row["id"], "SIM-0", 12034, 8192))
@@ -425,7 +425,7 @@ def test_what_was_seen_of_a_job_that_failed_is_told_beside_its_end(desk: Desk) -
     assert "by hand" not in out
 
 
-def test_a_job_that_runs_and_one_that_completed(desk: Desk) -> None:
+def test_why_of_a_running_and_of_a_completed_job(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert checks(desk, job)["runs"][1].startswith("on GPU 0")
     (desk.path / "go").touch()
@@ -438,7 +438,7 @@ def test_a_job_that_runs_and_one_that_completed(desk: Desk) -> None:
     assert answer(desk, job)["log_end"] == []
 
 
-def test_a_job_whose_script_does_not_exist(desk: Desk) -> None:
+def test_why_of_a_job_whose_script_does_not_exist(desk: Desk) -> None:
     spec = JobSpec("csv", "0,/no.py,,,", str(desk.path), script="/no.py")
     job = desk.store.insert_job(spec, "cli")
     row = desk.attempt(job)
@@ -452,7 +452,7 @@ def test_a_job_whose_script_does_not_exist(desk: Desk) -> None:
     )
 
 
-def test_a_very_long_line_is_cut_for_people_and_not_for_programs(desk: Desk) -> None:
+def test_very_long_line_is_cut_in_text_but_not_in_json(desk: Desk) -> None:
     text = f"echo {'x' * 60_000}"
     job = desk.job(text, share=100)
     jobs = desk.path / "jobs.txt"

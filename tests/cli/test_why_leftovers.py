@@ -17,7 +17,7 @@ from tests.cli.test_why import answer, checks
 from tests.waiting import wait_for
 
 
-def test_a_job_whose_gpu_is_given_back_holds_nothing_of_it(desk: Desk) -> None:
+def test_job_whose_gpu_was_released_does_not_hold_it(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
     end = act.Close(over, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
@@ -28,7 +28,7 @@ def test_a_job_whose_gpu_is_given_back_holds_nothing_of_it(desk: Desk) -> None:
     assert len(desk.store.unsettled()) == 1  # its memory may not be back yet
 
 
-def test_a_wait_for_another_try_ends_with_the_boot(desk: Desk) -> None:
+def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
     job, clock = desk.job(), Clock()
     row = desk.attempt(job)
     later = clock.now().boot + 100
@@ -42,7 +42,7 @@ def test_a_wait_for_another_try_ends_with_the_boot(desk: Desk) -> None:
     assert checks(desk, job)["retry"][:2] == ("ok", "1 failed start; the next try is due")
 
 
-def test_a_gpu_that_was_lost_in_the_last_sample(desk: Desk) -> None:
+def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     job = desk.job(share=500)
     lost = GpuSample("SIM-0", 0, "card", None, None, None, fault="lost")
     desk.recorder.note_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
@@ -51,7 +51,7 @@ def test_a_gpu_that_was_lost_in_the_last_sample(desk: Desk) -> None:
     assert says.startswith("does not take it: lost")
 
 
-def test_an_interrupted_job_shows_the_end_of_its_log_and_says_when_that_is_gone(desk: Desk) -> None:
+def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk) -> None:
     job = desk.run_job("echo step 1; echo step 2; exec sleep 60")
     row, log = desk.store.attempts(job)[0], desk.path / f"job_{job}.log"
     wait_for(lambda: "step 2" in log.read_text(), "its output")
@@ -70,10 +70,10 @@ def test_an_interrupted_job_shows_the_end_of_its_log_and_says_when_that_is_gone(
     assert "placing" in desk.run("why", job, "-v")[1]
     log.unlink()
     assert answer(desk, job)["log_end"] == []
-    assert checks(desk, job)["log"] == ("warn", f"{log} is not there any more", "")
+    assert checks(desk, job)["log"] == ("warn", f"{log} no longer exists", "")
 
 
-def test_a_malformed_line_of_another_file_is_not_near(desk: Desk) -> None:
+def test_malformed_line_of_another_file_is_not_near(desk: Desk) -> None:
     path, other = (str(desk.path / name) for name in ("jobs.txt", "other.txt"))
     job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
     with desk.store.db.transaction() as db:
