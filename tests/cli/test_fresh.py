@@ -281,7 +281,7 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
     monkeypatch.setattr(fresh, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
         to_forget(desk.home)
-    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; no jobs were forgotten"
+    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
 
 
 def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:

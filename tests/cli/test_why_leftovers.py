@@ -22,7 +22,7 @@ def test_job_whose_gpu_was_released_does_not_hold_it(desk: Desk) -> None:
     row = desk.attempt(over)
     end = act.Close(over, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
     desk.record(end)
-    assert f"held by job {over}" in checks(desk, job)["GPU 0"][1]
+    assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
     desk.record(act.Release(row["id"]))
     assert "no job of ours" in checks(desk, job)["GPU 0"][1]
     assert len(desk.store.unsettled()) == 1  # its memory may not be back yet

@@ -47,7 +47,7 @@ def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     pid = up(world)
     assert pid is not None
     last = out.splitlines()[-1]
-    assert last == f"scheduler up in the background, pid {pid}; log {world.folder}/gpu_scheduler.log"
+    assert last == f"scheduler running in the background, pid {pid}; log {world.folder}/gpu_scheduler.log"
     process = psutil.Process(pid)
     assert os.getsid(pid) == pid
     assert process.terminal() is None
@@ -106,7 +106,7 @@ def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemo
     os.close(write)
     assert caller.stdout is not None
     with caller.stdout as out:
-        assert b"scheduler up in the background" in out.read()  # ends before the scheduler does
+        assert b"scheduler running in the background" in out.read()  # ends before the scheduler does
     assert caller.wait(60) == -signal.SIGHUP
     assert os.read(read, 1) == b""
     os.close(read)
@@ -159,7 +159,7 @@ def test_ctrl_c_during_startup_ends_the_daemon_too(daemons: World) -> None:
 def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     os.mkfifo(daemons.folder / "gpu_scheduler.log")
     daemons.append("[share=0.5] exit 0")
-    assert "scheduler up in the background" in daemons.ok(*START)
+    assert "scheduler running in the background" in daemons.ok(*START)
     daemons.finished(1)
     daemons.ok("stop")
 
