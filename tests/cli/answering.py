@@ -1,7 +1,7 @@
-"""A scheduler without GPUs: it holds the lock and carries out wishes by the real rules.
+"""Runs a scheduler without GPUs, which holds the lock and carries out requests by the real rules.
 
-python -m tests.cli.answering STATE_FILE [deaf|rising]: a deaf one answers nothing; a rising one is still
-coming up when it is asked to end.
+python -m tests.cli.answering STATE_FILE [deaf|rising]: `deaf` never answers; `rising` is still starting when
+it is asked to end.
 """
 
 from __future__ import annotations

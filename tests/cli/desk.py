@@ -1,4 +1,4 @@
-"""A record in a folder of its own, commands run on it, and a scheduler that carries out wishes."""
+"""Provides a store in a temporary folder, runs commands on it, and runs a scheduler that answers requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.warm import Process
 
 
 class Desk:
-    """One state file in `path`, which is the current folder."""
+    """A state file and its store in `path`, which is the current folder."""
 
     def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Desk:
 
     @property
     def store(self) -> Store:
-        """The store, made with two GPUs when it is first asked for."""
+        """The store, created with two GPUs at the first access."""
         if self._store is None:
             self._store = Store(self.home, create=True)
             samples = [GpuSample(f"SIM-{i}", i, "Simulated 24 GiB", 24576, 512 * i, 0.0) for i in range(2)]
@@ -50,20 +50,20 @@ class Desk:
 
     @property
     def recorder(self) -> Recorder:
-        """The loop's pen."""
+        """The store writer that the loop uses."""
         return Recorder(self._store or self.store, Settings())
 
     def record(self, *actions: act.Action) -> dict[int, int]:
-        """Write actions down as the loop does."""
+        """Records actions as the loop does."""
         return self.recorder.record(actions, Clock().now())
 
     def job(self, text: str = "echo hello", **values: Any) -> int:
-        """A queued job; `cwd`, and any other value of its spec."""
+        """Inserts a queued job and returns its id; `values` are fields of its spec."""
         spec = {"kind": "command", "text": text, "cwd": str(self.path), "command": text, **values}
         return self.store.insert_job(JobSpec(**spec), "cli")
 
     def attempt(self, job_id: int, gpu: str = "SIM-0") -> Any:
-        """An open attempt of a queued job, its folder not created yet. Its row."""
+        """Opens an attempt of a queued job, without its folder, and returns its row."""
         opened = self.record(act.Start(job_id, (gpu,), 500))
         row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", opened[job_id])
         assert row is not None
@@ -71,11 +71,11 @@ class Desk:
         return row
 
     def folder(self, row: Any) -> Path:
-        """The folder of an attempt."""
+        """Returns the folder of an attempt."""
         return self.home.attempt(row["job_id"], row["number"], row["token"])
 
     def run_job(self, script: str) -> int:
-        """A job whose real runner has claimed it; `script` is bash."""
+        """Runs a bash script as a job whose real runner has claimed it; returns its id."""
         job_id = self.job(script)
         row = self.attempt(job_id)
         log = self.path / f"job_{job_id}.log"
@@ -99,29 +99,29 @@ class Desk:
         return job_id
 
     def run(self, *argv: object) -> tuple[int, str, str]:
-        """One command in this process: exit code, stdout, stderr."""
+        """Runs a command in this process; returns exit code, stdout and stderr."""
         self._capsys.readouterr()
         code = main([str(word) for word in argv])
         out, err = self._capsys.readouterr()
         return code, out, err
 
     def wishes(self) -> list[tuple[str, str]]:
-        """The open wishes: verb and target."""
+        """Returns verb and target of the open requests."""
         return [(row["verb"], row["target"]) for row in self.store.open_wishes()]
 
     def state(self, job_id: int) -> str:
-        """The recorded state of a job."""
+        """Returns the recorded state of a job."""
         row = self.store.job(job_id)
         assert row is not None
         return str(row["state"])
 
     def wait_until_gone(self) -> None:
-        """No process of any attempt is left; a runner ends a moment after its result is there."""
+        """Waits until no process of any attempt is left; a runner ends shortly after writing its result."""
         wait_for(lambda: not processes_of(self.folders), "end of all processes")
 
     @contextmanager
     def scheduler(self, *options: str) -> Iterator[int]:
-        """A process that holds the lock and carries out wishes; its pid."""
+        """Runs a process that holds the lock and carries out requests; yields its pid."""
         assert self.store
         words = [str(self.home.state_file), *options]
         process = Process("tests.cli.answering", words, Path(__file__).parents[2], os.environ, 1, 2)
@@ -133,7 +133,7 @@ class Desk:
             process.wait()
 
     def close(self) -> None:
-        """End what was started, and close the store."""
+        """Ends what was started and closes the store."""
         for token, folder in self.folders.items():
             assert not sweep(folder, token, 0.0, 5.0)
         if self._store is not None:

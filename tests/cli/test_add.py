@@ -228,7 +228,7 @@ def test_added_lines_are_parsed_back_to_the_same_job(
 
 
 def line_of(desk: Desk, *words: str) -> str:
-    """The line that `add` writes for these words."""
+    """Returns the line that `add` writes for these words."""
     code, out, err = desk.run("add", *words)
     assert code == 0, err
     return out.removesuffix("\n")

@@ -1,4 +1,4 @@
-"""`calibrate`: what it prints, and that it changes llm_config.json when asked, whole, and not otherwise."""
+"""`calibrate` prints a comparison, and changes llm_config.json only with --write and only as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"
 
 
 def ran(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
-    """A job that was measured and has ended."""
+    """Inserts a finished job with measured memory."""
     job = desk.job(text, **values)
     gpus = ("SIM-0", "SIM-1")[: values.get("gpus", 1)]
     this = desk.record(act.Start(job, gpus, 0, vram=values.get("vram")))[job]
@@ -37,7 +37,7 @@ def ran(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMPLETED, 
 
 @pytest.fixture
 def config(desk: Desk) -> Path:
-    """The file that the scheduler of the record goes by, and three kinds of jobs that have run."""
+    """Provides the llm_config.json that the scheduler uses, and three kinds of finished jobs."""
     path = desk.path / "llm_config.json"
     path.write_text(CONFIG)
     note(desk.store, Started(llm_config=str(path)))
@@ -107,7 +107,7 @@ def test_single_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> 
     out = desk.run("calibrate", "--write")[1]
     assert f"{config}.bak.\n{OLDER}\n{early}" in out
     assert config.read_text() == before.replace("1.0", '{"vram": 9152}')
-    # What is left rests on too little: nothing is written.
+    # The remaining suggestions rest on too few measurements: nothing is written.
     written = config.read_text()
     again = told(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
@@ -270,7 +270,7 @@ def test_calibrate_considers_all_gpus_and_their_reserved_memory(desk: Desk, conf
                 ('["rare.py", null]', peak),
             )
     found = {one["program"]: one for one in told(desk)["measured"]}
-    # 24,576 MiB, less 512 of the margin and 200 of an idle GPU.
+    # 24,576 MiB minus the margin of 512 and the idle threshold of 200.
     assert found["wide.py"]["attributes"] == "[vram=23864 gpus=2]"
     assert (found["rare.py"]["max_mib"], found["rare.py"]["p95_mib"]) == (24_400, 1000)
     assert found["rare.py"]["reason"] == "needs a GPU to itself"

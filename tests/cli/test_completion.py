@@ -1,4 +1,4 @@
-"""The scripts that complete commands, by the shells themselves where there are any."""
+"""The completion scripts, tested in the real shells where they are installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last of these words."""
+    """Returns the completions that bash offers for the last of these words."""
     (folder / "script").write_text(script("bash"))
     (folder / "ask.sh").write_text(ASK)
     done = subprocess.run(

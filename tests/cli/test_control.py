@@ -1,4 +1,4 @@
-"""`cancel`, `retry`, `hold` and `release`, with and without a scheduler, on real processes where they run."""
+"""`cancel`, `retry`, `hold` and `release`, with and without a scheduler; running jobs are real processes."""
 
 from __future__ import annotations
 

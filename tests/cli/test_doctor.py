@@ -1,4 +1,4 @@
-"""`doctor` as a whole; its checks have tests of their own in tests/doctor."""
+"""The `doctor` command; its checks are tested in tests/doctor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`events`: what happened, with no scheduler up, and followed."""
+"""`events`, without a running scheduler and with --follow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 
 
 def three_jobs(desk: Desk) -> list[int]:
-    """One that was cancelled while it waited, one that ran, one that waits."""
+    """Inserts a job cancelled while waiting, one that ran, and one that waits."""
     jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
     desk.record(act.Finish(jobs[0], Outcome.CANCELLED, "line removed"))
     attempt = desk.attempt(jobs[1])["id"]
@@ -133,7 +133,7 @@ def test_show_lists_the_events_of_one_job(desk: Desk) -> None:
 
 @contextmanager
 def following(desk: Desk, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`events -f` in a process of its own."""
+    """Runs `events -f` in a separate process."""
     command = [sys.executable, "-m", "gpu_scheduler", "events", "-f", *words]
     with subprocess.Popen(
         command, cwd=desk.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -170,7 +170,7 @@ def test_events_are_followed_until_the_reader_leaves(desk: Desk) -> None:
         assert read(process)["event"] == "queued"
         assert process.stdout is not None
         process.stdout.close()
-        # Nothing happens that it could fail to print.
+        # No event occurs whose printing could fail.
         wait_for(lambda: process.poll() is not None, "its end")
         assert process.returncode == 141
         assert process.stderr is not None

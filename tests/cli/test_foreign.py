@@ -1,4 +1,4 @@
-"""Commands on the record of another host: what reads says so, what writes names it and the remedy."""
+"""Commands on the store of another host: readers name the host, writers refuse with the host and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELSEWHERE = Host("gpu-other", "0" * 32)
 
 @pytest.fixture
 def there(desk: Desk) -> Desk:
-    """A desk whose record is another host's, with a waiting job 1 and, as recorded, a running job 2."""
+    """Provides a store of another host with the waiting job 1 and, as recorded, the running job 2."""
     desk.job("echo waits")
     row = desk.attempt(desk.job("sleep 100"))
     log = desk.path / "job_2.log"
@@ -94,7 +94,7 @@ def test_add_works_with_the_store_of_another_host(there: Desk) -> None:
 
 
 def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """A start to the end of what there is to do. before: Python that is run in it first."""
+    """Runs `start --drain` in a separate process. before: Python code that runs in it first."""
     program = f"import sys\n{before}\nfrom gpu_scheduler.cli import main\nsys.exit(main(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", program, "start", "--simulate", "1", "--drain", "--log-dir", "logs", *options],
@@ -108,7 +108,7 @@ def test_take_over_continues_on_this_host(there: Desk) -> None:
     done = start(there, "--take-over")
     assert read_host(there.home.host) == this_host()
     assert there.state(1) == "finished"
-    # Nobody can know what became of a job of that host: it is held, and never taken for a success.
+    # The end of a job on that host cannot be known: it is held, never counted as a success.
     assert there.state(2) == "held", done.stdout + done.stderr
     assert done.returncode == 3
     assert there.run("cancel", "2")[0] == 0
@@ -132,7 +132,7 @@ def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: py
     assert (folder / "runs" / "1").exists()
     assert f"data directory {folder}" in done.stdout + done.stderr
     assert read_host(owner) == this_host(str(folder))
-    # Another host with the same folder, and its own disk.
+    # Another host with the same folder and its own disk.
     write_host(owner, ELSEWHERE)
     refused = start(desk, before=net)
     assert (refused.returncode, "belongs to host gpu-other" in refused.stderr) == (1, True)

@@ -1,4 +1,4 @@
-"""`gpu-scheduler FILE`: a jobs file in the place of a command; started again it goes on where it was."""
+"""`gpu-scheduler FILE`: a jobs file instead of a command, which continues where it stopped when run again."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:
 
 
 def begun(world: World, *words: str) -> Process:
-    """`gpu-scheduler jobs.txt …` that is up; ended with the world."""
+    """Starts `gpu-scheduler jobs.txt …` and waits until it is running; it is ended with the world."""
     with open(world.out, "wb") as out:
         words = ("jobs.txt", *SIMULATED, *words)
         process = Process("gpu_scheduler", words, world.folder, world.env, out.fileno(), out.fileno())
@@ -181,7 +181,7 @@ def test_restart_skips_finished_jobs_and_continues_running_ones(world: World, nu
     assert done.returncode == 0, done.stdout
     assert "drained: 4 of 4 jobs completed" in done.stdout
     assert sorted((world.folder / "ran").read_text().split()) == ["four", "one", "three", "two"]
-    # Once more: nothing is left to do.
+    # Run again: nothing is left to do.
     assert "drained: 4 of 4 jobs completed" in world.ok("jobs.txt", *SIMULATED)
     assert len((world.folder / "ran").read_text().split()) == 4
 
@@ -244,7 +244,7 @@ def test_fresh_is_refused_while_a_scheduler_or_a_job_runs(world: World) -> None:
 
 
 class Asked:
-    """Somebody at a terminal, who gives one answer; and whether the scheduler was begun."""
+    """A user at a terminal who gives one answer; records the questions and the starts of the scheduler."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
         self.questions: list[str] = []

@@ -1,4 +1,4 @@
-"""Forgetting history: what goes, what stays, all or nothing, and when it is refused."""
+"""Forgetting history with --fresh: what is removed, what stays, atomicity, and when it is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def close(desk: Desk, job: int, attempt: int) -> None:
 
 
 def filled(desk: Desk) -> tuple[int, int]:
-    """A finished job with its folder and a line, and a queued one that waits. Their ids."""
+    """Inserts a finished job with its folder and line, and a queued one; returns their ids."""
     done, waits = desk.job(), desk.job("echo later")
     row = desk.attempt(done)
     desk.folder(row).mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     assert {path.name for path in desk.home.folder.iterdir()}.isdisjoint({"journal.jsonl", "journal.jsonl.1"})
     assert (desk.home.folder / "status.txt").exists()
     assert store.db.rows("PRAGMA foreign_key_check") == []
-    # A number is never used again, and the places of new jobs follow.
+    # An id is never reused, and the queue positions of new jobs continue.
     again = desk.job()
     assert again == waits + 1
     assert store.counts() == {"queued": 1}
@@ -195,7 +195,7 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
         pass
     assert desk.state(job) == "running"
     assert desk.run("stop", "--jobs")[0] == 0
-    # The record does not know it yet, and need not.
+    # The end is not recorded yet, and need not be.
     assert desk.state(job) == "running"
     assert to_forget(desk.home) == 1
     with fresh.forgotten(desk.store):

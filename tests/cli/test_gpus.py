@@ -79,7 +79,7 @@ def test_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk) -
     assert desk.run("pause", "0")[0] == 0
     assert path.stat().st_mtime_ns == version
     assert [one.name for one in desk.path.iterdir()] == [path.name]
-    # The first start makes the record, and reads the file.
+    # The first start creates the store and reads the file.
     assert desk.store
     take_in(desk.store, path.read_bytes())
     assert desk.wishes() == [("pause", "SIM-0")]
@@ -100,7 +100,7 @@ def test_pause_before_the_first_start_keeps_keys_of_the_older_scheduler(desk: De
 
 
 def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: Desk) -> None:
-    """Its base in the file would say that GPU 1 was paused all the time, and is no news."""
+    """The base of the removed store says that GPU 1 was already paused, which would hide the change."""
     desk.home.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
     assert desk.run("pause", "0")[0] == 0
     assert json.loads(desk.home.state_file.read_text())["mine"] == 3

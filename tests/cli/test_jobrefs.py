@@ -1,4 +1,4 @@
-"""Jobs by number, range and name, wherever a command takes a job; and the sets of those that failed."""
+"""References to jobs by number, range and name in every command, and the --failed options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDED = "recorded; takes effect when the scheduler starts"
 
 
 def finished(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
-    """A finished job that ended at that time."""
+    """Inserts a finished job that ended at that time."""
     job = desk.job(name=name)
     desk.record(act.Finish(job, outcome, ""))
     with desk.store.db.transaction() as db:
@@ -125,7 +125,7 @@ def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
 
 
 def some_failed(desk: Desk) -> list[int]:
-    """Three jobs that failed, in three ways, among others."""
+    """Inserts three jobs that failed in different ways, among others."""
     finished(desk, None, 50.0)
     failed = [
         finished(desk, None, 100.0 * n, outcome)
@@ -145,7 +145,7 @@ def test_retry_failed_queues_each_failed_job_once(desk: Desk) -> None:
     assert (code, err) == (0, "")
     assert out == "".join(f"job {job}: {RECORDED}\n" for job in failed)
     assert desk.wishes() == [("retry", str(job)) for job in failed]
-    # Asked again before a scheduler is up: that is asked for already.
+    # Repeated before a scheduler runs: the requests exist already.
     assert desk.run("retry", "--failed")[0] == 0
     assert len(desk.wishes()) == len(failed)
 

@@ -1,4 +1,4 @@
-"""`lint`: a jobs file as the scheduler would read it, and nothing queued."""
+"""`lint` reads a jobs file as the scheduler does and queues nothing."""
 
 from __future__ import annotations
 

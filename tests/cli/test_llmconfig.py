@@ -1,4 +1,4 @@
-"""llm_config.json as it is replaced: by nobody else's version, and whole or not at all."""
+"""Replacing llm_config.json: never over someone else's change, and completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OLD, NEW, OTHER = '{"models": {"a": 1.0}}', '{"models": {"a": 0.5}}', '{"models"
 
 
 def _in_place(path: Path) -> None:
-    """An edit of the same length."""
+    """Edits the file in place, keeping its length."""
     status = path.stat()
     path.write_text(OTHER)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
 def _by_rename(path: Path) -> None:
-    """As editors save: another file, with the times of the first."""
+    """Saves like an editor: replaces the file by another one with the same times."""
     status = path.stat()
     spare = path.with_name("spare")
     spare.write_text(OTHER)

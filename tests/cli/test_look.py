@@ -180,7 +180,7 @@ BAR = b"start\n\r  0%|    | 0/2\r 50%|##  | 1/2\r100%|####| 2/2\nend without a n
 
 
 def on_terminal(*argv: object) -> bytes:
-    """Returns the output of a command on a terminal that changes nothing of it."""
+    """Returns the output of a command on a terminal that does not translate it."""
     ours, theirs = pty.openpty()
     mode = termios.tcgetattr(theirs)
     mode[1] &= ~termios.OPOST
@@ -282,7 +282,7 @@ signal.pause()
 
 
 class Claimed:
-    """A running job whose claim a process holds that has a window, as the runner has."""
+    """A running job whose claim is held by a process with a window, like a runner."""
 
     def __init__(self, desk: Desk, session: str | None) -> None:
         self.job = desk.job()
@@ -330,7 +330,7 @@ def claim(desk: Desk) -> Iterator[Callable[[str | None], Claimed]]:
 
 @pytest.fixture
 def fake_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a `screen` that says how it was called; it is the whole PATH."""
+    """Provides a folder, the only one in PATH, with a `screen` that prints its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "screen").write_text('#!/bin/sh\necho "called: $0 $*"\nexit 5\n')
@@ -341,7 +341,7 @@ def fake_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[str]:
-    """The name of a session whose SCREEN is alive."""
+    """Provides the name of a session whose SCREEN process is alive."""
     program = tmp_path / "SCREEN" / "screen"
     program.parent.mkdir()
     program.symlink_to("/bin/sleep")

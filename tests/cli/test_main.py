@@ -1,4 +1,4 @@
-"""The program around the commands: exit codes, what goes to stderr, what is imported."""
+"""The program around the commands: exit codes, stderr, and imports."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_closed_pipe_is_not_an_error(desk: Desk) -> None:
     with desk.store.db.transaction():
         for number in range(400):
             desk.job(f"echo {number} {'x' * 400}")
-    # An unbuffered stdout forgets what a short write left over, and with it the broken pipe.
+    # An unbuffered stdout drops the rest of a short write, and with it the broken pipe error.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", "status", "--json"],

@@ -1,4 +1,4 @@
-"""`priority`: another place in the queue for jobs that wait."""
+"""`priority` changes the priority of waiting jobs."""
 
 from __future__ import annotations
 

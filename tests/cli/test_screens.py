@@ -1,4 +1,4 @@
-"""`screens` of attempts in every moment of theirs; tests/e2e has real sessions."""
+"""`screens` for attempts in every phase; tests/e2e has real sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `start` says about logging out, once it is up."""
+"""The warning of `start` about logging out."""
 
 from __future__ import annotations
 

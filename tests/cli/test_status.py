@@ -1,4 +1,4 @@
-"""`status`: what the record and the folders say, whoever is up."""
+"""`status` shows the store and the attempt folders, with or without a running scheduler."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
 
 
 class Terminal:
-    """A terminal of its own, and `status` on it."""
+    """`status` on a pseudo-terminal."""
 
     def __init__(self, *words: str, size: tuple[int, int] = (24, 80), **env: str) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -262,7 +262,7 @@ Terminals = Callable[..., Terminal]
 
 @pytest.fixture
 def terminal() -> Iterator[Terminals]:
-    """Makes terminals; what still runs on them is ended."""
+    """Provides a function that makes terminals, and ends what still runs on them."""
     made: list[Terminal] = []
 
     def make(*words: str, size: tuple[int, int] = (24, 80), **env: str) -> Terminal:

@@ -1,4 +1,4 @@
-"""`stop`: the scheduler ends, and nothing is left that would end the next one."""
+"""`stop` ends the scheduler and leaves no request that would end the next one."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def state_of(desk: Desk) -> dict[str, Any]:
 
 
 def with_state_file(desk: Desk) -> None:
-    """As the scheduler leaves the file when it ends."""
+    """Writes the state file as the scheduler does when it ends."""
     StateWatch(desk.store).write(0.0, at_once=True)
 
 

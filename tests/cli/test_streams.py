@@ -1,4 +1,4 @@
-"""Commands whose output, folder or name is not what they count on: told in one line, without a traceback."""
+"""Commands with an unusable output, folder or locale work or fail in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL = "the standard output cannot be written: No space left on device\n"
 
 
 def shell(folder: Path | str, command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
-    """A command of bash in which `g` is ours; with the buffers that the interpreter has by default."""
+    """Runs a bash command in which `g` is the program, with the interpreter's default buffering."""
     env = environment() | {"PYTHONPATH": str(ROOT)} | more
     env.pop("PYTHONUNBUFFERED", None)
     ours = f'g() {{ "{sys.executable}" -m gpu_scheduler "$@"; }}; '

@@ -1,4 +1,4 @@
-"""`why`: the checks of a job that does not start, each with its answer, and why another one failed."""
+"""`why`: the checks of a job that does not start, and the explanation of a failed one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(desk: Desk, job: int) -> dict[str, Any]:
 
 
 def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
-    """check -> grade, what it says, remedy; of several with one name the first."""
+    """Returns check -> (grade, text, remedy); the first of several checks with one name."""
     found: dict[str, tuple[str, str, str]] = {}
     for one in answer(desk, job)["checks"]:
         found.setdefault(one["check"], (one["grade"], one["message"], one["remedy"]))
@@ -249,7 +249,7 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
 
 
 def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
-    """The main log in the folder may hold lines of another scheduler about a job of the same number."""
+    """The main log in the folder may hold lines of another scheduler about a job with the same id."""
     job = desk.job("echo a")
     desk.home.log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
     [told] = [one["message"] for one in answer(desk, job)["checks"] if one["check"] == "events"]
@@ -258,7 +258,7 @@ def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
 
 
 def ended(desk: Desk, script: str) -> int:
-    """A job that has run this to its end."""
+    """Runs the script as a job to its end; returns the job's id."""
     job = desk.run_job(script)
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
@@ -307,7 +307,7 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
         assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 …")
     assert told["reason"] in {one["message"] for one in told["checks"]}
     assert told["log_end"] == [oom]
-    # Without its log only the reason has it.
+    # Without the log, only the reason holds the error.
     (desk.path / f"job_{job}.log").unlink()
     assert "no longer exists" in desk.run("why", job)[1]
 
@@ -366,7 +366,7 @@ def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk)
     shared = "the GPU was full, and others used it too: request more memory (vram= or share=)"
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
-        # It would have to be on the same GPU, at the same time.
+        # A neighbor must be on the same GPU at the same time.
         db.execute("UPDATE attempt SET gpus = '[\"SIM-1\"]' WHERE id = ?", (neighbor["id"],))
     assert advice(desk, job).startswith("it had its GPU to itself")
     with desk.store.db.transaction() as db:

@@ -1,4 +1,4 @@
-"""`why`: what earlier attempts, boots and other files have left is not mistaken for what holds a job up."""
+"""`why` does not mistake leftovers of earlier attempts, boots and other files for causes."""
 
 from __future__ import annotations
 
