@@ -1,13 +1,15 @@
-"""What the real GPUs of this machine show, as text for docs/hardware.md.
+"""Checks the probes on the real GPUs of this machine and prints a table for docs/hardware.md.
 
     python tools/hardware.py [--rounds N] [--torch PYTHON]
 
-NVML and GPUtil are to agree: the same cards in the same order, totals within 2 %, memory in use within 5 % of
-the card or 512 MiB, since NVML counts what the driver keeps for itself. With --torch, the Python of an
-environment that has PyTorch: what NVML says of a process is to grow by what PyTorch takes, within 5 %; and a
-job that runs out of memory on the GPU is to run again by its OOM retry, with the peak measured.
+NVML and GPUtil must agree: the same GPUs in the same order, totals within 2 %, memory in use within 5 % of
+the GPU or 512 MiB, because NVML counts what the driver reserves for itself.
 
-Exit code 0 if all of it is so, 1 if not, 4 if no GPU can be read.
+--torch names the Python of an environment that has PyTorch and adds two checks: the memory of a process as
+seen by NVML must grow by what PyTorch allocates, within 5 %; and a job that runs out of GPU memory must be
+run again by its OOM retry, with its peak measured.
+
+Exits with 0 if every check passes, 1 if one fails, 4 if no GPU can be read.
 """
 
 from __future__ import annotations
@@ -29,40 +31,42 @@ from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import Probe, make_probe
 
-#: Takes memory of a GPU by PyTorch.
+#: A program that allocates GPU memory with PyTorch.
 JOB = Path(__file__).with_name("torchjob.py")
-#: How much it takes, MiB.
+#: MiB that it allocates.
 TAKEN_MIB = 2048
-#: How far NVML and PyTorch may be apart on that.
+#: Fraction by which NVML and PyTorch may differ on that.
 TOLERANCE = 0.05
 #: Seconds that the scheduler may take for a job of two attempts, each of which loads PyTorch.
 LONGEST_S = 300.0
 
 
 def differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[str]:
-    """Where the two disagree, in words; empty if they do not."""
+    """Returns texts on where the two probes disagree; empty if they agree."""
     if [gpu.uuid for gpu in nvml] != [gpu.uuid for gpu in gputil]:
-        return [f"other cards or another order: {[g.uuid for g in nvml]} and {[g.uuid for g in gputil]}"]
+        return [f"different GPUs or another order: {[g.uuid for g in nvml]} and {[g.uuid for g in gputil]}"]
     found = []
     for one, other in zip(nvml, gputil, strict=True):
         where = f"GPU {one.index}"
         if one.name != other.name:
             found.append(f"{where}: {one.name!r} and {other.name!r}")
         if not one.total_mib or not other.total_mib:
-            found.append(f"{where}: its memory is not known ({one.total_mib} and {other.total_mib} MiB)")
+            found.append(f"{where}: its memory is unknown ({one.total_mib} and {other.total_mib} MiB)")
             continue
         if abs(one.total_mib - other.total_mib) > 0.02 * one.total_mib:
             found.append(f"{where}: {one.total_mib} and {other.total_mib} MiB in all")
         if one.used_mib is None or other.used_mib is None:
-            found.append(f"{where}: what is in use is not known ({one.used_mib} and {other.used_mib} MiB)")
+            found.append(f"{where}: its memory in use is unknown ({one.used_mib} and {other.used_mib} MiB)")
         elif abs(one.used_mib - other.used_mib) > max(512, 0.05 * one.total_mib):
             found.append(f"{where}: {one.used_mib} and {other.used_mib} MiB in use")
     return found
 
 
 def grown(before: tuple[int | None, int], after: tuple[int | None, int]) -> tuple[str, list[str]]:
-    """What NVML and PyTorch say of one process, in words; and what is wrong with it. Each: (MiB by NVML, None
-    where it lists no such process; MiB that PyTorch has reserved)."""
+    """Compares what NVML and PyTorch report for one process; returns a text and the problems.
+
+    before, after: MiB by NVML (None if it does not list the process), and MiB reserved by PyTorch.
+    """
     if before[0] is None or after[0] is None:
         return "NVML does not list the process by its number here (a container?): its peak would be n/a", []
     nvml, torch = after[0] - before[0], after[1] - before[1]
@@ -74,7 +78,7 @@ def grown(before: tuple[int | None, int], after: tuple[int | None, int]) -> tupl
 
 
 def hold(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
-    """A process takes memory of this GPU; see `grown`."""
+    """Lets a process allocate memory on this GPU; returns the same as `grown`."""
     with subprocess.Popen(
         [python, str(JOB), "hold", str(TAKEN_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
@@ -99,8 +103,10 @@ def _used(probe: Probe, uuid: str, pid: int) -> int | None:
 
 
 def retried(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """What became of the job that ran out of memory, in words; and what is wrong with it. ends: the events
-    that end an attempt."""
+    """Judges the job that ran out of memory; returns a text and the problems.
+
+    ends: the events that end an attempt.
+    """
     said = "; ".join(
         f"attempt {one['attempt']}: {one['outcome']}, peaks {one['peaks']} MiB, {one.get('reason') or 'done'}"
         for one in ends
@@ -114,7 +120,7 @@ def retried(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 
 def run_out(python: str) -> tuple[str, list[str]]:
-    """A job runs out of memory on a GPU under a scheduler of its own; see `retried`."""
+    """Runs a job that runs out of GPU memory under its own scheduler; returns the same as `retried`."""
     command = f"exec {shlex.quote(python)} {shlex.quote(str(JOB))} oom {TAKEN_MIB}"
     words = ["jobs.txt", "--gpu-probe", "nvml", "--poll", "0.5", "--log-dir", "logs"]
     with TemporaryDirectory() as folder:
@@ -127,7 +133,7 @@ def run_out(python: str) -> tuple[str, list[str]]:
 
 
 def main(rounds: int = 5, torch: str | None = None) -> int:
-    """Print the table, what a process takes, what became of an OOM, and what is wrong."""
+    """Prints the table, the memory of a process, the result of an OOM, and the problems."""
     probes = {"nvml": make_probe("nvml"), "gputil": make_probe("gputil")}
     took: dict[str, list[float]] = {name: [] for name in probes}
     samples: dict[str, tuple[GpuSample, ...]] = {}
@@ -153,7 +159,7 @@ def main(rounds: int = 5, torch: str | None = None) -> int:
     wrong = differences(samples["nvml"], samples["gputil"])
     print("\n" + ("\n".join(wrong) if wrong else "NVML and GPUtil agree."))
     if torch is None:
-        print("Nothing was run on a GPU; --torch PYTHON, one that has PyTorch, does so.")
+        print("Nothing was run on a GPU; --torch PYTHON, with a Python that has PyTorch, does so.")
         return 1 if wrong else 0
     for said, faults in (hold(torch, probes["nvml"], samples["nvml"][0].uuid), run_out(torch)):
         print("\n".join(["", *filter(None, [said]), *faults]))
@@ -162,9 +168,9 @@ def main(rounds: int = 5, torch: str | None = None) -> int:
 
 
 def _words() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What the real GPUs of this machine show.")
-    parser.add_argument("--rounds", type=int, default=5, help="queries to each probe")
-    parser.add_argument("--torch", metavar="PYTHON", help="the Python of an environment with PyTorch")
+    parser = argparse.ArgumentParser(description="Checks the probes on the real GPUs of this machine.")
+    parser.add_argument("--rounds", type=int, default=5, help="Number of queries to each probe (default: 5)")
+    parser.add_argument("--torch", metavar="PYTHON", help="Python of an environment with PyTorch")
     return parser.parse_args()
 
 

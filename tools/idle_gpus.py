@@ -1,6 +1,6 @@
-"""Prints how many GPUs this machine has if all of them are idle, else 0, and on stderr why.
+"""Prints the number of GPUs of this machine if all are idle, otherwise 0 with the reason on stderr.
 
-With --simulate TEXT it prints how many GPUs that text means.
+With --simulate TEXT it prints the number of GPUs that TEXT describes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def idle(gpu: GpuSample) -> bool:
-    """Whether nobody computes on it, as far as its probe can tell."""
+    """Returns whether nobody computes on the GPU, as far as its probe can tell."""
     if gpu.fault is not None or gpu.used_mib is None:
         return False
     if gpu.processes is None:

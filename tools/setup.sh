@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv with the package and its tools, and installs the Debian packages named in the arguments:
+# Creates .venv with the package and its tools, and installs the Debian packages given as arguments:
 #
 #     tools/setup.sh screen --optional tmux
 #
-# Does only what is missing. A package that cannot be installed ends this with the command to run by hand; one
-# after --optional is merely told.
+# Does only what is missing. If a package cannot be installed, it stops with the command to run by hand; for
+# packages after --optional it only prints that command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD
@@ -21,12 +21,12 @@ as_root() {
     fi
 }
 
-# Fails, silently, where apt is missing or may not be used.
+# Fails silently if apt is missing or may not be used.
 apt_install() {
     command -v apt-get >/dev/null && as_root true || return 1
     say "installing $*"
     local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@")
-    # The lists of packages of a fresh machine are empty or old.
+    # The package lists of a fresh machine are empty or outdated.
     as_root "${install[@]}" >/dev/null 2>&1 ||
         { as_root apt-get update -qq >/dev/null 2>&1 && as_root "${install[@]}" >/dev/null; }
 }
@@ -45,7 +45,7 @@ programs() {
 
 suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
-# The newest Python that can make a virtual environment; Debian keeps that ability in a package of its own.
+# Prints the newest Python that can create a virtual environment; Debian ships that in a separate package.
 find_python() {
     local python found=
     for python in python3.13 python3.12 python3.11 python3.10 python3; do
@@ -72,7 +72,7 @@ find_python() {
 
 usable() { suitable .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null; }
 
-# What the environment was made from; another folder counts, since its scripts name their own by full path.
+# Identifies what the environment was made from. The folder counts, because scripts in it hold its full path.
 made_from() { { printf '%s\n' "$here"; cat pyproject.toml; } | cksum; }
 
 environment() {
@@ -81,7 +81,7 @@ environment() {
     fi
     if ! usable || { [ -f "$folder" ] && [ "$(cat "$folder")" != "$here" ]; }; then
         if [ -d .venv ] && [ ! -f "$folder" ]; then
-            say "$here/.venv was not made by this and does not do (Python 3.10 or newer, with pip): remove it"
+            say "$here/.venv was not made by this script and lacks Python 3.10 or newer with pip: remove it"
             exit 1
         fi
         local python

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the whole suite on every Python from 3.10 to 3.13 that is found, on PATH or among those of pyenv, each in
-# an environment of its own (.venv-3.X). One that fails stops nothing; the last lines tell how each one went.
+# Runs the whole suite on every Python from 3.10 to 3.13 that is found on PATH or in pyenv, each in its own
+# environment (.venv-3.X). A failure does not stop the others; the last lines show the result of each.
 #
 #     tools/test_all.sh [options of pytest]
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# The interpreter of a version; a shim of pyenv that has no such version answers nothing.
+# Prints the interpreter of a version; a pyenv shim without that version prints nothing.
 find_python() {
     local python
     for python in "python$1" "$HOME/.pyenv/versions/$1".*/bin/python "$HOME/.pyenv/versions/$1/bin/python"; do

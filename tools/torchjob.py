@@ -1,11 +1,11 @@
-"""Takes memory of the first GPU that it sees, by PyTorch: a job for tools/hardware.py.
+"""Allocates memory of the first visible GPU with PyTorch: a job for tools/hardware.py.
 
-    python torchjob.py hold MIB     tells what it has after a first tensor; after a line on its standard input
-                                    takes MIB more and tells again; ends at the next line
-    python torchjob.py oom MIB      asks for twice what the GPU has in its first attempt; in a later one holds
-                                    MIB for a second and a half
+    python torchjob.py hold MIB     reports its memory after a first tensor; after a line on standard input
+                                    allocates MIB more and reports again; ends at the next line
+    python torchjob.py oom MIB      requests twice the memory of the GPU in its first attempt; later attempts
+                                    hold MIB for 1.5 seconds
 
-It tells lines of JSON: its pid, and the MiB that PyTorch has reserved of the GPU.
+Each report is a line of JSON: the pid, and the MiB of the GPU that PyTorch has reserved.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import time
 import torch
 
 MIB = 1 << 20
-#: Seconds for which a job holds what it took, several samples long.
+#: Seconds for which a job holds its memory: several samples.
 HELD_S = 1.5
 
 
 def take(mib: int) -> torch.Tensor:
-    """A tensor of that size on the GPU. Raises torch.OutOfMemoryError."""
+    """Returns a tensor of that size on the GPU. Raises torch.OutOfMemoryError."""
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda:0")
 
 
 def tell() -> None:
-    """What PyTorch has of the GPU now."""
+    """Prints the memory that PyTorch has reserved on the GPU."""
     reserved = torch.cuda.memory_reserved(0) // MIB
     print(json.dumps({"pid": os.getpid(), "reserved_mib": reserved}), flush=True)
 
 
 def main(kind: str, mib: int) -> int:
-    """See above."""
+    """Runs one of the two kinds described above."""
     held = [take(1)]
     if kind == "hold":
         tell()
