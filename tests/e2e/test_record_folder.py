@@ -77,7 +77,7 @@ def test_a_copy_signals_no_process_of_the_original(
         f"Problem: record {tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}"
         in copy.cli("status").stdout
     )
-    assert f"job 1; this record is a copy of {tmp_path}/a/{DATA_DIR}, to which" in copy.cli("stop").stdout
+    assert f"job 1; this store is a copy of {tmp_path}/a/{DATA_DIR}, to which" in copy.cli("stop").stdout
 
     copy.append("[share=1] echo $PWD > ../here")
     copy.start("--as-copy")

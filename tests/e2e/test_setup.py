@@ -108,7 +108,7 @@ def test_entry_script_alone_explains_how_to_get_the_package(
         (tmp_path / "gpu_scheduler").mkdir()  # an empty namespace package to Python
     done = run(*python, tmp_path / "scheduler.py", "status", PYTHONPATH="")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("scheduler.py: this file alone does nothing: the package gpu_scheduler is")
+    assert done.stderr.startswith("scheduler.py: this file does not work alone: the package gpu_scheduler is")
     assert "git clone" in done.stderr
     assert "pip install" in done.stderr
     assert "Traceback" not in done.stderr
