@@ -14,10 +14,10 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 USAGE = 2
 
 #: Marks the second run on its command line; an environment variable would be inherited by the jobs.
-AGAIN = "gpu_scheduler_again"
+RERUN_OPTION = "gpu_scheduler_again"
 
 
-def lacks() -> str:
+def missing_requirement() -> str:
     """Returns what this interpreter lacks to run the program, and the remedy; "" if it lacks nothing."""
     package = find_spec("gpu_scheduler")
     if package is None or package.origin is None:
@@ -38,11 +38,11 @@ def lacks() -> str:
 def main() -> int:
     """Runs the command and returns its exit code; 2 if the packages are missing everywhere."""
     sys.path.insert(0, HERE)
-    problem = lacks()
+    problem = missing_requirement()
     if problem:
         python = os.path.join(HERE, ".venv", "bin", "python")
-        if os.access(python, os.X_OK) and AGAIN not in sys._xoptions:
-            os.execv(python, [python, "-X", AGAIN, os.path.abspath(__file__), *sys.argv[1:]])
+        if os.access(python, os.X_OK) and RERUN_OPTION not in sys._xoptions:
+            os.execv(python, [python, "-X", RERUN_OPTION, os.path.abspath(__file__), *sys.argv[1:]])
         sys.stderr.write(f"scheduler.py: {problem}\n")
         return USAGE
     from gpu_scheduler.cli import main as run

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.scheduler import arguments
+from bench.scheduler import parse_arguments
 
 
 def main() -> int:
     """Runs the benchmarks one after the other; returns 0 if all succeeded."""
-    trees = [f"--tree={tree}" for tree in arguments("", __doc__).trees]
+    trees = [f"--tree={tree}" for tree in parse_arguments("", __doc__).trees]
     codes = [_run(name, *trees) for name in ("first_instruction", "handover", "throughput")]
     codes += [_run("queue", tree) for tree in trees]
     return max(codes)

@@ -13,21 +13,21 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.scheduler import COMPLETED, Scheduler, arguments, stamp
-from bench.table import Row, table
+from bench.scheduler import COMPLETED, Scheduler, parse_arguments, read_timestamp
+from bench.table import Row, format_table
 
 GOALS = {"direct": "<= 30", "screen": "<= 40"}
 #: Both kinds of round begin with an idle scheduler.
-REST_S = 0.15
+IDLE_S = 0.15
 
 
 def main() -> None:
     """Measures both executors and prints the table."""
-    args = arguments("first_instruction", __doc__, 20)
+    args = parse_arguments("first_instruction", __doc__, 20)
     rows = [measure(kind, args.trees, args.rounds) for kind in GOALS]
-    bare = [bare_chain() for _ in range(args.rounds)]
+    bare = [measure_bare_chain() for _ in range(args.rounds)]
     rows.append(Row("bare interpreter, shells", "ms", "", [bare] + [[] for _ in args.trees[1:]]))
-    print(table([str(tree) for tree in args.trees], rows), flush=True)
+    print(format_table([str(tree) for tree in args.trees], rows), flush=True)
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
@@ -38,15 +38,15 @@ def measure(kind: str, trees: list[Path], rounds: int) -> Row:
         schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
         for number in range(rounds):
             for scheduler, found in zip(schedulers, values, strict=True):
-                time.sleep(REST_S)
+                time.sleep(IDLE_S)
                 path = scheduler.folder / f"first{number}"
                 began = scheduler.append([f"[share=0.25] echo $EPOCHREALTIME > {path}"])
-                scheduler.until(COMPLETED, number + 1)
-                found.append((stamp(path) - began) * 1000)
+                scheduler.wait_until_printed(COMPLETED, number + 1)
+                found.append((read_timestamp(path) - began) * 1000)
     return Row(f"append to first instruction, {kind}", "ms", GOALS[kind], values)
 
 
-def bare_chain() -> float:
+def measure_bare_chain() -> float:
     """Returns the milliseconds of an interpreter that does nothing, then a shell that executes another."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)

@@ -10,9 +10,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.first_instruction import REST_S
-from bench.scheduler import COMPLETED, Scheduler, arguments, stamp
-from bench.table import Row, table
+from bench.first_instruction import IDLE_S
+from bench.scheduler import COMPLETED, Scheduler, parse_arguments, read_timestamp
+from bench.table import Row, format_table
 
 GOALS = {"direct": "<= 25", "screen": "<= 35"}
 PER_ROUND = 5
@@ -20,9 +20,9 @@ PER_ROUND = 5
 
 def main() -> None:
     """Measures both executors and prints the table."""
-    args = arguments("handover", __doc__, 5)
+    args = parse_arguments("handover", __doc__, 5)
     rows = [measure(kind, args.trees, args.rounds) for kind in GOALS]
-    print(table([str(tree) for tree in args.trees], rows), flush=True)
+    print(format_table([str(tree) for tree in args.trees], rows), flush=True)
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
@@ -33,7 +33,7 @@ def measure(kind: str, trees: list[Path], rounds: int) -> Row:
         schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
         for number in range(rounds):
             for scheduler, found in zip(schedulers, values, strict=True):
-                time.sleep(REST_S)
+                time.sleep(IDLE_S)
                 found += _round(scheduler, number)
     return Row(f"end to next start, {kind}", "ms", GOALS[kind], values)
 
@@ -45,8 +45,8 @@ def _round(scheduler: Scheduler, number: int) -> list[float]:
         [f"echo $EPOCHREALTIME > {first}{n}; sleep 0.1; echo $EPOCHREALTIME > {last}{n}" for n in jobs]
     )
     # Poll rarely, because polling also loads this machine.
-    scheduler.until(COMPLETED, jobs[-1] + 1, every_s=0.05)
-    return [(stamp(Path(f"{first}{n + 1}")) - stamp(Path(f"{last}{n}"))) * 1000 for n in jobs[:-1]]
+    scheduler.wait_until_printed(COMPLETED, jobs[-1] + 1, every_s=0.05)
+    return [(read_timestamp(Path(f"{first}{n + 1}")) - read_timestamp(Path(f"{last}{n}"))) * 1000 for n in jobs[:-1]]
 
 
 if __name__ == "__main__":

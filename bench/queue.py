@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 #: Seconds for which the file must be unchanged before an edit that is not at the end counts.
-QUIET_S = 2.0
-RINGS = 50
+EDIT_DELAY_S = 2.0
+WAKES = 50
 REPEATS = 5
 
-ROWS = (
+MEASUREMENTS = (
     ("load", "s", "from start of the scheduler until every line is a job"),
     ("cpu", "s", "processor time of the scheduler until then"),
     ("store", "MiB", "size of the store then"),
@@ -57,25 +57,25 @@ def main() -> None:
     columns = []
     for size in options.sizes:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            columns.append(Bench(Path(folder), options.tree.resolve(), size, options.specs).measured())
+            columns.append(QueueBench(Path(folder), options.tree.resolve(), size, options.specs).measure())
         print(f"  {size:,} lines measured", file=sys.stderr, flush=True)
     print(f"{'':8} {'':5}" + "".join(f"{size:>12,}" for size in options.sizes))
-    for name, unit, meaning in ROWS:
+    for name, unit, meaning in MEASUREMENTS:
         values = "".join(f"{column[name]:12.1f}" for column in columns)
         print(f"{name:8} {unit:5}{values}   {meaning}")
 
 
-class Bench:
+class QueueBench:
     """A benchmark of one queue length, in its own folder."""
 
-    def __init__(self, folder: Path, tree: Path, size: int, asks: int) -> None:
-        self.folder, self.size, self.asks = folder, size, asks
+    def __init__(self, folder: Path, tree: Path, size: int, spec_classes: int) -> None:
+        self.folder, self.size, self.spec_classes = folder, size, spec_classes
         self.file = folder / "jobs.txt"
         self.environment = {**os.environ, "PYTHONPATH": str(tree)}
         self.tree = tree
         self.jobs = size
 
-    def measured(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Returns the value of every row of the table."""
         busy = [f"[allowed={gpu}] exec sleep 100000\n" for gpu in range(3)]
         self.file.write_text("".join(busy) + "".join(map(self._line, range(self.size - len(busy)))))
@@ -91,15 +91,15 @@ class Bench:
                 found["rss"] = _rss_mib(pid)
                 files = self.folder.glob("gpu_scheduler_state.d/scheduler.db*")
                 found["store"] = sum(file.stat().st_size for file in files) / 2**20
-                found |= self._changes() | self._looks() | self._costs(pid)
+                found |= self._measure_changes() | self._measure_commands() | self._measure_idle_costs(pid)
                 found["rss_end"] = _rss_mib(pid)
-            found["restart"] = self._started_again()
+            found["restart"] = self._measure_restart()
         finally:
             self._command("cancel", "1", "2", "3", "--grace", "0")
         return found
 
     def _line(self, n: int) -> str:
-        model = f"--llm m{n % self.asks}" if self.asks > 2 else ""
+        model = f"--llm m{n % self.spec_classes}" if self.spec_classes > 2 else ""
         if n % 2:
             return f"200,/data/train.py,env,--lr 0.001 --seed {n} --name run{n} {model},0-2\n"
         return f"[allowed=0-2 gpus=2] python train.py --seed {n} --name run{n} {model} > log{n}.txt\n"
@@ -118,15 +118,15 @@ class Bench:
             process.send_signal(signal.SIGTERM)
             process.wait()
 
-    def _changes(self) -> dict[str, float]:
+    def _measure_changes(self) -> dict[str, float]:
         recorded, run, edited = [], [], []
         for n in range(REPEATS):
             self._append(f"[share=0.1 allowed=0-2] echo waits{n}\n")
-            recorded.append(self._ms(self._taken_in))
+            recorded.append(self._measure_ms(self._is_recorded))
         for n in range(REPEATS):
             mark = self.folder / f"mark{n}"
             self._append(f"[share=0.1] echo > {mark}\n")
-            run.append(self._ms(mark.exists))
+            run.append(self._measure_ms(mark.exists))
         self._until(lambda: self._count("state = 'running'") == 3)
         for n in range(3):
             at = self.size // 2 + n
@@ -138,44 +138,44 @@ class Bench:
             spare = self.folder / "spare"
             spare.write_text("\n".join(lines))
             spare.replace(self.file)
-            edited.append(self._ms(lambda n=n: self._count(f"name = 'edited{n}'") == 1) - 1000 * QUIET_S)
+            edited.append(self._measure_ms(lambda n=n: self._count(f"name = 'edited{n}'") == 1) - 1000 * EDIT_DELAY_S)
         return {
             "append": statistics.median(recorded),
             "run": statistics.median(run),
             "edit": statistics.median(edited),
         }
 
-    def _looks(self) -> dict[str, float]:
+    def _measure_commands(self) -> dict[str, float]:
         many = 1 if self.size > 20_000 else 3
         return {
             "request": statistics.median(
-                self._ms(lambda verb=verb: self._command(verb, "3")) for verb in ("pause", "resume") * REPEATS
+                self._measure_ms(lambda verb=verb: self._command(verb, "3")) for verb in ("pause", "resume") * REPEATS
             ),
-            "text": statistics.median(self._ms(lambda: self._command("status")) for _ in range(2 * REPEATS)),
+            "text": statistics.median(self._measure_ms(lambda: self._command("status")) for _ in range(2 * REPEATS)),
             "json": statistics.median(
-                self._ms(lambda: self._command("status", "--json")) for _ in range(REPEATS)
+                self._measure_ms(lambda: self._command("status", "--json")) for _ in range(REPEATS)
             ),
-            "all": statistics.median(self._ms(lambda: self._command("status", "--all")) for _ in range(many)),
+            "all": statistics.median(self._measure_ms(lambda: self._command("status", "--all")) for _ in range(many)),
         }
 
-    def _costs(self, pid: int) -> dict[str, float]:
+    def _measure_idle_costs(self, pid: int) -> dict[str, float]:
         """Measures the cost of wake-ups and idling; every command rings the doorbell after its commit."""
         time.sleep(2.0)
         doorbell = self.folder / "gpu_scheduler_state.d" / "doorbell"
         before = _cpu_ms(pid)
-        for _ in range(RINGS):
+        for _ in range(WAKES):
             doorbell.touch()
             time.sleep(0.02)
-        rung = (_cpu_ms(pid) - before) / RINGS
+        rung = (_cpu_ms(pid) - before) / WAKES
         before = _cpu_ms(pid)
         time.sleep(6.0)
         return {"round": rung, "idle": (_cpu_ms(pid) - before) / 6.0}
 
-    def _started_again(self) -> float:
+    def _measure_restart(self) -> float:
         self._append("[share=0.1 allowed=0-2] echo last\n")
         began = time.monotonic()
         with self._scheduler():
-            self._until(self._taken_in)
+            self._until(self._is_recorded)
             return time.monotonic() - began
 
     def _append(self, line: str) -> None:
@@ -183,7 +183,7 @@ class Bench:
         with self.file.open("a") as file:
             file.write(line)
 
-    def _taken_in(self) -> bool:
+    def _is_recorded(self) -> bool:
         return self._count() == self.jobs + 1
 
     def _count(self, which: str = "") -> int:
@@ -204,7 +204,7 @@ class Bench:
         subprocess.run(command, cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, check=True)
         return True
 
-    def _ms(self, done: Callable[[], bool]) -> float:
+    def _measure_ms(self, done: Callable[[], bool]) -> float:
         began = time.monotonic()
         self._until(done)
         return 1000 * (time.monotonic() - began)

@@ -38,7 +38,7 @@ class Scheduler:
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
         self._stack.callback(self._end)
-        self.until("scheduler up")
+        self.wait_until_printed("scheduler up")
         return self
 
     def __exit__(
@@ -58,14 +58,14 @@ class Scheduler:
             file.write(text)
         return began
 
-    def said(self, pattern: str) -> int:
+    def count_printed(self, pattern: str) -> int:
         """Returns how often the output matches this regular expression."""
         return len(re.findall(pattern, (self.folder / "out").read_text("utf-8", "replace")))
 
-    def until(self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01) -> None:
+    def wait_until_printed(self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01) -> None:
         """Waits until the output matches this pattern so many times. Raises SystemExit after the timeout."""
         end = time.monotonic() + timeout_s
-        while self.said(pattern) < times:
+        while self.count_printed(pattern) < times:
             if time.monotonic() > end or self.process.poll() is not None:
                 raise SystemExit(f"{times} x {pattern!r} did not come from {self.tree}:\n{self._tail()}")
             time.sleep(every_s)
@@ -74,7 +74,7 @@ class Scheduler:
         return (self.folder / "out").read_text("utf-8", "replace")[-2000:]
 
 
-def arguments(module: str, about: str | None, rounds: int | None = None) -> argparse.Namespace:
+def parse_arguments(module: str, about: str | None, rounds: int | None = None) -> argparse.Namespace:
     """Parses the command line of a benchmark: the checkouts, and the number of rounds if it has any."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{module}".rstrip("."), description=about)
     parser.add_argument(
@@ -88,6 +88,6 @@ def arguments(module: str, about: str | None, rounds: int | None = None) -> argp
     return parsed
 
 
-def stamp(path: Path) -> float:
+def read_timestamp(path: Path) -> float:
     """Returns the wall time that a job wrote into a file."""
     return float(path.read_text().replace(",", "."))

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 class Row:
     """One measured quantity: its label, its unit, its goal, and the values of each checkout by column."""
 
-    what: str
+    label: str
     unit: str
     goal: str
     values: Sequence[Sequence[float]]
 
 
-def table(columns: Sequence[str], rows: Sequence[Row]) -> str:
+def format_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
     """Returns the table: median, tenth and ninetieth percentile in brackets, and number of values."""
     head = ["", *columns, "unit", "goal"]
-    body = [[row.what, *map(_cell, row.values), row.unit, row.goal] for row in rows]
+    body = [[row.label, *map(_cell, row.values), row.unit, row.goal] for row in rows]
     widths = [max(len(line[n]) for line in [head, *body]) for n in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

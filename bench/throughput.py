@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.scheduler import arguments
-from bench.table import Row, table
+from bench.scheduler import parse_arguments
+from bench.table import Row, format_table
 
 GOALS = {"direct": ">= 90", "screen": ""}
 JOBS = 400
@@ -21,18 +21,18 @@ JOBS = 400
 
 def main() -> None:
     """Measures both executors and prints the table."""
-    args = arguments("throughput", __doc__, 3)
+    args = parse_arguments("throughput", __doc__, 3)
     rows = []
     for kind, goal in GOALS.items():
         values: list[list[float]] = [[] for _ in args.trees]
         for _ in range(args.rounds):
             for tree, found in zip(args.trees, values, strict=True):
-                found.append(drained(tree, kind))
+                found.append(measure_throughput(tree, kind))
         rows.append(Row(f"{JOBS} one-line jobs on 4 GPUs, {kind}", "jobs/s", goal, values))
-    print(table([str(tree) for tree in args.trees], rows), flush=True)
+    print(format_table([str(tree) for tree in args.trees], rows), flush=True)
 
 
-def drained(tree: Path, kind: str) -> float:
+def measure_throughput(tree: Path, kind: str) -> float:
     """Returns the jobs per second of one run."""
     options = ["--screen"] if kind == "screen" else []
     with tempfile.TemporaryDirectory(prefix="bench-") as name:

@@ -13,16 +13,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.mainlog import opened
+from gpu_scheduler.mainlog import open_main_log
 
 log = logging.getLogger(__name__)
 
 #: Called once the scheduler is up: its options are checked, and `stop` works.
-Up = Callable[[], None]
+ReadyCallback = Callable[[], None]
 
 
 def run(
-    serve: Callable[[Up], int], is_up: Callable[[int], None], main_log: Path, *, trust: bool = False
+    serve: Callable[[ReadyCallback], int], on_ready: Callable[[int], None], main_log: Path, *, trust: bool = False
 ) -> int:
     """Forks the scheduler; returns in both processes.
 
@@ -38,33 +38,33 @@ def run(
     pid = os.fork()
     if pid:
         os.close(ready_out)
-        return _wait(pid, ready, is_up)
+        return _wait(pid, ready, on_ready)
     os.close(ready)
     return _schedule(serve, ready_out, main_log, trust=trust)
 
 
-def _wait(pid: int, ready: int, is_up: Callable[[int], None]) -> int:
+def _wait(pid: int, ready_fd: int, on_ready: Callable[[int], None]) -> int:
     try:
-        up = os.read(ready, 1)
+        up = os.read(ready_fd, 1)
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
         raise
     finally:
-        os.close(ready)
+        os.close(ready_fd)
     if up:
-        is_up(pid)
+        on_ready(pid)
         return 0
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code if code >= 0 else 128 - code
 
 
-def _schedule(serve: Callable[[Up], int], told: int, main_log: Path, *, trust: bool) -> int:
+def _schedule(serve: Callable[[ReadyCallback], int], ready_fd: int, main_log: Path, *, trust: bool) -> int:
     # A session without a terminal: the caller's terminal may close, and no key press reaches the scheduler.
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
-    _close_others((0, 1, 2, told, null))
+    _close_inherited((0, 1, 2, ready_fd, null))
     ready = False
 
     def up() -> None:
@@ -72,12 +72,12 @@ def _schedule(serve: Callable[[Up], int], told: int, main_log: Path, *, trust: b
         ready = True
         # Everything printed is also in the main log or in the job logs.
         os.dup2(null, 1)
-        os.dup2(_appended(main_log, null, trust=trust), 2)
+        os.dup2(_open_log(main_log, null, trust=trust), 2)
         try:
-            os.write(told, b"\n")
+            os.write(ready_fd, b"\n")
         except BrokenPipeError:
             pass  # the caller has ended
-        os.close(told)
+        os.close(ready_fd)
 
     try:
         return serve(up)
@@ -87,18 +87,18 @@ def _schedule(serve: Callable[[Up], int], told: int, main_log: Path, *, trust: b
         raise
 
 
-def _appended(main_log: Path, otherwise: int, *, trust: bool) -> int:
+def _open_log(main_log: Path, fallback: int, *, trust: bool) -> int:
     """Opens the main log, for errors that the interpreter itself writes to stderr. Returns its descriptor."""
     try:
-        return opened(main_log, trust=trust)
+        return open_main_log(main_log, trust=trust)
     except OSError:
-        return otherwise
+        return fallback
 
 
-def _close_others(kept: tuple[int, ...]) -> None:
+def _close_inherited(keep: tuple[int, ...]) -> None:
     """Closes what was inherited from the caller, such as a lock or a pipe whose reader waits for its end."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
+        if int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:

@@ -13,10 +13,10 @@ from gpu_scheduler.store.store import Store
 log = logging.getLogger(__name__)
 
 #: Seconds from the start to the first backup, so that the first jobs are launched before it.
-FIRST_S = 3.0
+FIRST_AFTER_S = 3.0
 EVERY_S = 86_400.0
 #: Seconds until a failed backup is retried.
-AGAIN_S = 3_600.0
+RETRY_S = 3_600.0
 
 
 class BackupTimer:
@@ -26,17 +26,17 @@ class BackupTimer:
         self._store = store
         self._clock = clock
         self._failure: str | None = None
-        self.again_at = clock.now().boot + FIRST_S
+        self.again_at = clock.now().boot + FIRST_AFTER_S
 
-    def turn(self) -> None:
+    def back_up_if_due(self) -> None:
         """Makes a backup if one is due. Repeated failures for the same reason are logged once."""
         now = self._clock.now().boot
         if now < self.again_at:
             return
         try:
-            made = backups.make(self._store.db.connection, self._store.home)
+            made = backups.make_backup(self._store.db.connection, self._store.data_dir)
         except (OSError, sqlite3.Error, SchedulerError) as error:
-            self.again_at = now + AGAIN_S
+            self.again_at = now + RETRY_S
             if str(error) != self._failure:
                 log.warning("cannot back up the store: %s", error)
             self._failure = str(error)

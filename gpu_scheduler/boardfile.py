@@ -9,18 +9,18 @@ from pathlib import Path
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.measuring import used_by
+from gpu_scheduler.core.measuring import attempt_memory
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import board, gpus, jobs
-from gpu_scheduler.views.board import Board, Use
+from gpu_scheduler.views.board import StatusBoard, MemoryUse
 
 #: Minimum number of seconds between two writes.
-WRITE_EVERY_S = 0.5
+MIN_INTERVAL_S = 0.5
 
 
-class BoardFile:
+class StatusBoardFile:
     """The status board of a store. folder: returns its folder, creating it if missing; may raise OSError.
 
     limits: those of the scheduler; next_write_at: boot seconds at which a postponed write is due, None = no
@@ -30,95 +30,95 @@ class BoardFile:
     name = "status.txt"
 
     def __init__(self, store: Store, folder: Callable[[], Path], clock: Clock, limits: Limits) -> None:
-        self.again_at: float | None = None
+        self.next_write_at: float | None = None
         self._store = store
         self._folder = folder
         self._clock = clock
         self._limits = limits
-        self._shown: object = None
+        self._written_state: object = None
         self._written_at = float("-inf")
 
-    def write(self, facts: Facts, newest: int) -> None:
+    def write(self, facts: Facts, newest_id: int) -> None:
         """Updates the file after a new event (newest_id: of the last one) or a new sample.
 
         Raises OSError, sqlite3.OperationalError; the caller then retries.
         """
-        shown = (newest, *((gpu.uuid, gpu.sampled_at) for gpu in facts.gpus))
-        if shown == self._shown:
+        shown = (newest_id, *((gpu.uuid, gpu.sampled_at) for gpu in facts.gpus))
+        if shown == self._written_state:
             return
         now = self._clock.now().boot
-        if now < self._written_at + WRITE_EVERY_S:
-            self.again_at = self._written_at + WRITE_EVERY_S
+        if now < self._written_at + MIN_INTERVAL_S:
+            self.next_write_at = self._written_at + MIN_INTERVAL_S
             return
-        self.again_at = None
+        self.next_write_at = None
         self._written_at = now
-        self._replace(self._board(os.getpid(), _uses(facts)))
-        self._shown = shown
+        self._replace_file(self._build(os.getpid(), _memory_use_by_job(facts)))
+        self._written_state = shown
 
     def end(self) -> None:
         """Writes the board of a stopped scheduler, whose running jobs continue."""
-        self._replace(self._board(None, {}))
+        self._replace_file(self._build(None, {}))
 
-    def _board(self, pid: int | None, use: dict[int, Use]) -> Board:
+    def _build(self, pid: int | None, memory_use: dict[int, MemoryUse]) -> StatusBoard:
         store, now = self._store, self._clock.now()
-        with store.one_moment():
+        with store.snapshot():
             running = store.open_jobs(tuple(ACTIVE))
-            waiting = store.open_jobs((JobState.QUEUED,), board.WAITING)
+            waiting = store.open_jobs((JobState.QUEUED,), board.MAX_WAITING)
             # Queries one state at a time, so that each uses the order of its index.
-            waiting += store.open_jobs((JobState.HELD,), board.WAITING - len(waiting))
-            finished = store.finished_jobs(board.FINISHED)
+            waiting += store.open_jobs((JobState.HELD,), board.MAX_WAITING - len(waiting))
+            finished = store.finished_jobs(board.MAX_FINISHED)
             rows = [*running, *waiting, *finished]
             attempts = store.newest_attempts(row["id"] for row in rows)
-            unsettled, managed = store.unsettled(), store.gpus()
-            context = jobs.Context(
-                now, reasons=store.waiting(), infeasible=store.infeasible(), indices=store.indices()
+            unsettled, managed = store.active_attempts(), store.gpus()
+            context = jobs.ViewContext(
+                now, wait_reasons=store.wait_reasons(), infeasible=store.infeasible_spec_keys(), indices=store.gpu_indices()
             )
             again = store.db.rows(
                 "SELECT id FROM job WHERE oom_used > 0 AND id IN (SELECT value FROM json_each(?))",
                 json.dumps([row["id"] for row in waiting]),
             )
-            counts = store.counts()
-        shown = [jobs.shown(row, attempts.get(row["id"]), context) for row in rows]
+            counts = store.state_counts()
+        shown = [jobs.job_view(row, attempts.get(row["id"]), context) for row in rows]
         waits, ends = len(running), len(running) + len(waiting)
         paused = {row["uuid"]: bool(row["paused"]) for row in managed}
-        return Board(
+        return StatusBoard(
             at=now.wall,
             pid=pid,
-            gpus=gpus.shown(managed, unsettled, paused, self._limits),
+            gpus=gpus.gpu_views(managed, unsettled, paused, self._limits),
             running=shown[:waits],
             waiting=shown[waits:ends],
             finished=shown[ends:],
-            use=use,
-            again=frozenset(row["id"] for row in again),
+            memory_use=memory_use,
+            retrying_after_oom=frozenset(row["id"] for row in again),
             counts=counts,
         )
 
-    def _replace(self, shown: Board) -> None:
+    def _replace_file(self, status_board: StatusBoard) -> None:
         path = self._folder() / self.name
         spare = path.with_name(f".{self.name}.new")
         # Whatever is there, such as a link, is removed and never written through.
         spare.unlink(missing_ok=True)
         fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(board.to_text(shown))
+            file.write(board.to_text(status_board))
         os.replace(spare, path)
 
 
-def _uses(facts: Facts) -> dict[int, Use]:
+def _memory_use_by_job(facts: Facts) -> dict[int, MemoryUse]:
     """Returns the memory use of running jobs from the newest samples, by job id."""
     known = {gpu.uuid: gpu for gpu in facts.gpus}
     return {
-        attempt.job_id: _use(attempt, [known[uuid] for uuid in attempt.gpus if uuid in known])
+        attempt.job_id: _memory_use(attempt, [known[uuid] for uuid in attempt.gpus if uuid in known])
         for attempt in facts.attempts
         if attempt.outcome is None
     }
 
 
-def _use(attempt: Attempt, own: list[Gpu]) -> Use:
-    return Use(
-        gpus=tuple(gpu.index for gpu in own),
-        now=tuple(used_by(attempt, gpu) for gpu in own),
-        peaks=tuple(attempt.peaks.get(gpu.uuid) for gpu in own),
-        declared=attempt.vram if attempt.budgets else None,
+def _memory_use(attempt: Attempt, own_gpus: list[Gpu]) -> MemoryUse:
+    return MemoryUse(
+        gpus=tuple(gpu.index for gpu in own_gpus),
+        current_mib=tuple(attempt_memory(attempt, gpu) for gpu in own_gpus),
+        peaks_mib=tuple(attempt.peaks.get(gpu.uuid) for gpu in own_gpus),
+        declared_mib=attempt.vram if attempt.budgets else None,
         share=attempt.share if attempt.budgets else 0,
     )

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.filelook import LARGEST as LARGEST_JOBS_FILE
+from gpu_scheduler.intake.filelook import MAX_BYTES as LARGEST_JOBS_FILE
 from gpu_scheduler.intake.filelook import JobsFile
-from gpu_scheduler.intake.pauses import imports_older
+from gpu_scheduler.intake.pauses import imports_old_state_file
 from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.oldsessions import STILL_RUN, WHEN_ENDED, old_sessions
+from gpu_scheduler.oldsessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.runner.protocol import shows_own_pids
-from gpu_scheduler.safefile import JSON_BYTES, FileProblem, Kind, look, writable_by_others
-from gpu_scheduler.store.gpukind import recorded
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.safefile import MAX_JSON_BYTES, FileProblem, ProblemKind, inspect, writable_by_others
+from gpu_scheduler.store.gpukind import recorded_gpus
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import scheduler_pid
 
 
@@ -32,40 +32,40 @@ def check_proc() -> None:
 
 def check_paths(options: StartOptions) -> None:
     """Raises UsageError naming the option, the path and the remedy."""
-    _check_names(options)
+    _check_path_encoding(options)
     _check_state_file(options.state_file)
     if options.jobs_file:
         _check_jobs_file(options)
     try:
-        LogFolder.of(options.log_dir).make()
+        LogFolder.from_option(options.log_dir).create()
     except OSError as error:
         named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
         raise UsageError(f"{named}: {error.strerror}; name a folder that you own with --log-dir") from None
 
 
-def check_record(options: StartOptions, home: Home) -> None:
+def check_store(options: StartOptions, data_dir: DataDir) -> None:
     """Raises UsageError if the store holds jobs of the other kind of GPUs and no option allows that."""
     # A running scheduler, or another host, is a stronger reason to refuse; it is reported later.
-    busy = home.foreign() is not None or scheduler_pid(home.lock) is not None
+    busy = data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is not None
     if options.fresh or options.keep_history or busy:
         return
-    found = recorded(home.database)
-    if found is not None and found.is_other_than(options.simulated):
-        raise UsageError("\n".join(found.refusal(home.folder)))
+    found = recorded_gpus(data_dir.database)
+    if found is not None and found.conflicts_with(options.simulated):
+        raise UsageError("\n".join(found.refusal(data_dir.folder)))
 
 
-def check_old_sessions(options: StartOptions, home: Home) -> list[str]:
+def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:
     """Returns warnings about live sessions of the older scheduler.
 
     Raises SchedulerError if there are any and this start would take over the older scheduler's state file.
     """
     sessions = old_sessions()
-    if sessions and not options.ignore_old_sessions and imports_older(home):
-        raise SchedulerError("\n  ".join([STILL_RUN, *map(str, sessions)]) + f"\n{WHEN_ENDED}")
+    if sessions and not options.ignore_old_sessions and imports_old_state_file(data_dir):
+        raise SchedulerError("\n  ".join([REFUSAL, *map(str, sessions)]) + f"\n{REMEDY}")
     return [f"a job of the older scheduler still runs: {session}" for session in sessions]
 
 
-def _check_names(options: StartOptions) -> None:
+def _check_path_encoding(options: StartOptions) -> None:
     """Rejects paths that the store, whose text is UTF-8, cannot hold."""
     paths = {
         "the working folder": os.getcwd(),
@@ -97,7 +97,7 @@ def _check_state_file(path: str) -> None:
 
 def _check_jobs_file(options: StartOptions) -> None:
     path = options.jobs_file
-    found = JobsFile(Path(path), trust=options.trust_files).look()
+    found = JobsFile(Path(path), trust=options.trust_files).read()
     if found.state == "missing" and options.drain:
         raise UsageError(f"--jobs-file {path}: does not exist; with --drain it must")
     if found.state == "unreadable":
@@ -106,44 +106,44 @@ def _check_jobs_file(options: StartOptions) -> None:
 
 
 #: The main log has no option of its own.
-_OTHER_LOG = "name a --state-file in a folder that you own, which has its own log, or `start --trust-files`"
+_MAIN_LOG_REMEDY = "name a --state-file in a folder that you own, which has its own log, or `start --trust-files`"
 #: Problems of a file for which `start` is refused.
-_REFUSED = (Kind.FOREIGN, Kind.FOREIGN_LINK, Kind.WORLD_WRITABLE, Kind.LINK)
+_REFUSED_KINDS = (ProblemKind.OTHER_OWNER, ProblemKind.OTHER_OWNER_LINK, ProblemKind.WORLD_WRITABLE, ProblemKind.LINK)
 
 
-def check_files(options: StartOptions, home: Home) -> list[str]:
+def check_files(options: StartOptions, data_dir: DataDir) -> list[str]:
     """Returns warnings about files that their group can change and a folder that everyone can change.
 
     Raises UsageError for a file that other users can change, and for a main log that is a link.
     """
     shared = []
-    for path, most in _files(options, home):
-        found = look(path, most, trust=options.trust_files, follow=most is not None)
+    for path, most in _files_to_check(options, data_dir):
+        found = inspect(path, most, trust=options.trust_files, follow_links=most is not None)
         if isinstance(found, FileProblem):
-            if found.kind in _REFUSED:
-                remedy = _OTHER_LOG if (path, found.kind) == (home.log, Kind.FOREIGN) else found.remedy
-                raise UsageError(f"{path}: {found.says}; {remedy}")
+            if found.kind in _REFUSED_KINDS:
+                remedy = _MAIN_LOG_REMEDY if (path, found.kind) == (data_dir.main_log, ProblemKind.OTHER_OWNER) else found.remedy
+                raise UsageError(f"{path}: {found.description}; {remedy}")
         elif writable_by_others(found):
             shared.append(str(path))
-    return [*_of_group(shared, trust=options.trust_files), *_of_folder(home.folder.parent)]
+    return [*_shared_file_warnings(shared, trust=options.trust_files), *_folder_warnings(data_dir.folder.parent)]
 
 
-def _files(options: StartOptions, home: Home) -> Iterator[tuple[Path, int | None]]:
+def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[Path, int | None]]:
     """Yields the files that decide what runs, with the size limit of those that are read."""
     if options.jobs_file:
         yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
-    yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), JSON_BYTES
-    yield home.state_file, JSON_BYTES
-    yield home.log, None
+    yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), MAX_JSON_BYTES
+    yield data_dir.state_file, MAX_JSON_BYTES
+    yield data_dir.main_log, None
 
 
-def _of_group(shared: list[str], *, trust: bool) -> Iterator[str]:
+def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
         who = "other users" if trust else "its group"
         yield f"{', '.join(shared)} is writable by {who}, who can change what runs here"
 
 
-def _of_folder(folder: Path) -> Iterator[str]:
+def _folder_warnings(folder: Path) -> Iterator[str]:
     try:
         mode = os.stat(folder).st_mode
     except OSError:

@@ -10,46 +10,46 @@ from contextlib import contextmanager
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.copied import leave
+from gpu_scheduler.core.copied import detach
 from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.fresh import forgotten
-from gpu_scheduler.sight import look_at
+from gpu_scheduler.fresh import jobs_forgotten
+from gpu_scheduler.sight import observe_attempt
 from gpu_scheduler.store import identity
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
 
 
 @contextmanager
-def settled(store: Store, options: StartOptions, settings: Settings) -> Iterator[None]:
+def in_own_folder(store: Store, options: StartOptions, settings: Settings) -> Iterator[None]:
     """Adopts the present folder of the store for the block, and for good if the block succeeds.
 
     With `--fresh`, all jobs are forgotten; with `--as-copy`, the active jobs of a copy are held. The caller
     must hold the locks. Raises SchedulerError.
     """
-    copied = identity.verdict(store) == "copied"
+    copied = identity.location_verdict(store) == "copied"
     if copied and not (options.fresh or options.as_copy):
         identity.refuse_copy(store)
     if copied:
-        identity.refuse_links(store)
+        identity.refuse_hard_link(store)
     if options.fresh:
-        with forgotten(store, copied=copied):
-            identity.settle_in(store, new=copied)
+        with jobs_forgotten(store, copied=copied):
+            identity.adopt_folder(store, new_id=copied)
             yield
     elif copied:
         with store.db.transaction():
-            _leave_all(store, settings)
-            identity.settle_in(store, new=True)
+            _leave_to_original(store, settings)
+            identity.adopt_folder(store, new_id=True)
             yield
     else:
-        identity.settle_in(store)
+        identity.adopt_folder(store)
         yield
 
 
-def _leave_all(store: Store, settings: Settings) -> None:
-    known = identity.recorded(store)
+def _leave_to_original(store: Store, settings: Settings) -> None:
+    known = identity.recorded_location(store)
     assert known is not None
     now = Clock().now()
     actions = []
-    for row in store.unsettled():
-        actions += leave(look_at(store, row), now, settings, known.path)
-    Recorder(store, settings).record(actions, now)
+    for row in store.active_attempts():
+        actions += detach(observe_attempt(store, row), now, settings, known.path)
+    StoreWriter(store, settings).record(actions, now)

@@ -21,7 +21,7 @@ class SchedulerError(Exception):
     exit_code = 1
 
 
-class NoRecordError(SchedulerError):
+class StoreNotFoundError(SchedulerError):
     """No scheduler has been started with this state file."""
 
 
@@ -33,7 +33,7 @@ class SchemaError(SchedulerError):
     """Another version of the program wrote the store."""
 
 
-class DamagedRecordError(SchedulerError):
+class DamagedStoreError(SchedulerError):
     """The database of the store is damaged."""
 
 

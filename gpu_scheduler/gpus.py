@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpu_scheduler.attribution import Owners, Ownership, is_alive
+from gpu_scheduler.attribution import ProcessOwners, Ownership, is_alive
 from gpu_scheduler.core.facts import Gpu
 from gpu_scheduler.core.gpu import LOAD_SAMPLES, GpuSample, Snapshot
 from gpu_scheduler.core.gpulist import parse_gpu_list
-from gpu_scheduler.core.recovery import UNREADABLE
+from gpu_scheduler.core.recovery import UNREADABLE_PREFIX
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.runner.membership import Command
+from gpu_scheduler.runner.membership import RecordedCommand
 
 
-def choose(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
+def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
     """Returns the GPUs that `--gpus` selects: a count ("4"), a list ("0,2,3" or "3,"), or all (None).
 
     Raises UsageError, with the number of GPUs found, for an invalid option.
@@ -67,24 +67,24 @@ class GpuWatch:
         self.snapshot: Snapshot | None = None
         self.failure: str | None = None
         self._loads: dict[str, deque[float | None]] = {}
-        self._owners = Owners()
+        self._owners = ProcessOwners()
 
-    def take(self, snapshot: Snapshot) -> None:
+    def accept_sample(self, snapshot: Snapshot) -> None:
         """Accepts a complete sample."""
         self.snapshot, self.failure = snapshot, None
-        self._owners.take({process.pid for gpu in snapshot.gpus for process in gpu.processes or ()})
+        self._owners.begin_sample({process.pid for gpu in snapshot.gpus for process in gpu.processes or ()})
         for gpu in snapshot.gpus:
             self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES)).append(gpu.load_percent)
 
-    def fail(self, text: str) -> None:
+    def record_failure(self, text: str) -> None:
         """Records that the probe did not answer: no job starts until it does."""
-        self.snapshot, self.failure = None, f"{UNREADABLE}{text}"
+        self.snapshot, self.failure = None, f"{UNREADABLE_PREFIX}{text}"
 
     def gpus(
         self,
-        paused: Mapping[str, tuple[int, bool]],
+        known: Mapping[str, tuple[int, bool]],
         tokens: Mapping[str, int],
-        command_of: Callable[[str], Command | None] = lambda token: None,
+        command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
     ) -> tuple[Gpu, ...]:
         """Returns the GPUs by index.
 
@@ -94,11 +94,11 @@ class GpuWatch:
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
         at = self.snapshot.taken_at if self.snapshot else None
         gpus = []
-        for uuid, (index, is_paused) in paused.items():
+        for uuid, (index, is_paused) in known.items():
             sample = samples.get(uuid)
             loads = [load for load in self._loads.get(uuid, ()) if load is not None]
             load = sum(loads) / len(loads) if loads else None
-            owned = self._owners.of(sample, tokens, command_of) if sample else Ownership()
+            owned = self._owners.ownership_of(sample, tokens, command_of) if sample else Ownership()
             gpus.append(
                 Gpu(
                     uuid,
@@ -115,26 +115,26 @@ class GpuWatch:
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
-def as_recorded(gpu: Gpu, row: sqlite3.Row) -> Gpu:
+def with_stored_values(gpu: Gpu, row: sqlite3.Row) -> Gpu:
     """Returns the GPU with the values that its row in the store adds to the newest sample."""
     return replace(
-        with_held(gpu, row["held"]),
+        with_foreign_peaks(gpu, row["held"]),
         total_mib=row["total_mib"],
         foreign_loads=tuple(json.loads(row["foreign_loads"])),
         foreign_load_at=row["foreign_load_at"],
     )
 
 
-def with_held(gpu: Gpu, held: str) -> Gpu:
+def with_foreign_peaks(gpu: Gpu, stored_peaks: str) -> Gpu:
     """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample.
 
     stored_peaks: the column `held` of its row, in which the store keeps these peaks.
     """
     processes = (gpu.sample.processes if gpu.sample else None) or ()
-    here = {(process.pid, gpu.starts.get(process.pid, 0.0)) for process in processes}
+    here = {(process.pid, gpu.process_starts.get(process.pid, 0.0)) for process in processes}
     peaks = {
         (pid, start): mib
-        for pid, start, mib in json.loads(held)
+        for pid, start, mib in json.loads(stored_peaks)
         if (pid, start) in here or is_alive(pid, start)
     }
     return replace(gpu, held=peaks)

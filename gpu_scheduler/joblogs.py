@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gpu_scheduler.core.session import log_name
-from gpu_scheduler.safefile import judge_folder
+from gpu_scheduler.core.session import log_file_name
+from gpu_scheduler.safefile import check_folder_status
 
 #: The log folder of the older scheduler.
-DEFAULT = Path("/tmp/gpu_scheduler_logs")
+DEFAULT_FOLDER = Path("/tmp/gpu_scheduler_logs")
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class LogFolder:
 
     paths: tuple[Path, ...]
     owner: int
-    maker: int | None = None
+    creator: int | None = None
 
     @classmethod
-    def of(cls, chosen: str | None) -> LogFolder:
+    def from_option(cls, log_dir: str | None) -> LogFolder:
         """Returns the log folder for the value of `--log-dir`, created if missing. Raises OSError.
 
         At the start, a folder that the user names may be a link or belong to another user; later it must be
         the same folder.
         """
-        if chosen is None:
-            default = Path(os.path.realpath(DEFAULT.parent)) / DEFAULT.name
+        if log_dir is None:
+            default = Path(os.path.realpath(DEFAULT_FOLDER.parent)) / DEFAULT_FOLDER.name
             return cls((default, default.with_name(f"{default.name}_{user_name()}")), os.geteuid())
-        folder = Path(os.path.realpath(chosen))
+        folder = Path(os.path.realpath(log_dir))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return cls((folder,), folder.stat().st_uid, os.geteuid())
 
@@ -50,13 +50,13 @@ class LogFolder:
 
     def to_json(self) -> str:
         """Returns the JSON text for the store, from which readers find the same folders."""
-        return json.dumps([[str(path) for path in self.paths], self.owner, self.maker])
+        return json.dumps([[str(path) for path in self.paths], self.owner, self.creator])
 
-    def usable(self) -> Path | None:
+    def usable_path(self) -> Path | None:
         """Returns the first path that we own or that is missing; None if no path can be used."""
-        return next((path for path in self.paths if self.foreign(path) is None), None)
+        return next((path for path in self.paths if self.problem_with(path) is None), None)
 
-    def foreign(self, path: Path) -> str | None:
+    def problem_with(self, path: Path) -> str | None:
         """Returns why the path must not be used, as a predicate; None if it is ours or missing."""
         if os.path.realpath(path.parent) != str(path.parent):
             return "is reached through a link"
@@ -66,22 +66,22 @@ class LogFolder:
             return None
         except OSError as error:
             return f"cannot be accessed ({error.strerror})"
-        return self._problem(status)
+        return self._ownership_problem(status)
 
-    def make(self) -> Path:
+    def create(self) -> Path:
         """Returns the folder to use now, created if missing. Raises OSError."""
-        folder = self.usable()
+        folder = self.usable_path()
         if folder is None:
             last = self.paths[-1]
             raise PermissionError(
-                errno.EPERM, self.foreign(last) or "has just become usable again", str(last)
+                errno.EPERM, self.problem_with(last) or "has just become usable again", str(last)
             )
         folder.mkdir(parents=len(self.paths) == 1, exist_ok=True, mode=0o700)
         # In a folder like /tmp nobody else can replace a folder that is ours, so the descriptor decides.
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
-            problem = self._problem(status)
+            problem = self._ownership_problem(status)
             if problem is not None:
                 raise PermissionError(errno.EPERM, problem, str(folder))
             if len(self.paths) > 1 and status.st_mode & 0o077:
@@ -90,14 +90,14 @@ class LogFolder:
             os.close(fd)
         return folder
 
-    def _problem(self, status: os.stat_result) -> str | None:
-        problem = judge_folder(status, (self.owner, self.maker))
-        return None if problem is None else problem.says
+    def _ownership_problem(self, status: os.stat_result) -> str | None:
+        problem = check_folder_status(status, (self.owner, self.creator))
+        return None if problem is None else problem.description
 
 
-def new_log(folder: Path, job_id: int, when: datetime) -> Path:
+def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
     """Creates an empty private log file with an unused name. Raises OSError."""
-    name = log_name(job_id, when)
+    name = log_file_name(job_id, started_at)
     for suffix in ("", *(f".{n}" for n in range(1, 1000))):
         path = folder / f"{name}{suffix}"
         try:

@@ -19,13 +19,13 @@ from gpu_scheduler.store import events
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.events import to_json
 
-NAME = "journal.jsonl"
+FILE_NAME = "journal.jsonl"
 #: Size in bytes at which the journal is renamed to journal.jsonl.1.
-MOST_BYTES = 50 * 1024 * 1024
+MAX_BYTES = 50 * 1024 * 1024
 #: Maximum number of events appended at a time, so that the scheduler can do other work in between.
-AT_A_TIME = 2000
+BATCH_SIZE = 2000
 #: Number of bytes at the end of the file that are searched for its last line.
-_END_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 20
 
 
 class Journal:
@@ -34,55 +34,55 @@ class Journal:
     last_id: of the last event in it. has_more: the last `write` may have left events to append.
     """
 
-    def __init__(self, store: Store, folder: Callable[[], Path], at: int) -> None:
+    def __init__(self, store: Store, folder: Callable[[], Path], last_id: int) -> None:
         self._store = store
         self._folder = folder
-        self.at = at
-        self.behind = False
-        self._joined = False
+        self.last_id = last_id
+        self.has_more = False
+        self._is_positioned = False
 
     def write(self) -> None:
         """Appends new events, at most BATCH_SIZE. Raises OSError, sqlite3.OperationalError; the caller then
         retries."""
-        self.behind = False
-        if not self._joined:
-            self._join()
-        new = events.events(self._store, self.at, AT_A_TIME)
+        self.has_more = False
+        if not self._is_positioned:
+            self._find_position()
+        new = events.events_after(self._store, self.last_id, BATCH_SIZE)
         if new:
             self._append(new)
-            self.behind = len(new) == AT_A_TIME
+            self.has_more = len(new) == BATCH_SIZE
 
-    def _join(self) -> None:
+    def _find_position(self) -> None:
         """Continues after the last complete line if it is an event of this store: the saved position may be
         older, and a power cut may have lost appended lines."""
-        path = self._folder() / NAME
+        path = self._folder() / FILE_NAME
         if path.exists():
-            fd = _opened(path)
+            fd = _open(path)
             try:
                 last = _last_line(fd)
             finally:
                 os.close(fd)
-            found = None if last is None else _id_of(self._store, last)
-            self.at = self.at if found is None else found
-        self._joined = True
+            found = None if last is None else _event_id(self._store, last)
+            self.last_id = self.last_id if found is None else found
+        self._is_positioned = True
 
     def _append(self, new: Sequence[Event]) -> None:
-        path = self._folder() / NAME
-        fd = _opened(path)
+        path = self._folder() / FILE_NAME
+        fd = _open(path)
         try:
             size = os.fstat(fd).st_size
-            if size >= MOST_BYTES:
-                os.replace(path, path.with_name(f"{NAME}.1"))
+            if size >= MAX_BYTES:
+                os.replace(path, path.with_name(f"{FILE_NAME}.1"))
                 os.close(fd)
-                fd, size = _opened(path), 0
+                fd, size = _open(path), 0
             for event in new:
-                size += _write(fd, f"{to_json(event)}\n".encode("ascii"), size)
-                self.at = event.id
+                size += _append_line(fd, f"{to_json(event)}\n".encode("ascii"), size)
+                self.last_id = event.id
         finally:
             os.close(fd)
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -91,7 +91,7 @@ def _opened(path: Path) -> int:
     return fd
 
 
-def _write(fd: int, line: bytes, size: int) -> int:
+def _append_line(fd: int, line: bytes, size: int) -> int:
     """Appends a line completely or not at all. size: of the file before. Raises OSError."""
     written = os.write(fd, line)
     if written < len(line):
@@ -103,7 +103,7 @@ def _write(fd: int, line: bytes, size: int) -> int:
 def _last_line(fd: int) -> bytes | None:
     """Returns the last complete line; removes the partial line that a killed writer left after it."""
     size = os.fstat(fd).st_size
-    start = max(0, size - _END_BYTES)
+    start = max(0, size - _TAIL_BYTES)
     end = os.pread(fd, size - start, start)
     whole = end.rfind(b"\n") + 1
     if whole < len(end) and (whole or start == 0):
@@ -112,7 +112,7 @@ def _last_line(fd: int) -> bytes | None:
     return lines[-1] if lines else None
 
 
-def _id_of(store: Store, line: bytes) -> int | None:
+def _event_id(store: Store, line: bytes) -> int | None:
     """Returns the id of the event that a line describes; None if it is not an event of this store."""
     try:
         value = json.loads(line)

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpu_scheduler.core.command import build
+from gpu_scheduler.core.command import build_command
 from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 from gpu_scheduler.core.session import session_name
 from gpu_scheduler.executors import Executor, LaunchError
-from gpu_scheduler.joblogs import LogFolder, new_log
+from gpu_scheduler.joblogs import LogFolder, create_log
 from gpu_scheduler.runner.protocol import is_usable, prepare
 from gpu_scheduler.store import attemptfolders
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.words import safe_text
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Launcher:
     def __init__(
         self,
         store: Store,
-        recorder: Recorder,
+        recorder: StoreWriter,
         executor: Executor,
         options: LaunchOptions,
-        reached: Callable[[str], None] = lambda step: None,
+        failpoint: Callable[[str], None] = lambda step: None,
         logs: LogFolder | None = None,
     ) -> None:
         self.check_owner: Callable[[], None] = lambda: None
-        self._reached = reached
-        self._logs = logs or LogFolder.of(options.log_dir)
+        self._failpoint = failpoint
+        self._logs = logs or LogFolder.from_option(options.log_dir)
         self._store = store
         self._recorder = recorder
         self._executor = executor
@@ -73,11 +73,11 @@ class Launcher:
             attempt_id,
         )
         assert row is not None
-        folder = self._store.home.attempt(row["job_id"], row["number"], row["token"])
+        folder = self._store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
         try:
             if not is_usable(folder, row["token"]):
                 self._prepare(row)
-            self._reached("folder made")
+            self._failpoint("folder made")
             self.check_owner()
             self._executor.launch(folder)
         except OSError as error:
@@ -88,43 +88,43 @@ class Launcher:
 
     def _prepare(self, row: sqlite3.Row) -> None:
         when = datetime.now()
-        log = new_log(self._logs.make(), row["job_id"], when)
+        log = create_log(self._logs.create(), row["job_id"], when)
         try:
-            self._make(row, str(log), when)
+            self._write_folder(row, str(log), when)
         except BaseException:
             log.unlink(missing_ok=True)  # the launch has failed
             raise
 
-    def _make(self, row: sqlite3.Row, log: str, when: datetime) -> None:
+    def _write_folder(self, row: sqlite3.Row, log: str, when: datetime) -> None:
         options = self._options
         spec = JobSpec.from_json(row["spec"])
-        index = self._store.indices()
+        index = self._store.gpu_indices()
         gpus = [index[uuid] for uuid in json.loads(row["gpus"])]
         job_id, number = row["job_id"], row["number"]
-        command = build(
+        command = build_command(
             spec, gpus, options.environment, row["token"], job_id, number,
             options.conda_sh, options.cuda_ids, options.extra,
         )  # fmt: skip
         source_cwd = self._source_cwd(row["source"])
         session = session_name(gpus, spec.mode, job_id) if options.sessions else None
-        self._recorder.note_log(row["id"], log, session)
+        self._recorder.record_log(row["id"], log, session)
         header = "\n".join(
             [
-                f"# job {job_id}, attempt {number}: {visible(row['text'])}",
-                f"# command: {visible(command.shown)}",
-                f"# environment: {visible(f'{command.runs_in}; folder: {spec.cwd}')}",
+                f"# job {job_id}, attempt {number}: {safe_text(row['text'])}",
+                f"# command: {safe_text(command.display_text)}",
+                f"# environment: {safe_text(f'{command.environment_label}; folder: {spec.cwd}')}",
                 f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
                 "",
             ]
         )
         prepare(
-            self._store.home.attempt(job_id, number, row["token"]),
+            self._store.data_dir.attempt_folder(job_id, number, row["token"]),
             {
                 "job": job_id, "attempt": number, "token": row["token"], "boot_id": row["boot_id"],
                 "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
-                attemptfolders.KEY: attemptfolders.origin(row, self._store.home, source_cwd),
+                attemptfolders.ORIGIN_KEY: attemptfolders.origin_object(row, self._store.data_dir, source_cwd),
             },
             command.command_sh,
         )  # fmt: skip

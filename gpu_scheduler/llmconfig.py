@@ -20,7 +20,7 @@ from gpu_scheduler.config import LLM_CONFIG
 from gpu_scheduler.core import jsontext
 from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.safefile import FileProblem, Kind
+from gpu_scheduler.safefile import FileProblem, ProblemKind
 
 log = logging.getLogger(__name__)
 
@@ -36,34 +36,34 @@ class LlmConfigFile:
         self.path = Path(os.path.abspath(named or LLM_CONFIG))
         self.current = LlmConfig()
         self._trust = trust
-        self._seen: tuple[int, ...] | None = None
-        self._first = True
+        self._last_version: tuple[int, ...] | None = None
+        self._is_first_read = True
         self._problem: FileProblem | None = None
         if named is not None or self.path.exists():
             shown = f"--llm-config {named}" if named is not None else str(self.path)
             found = safefile.read(self.path, trust=trust)
             if isinstance(found, FileProblem):
                 remedy = found.remedy or "name a JSON file that you may read"
-                raise UsageError(f"{shown} {found.says}; {remedy}")
+                raise UsageError(f"{shown} {found.description}; {remedy}")
             try:
                 parse_llm_config(jsontext.decode(found.data))
             except ValueError as error:
                 raise UsageError(f"{shown}: {error}; fix it: the needs of jobs are never guessed") from None
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Reloads the file if it has changed; returns whether `current` changed."""
-        first, self._first = self._first, False
+        first, self._is_first_read = self._is_first_read, False
         try:
-            if self._seen == _version(os.stat(self.path)):
+            if self._last_version == _file_version(os.stat(self.path)):
                 return False
         except OSError:
             pass  # reading it reports why
         found = safefile.read(self.path, trust=self._trust)
         if isinstance(found, FileProblem):
-            self._tell(found, first)
-            self._seen = None
+            self._report_problem(found, first)
+            self._last_version = None
             return False
-        self._seen, self._problem = _version(found.status), None
+        self._last_version, self._problem = _file_version(found.status), None
         try:
             config = parse_llm_config(jsontext.decode(found.data))
         except ValueError as error:
@@ -75,14 +75,14 @@ class LlmConfigFile:
             log.info("%s reloaded", self.path.name)
         return changed
 
-    def _tell(self, problem: FileProblem, first: bool) -> None:
+    def _report_problem(self, problem: FileProblem, is_first: bool) -> None:
         """Logs once why there is nothing to read."""
         if problem == self._problem:
             return
         self._problem = problem
-        if problem.kind is not Kind.MISSING:
+        if problem.kind is not ProblemKind.MISSING:
             log.error("%s %s; the last valid version stays in force", self.path, problem)
-        elif first:
+        elif is_first:
             log.info("no %s: a job that specifies no need gets 1 GPU", self.path.name)
         else:
             log.warning("%s was removed; the last valid version stays in force", self.path)
@@ -95,7 +95,7 @@ class LlmConfigText:
     path: Path
     text: str | None
     config: LlmConfig
-    seen: os.stat_result | None = None
+    status: os.stat_result | None = None
     bom: bytes = b""
 
     @classmethod
@@ -104,7 +104,7 @@ class LlmConfigText:
         real = Path(os.path.realpath(path))
         found = safefile.read(real, trust=True)  # the user named it, and it runs nothing
         if isinstance(found, FileProblem):
-            if found.kind is Kind.MISSING and not must_exist:
+            if found.kind is ProblemKind.MISSING and not must_exist:
                 return cls(real, None, LlmConfig())
             raise UsageError(f"{path} {found}; name a JSON file that you may read")
         bom = codecs.BOM_UTF8 if found.data.startswith(codecs.BOM_UTF8) else b""
@@ -130,10 +130,10 @@ class LlmConfigText:
         made = [spare]
         try:
             try:
-                self._write(spare, self.bom + text.encode(), self.seen)
-                backup = self._keep() if self.seen is not None else None
+                self._write(spare, self.bom + text.encode(), self.status)
+                backup = self._write_backup() if self.status is not None else None
                 made += [backup] if backup is not None else []
-                if not self._is_same():
+                if not self._is_unchanged():
                     raise SchedulerError(
                         f"{self.path} was changed in the meantime; nothing was written, try again"
                     )
@@ -150,21 +150,21 @@ class LlmConfigText:
             ) from None
         return backup
 
-    def _is_same(self) -> bool:
+    def _is_unchanged(self) -> bool:
         try:
             now = os.stat(self.path)
         except FileNotFoundError:
-            return self.seen is None
-        return self.seen is not None and _version(now) == _version(self.seen)
+            return self.status is None
+        return self.status is not None and _file_version(now) == _file_version(self.status)
 
-    def _keep(self) -> Path:
+    def _write_backup(self) -> Path:
         """Writes a backup of the version that was read, next to the file under a free name."""
         data = self.bom + (self.text or "").encode()
         number = 0
         while True:
             backup = self.path.with_name(f"{self.path.name}.bak" + (f".{number}" if number else ""))
             try:
-                self._write(backup, data, self.seen)
+                self._write(backup, data, self.status)
                 return backup
             except FileExistsError:
                 number += 1
@@ -190,7 +190,7 @@ class LlmConfigText:
                 raise
 
 
-def _version(status: os.stat_result) -> tuple[int, ...]:
+def _file_version(status: os.stat_result) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_size, status.st_uid, status.st_mode
 
 

@@ -22,39 +22,39 @@ from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.planning import plan
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.looking import look
+from gpu_scheduler.looking import read_facts
 from gpu_scheduler.runner import protocol
-from gpu_scheduler.sight import runner_of
-from gpu_scheduler.store.measured import Learned
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.sight import recorded_runner
+from gpu_scheduler.store.measured import LearnedNeeds
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
 
-class Launching(Protocol):
+class AttemptLauncher(Protocol):
     """Launches attempts; implemented by `launching.Launcher`."""
 
     def launch(self, attempt_id: int) -> None:
         """Completes the attempt folder and starts a runner. Raises LaunchError."""
 
 
-class Storage(Protocol):
+class StorageHealth(Protocol):
     """Reports whether the scheduler can write its own files; implemented by `storagewatch.StorageWatch`."""
 
-    def trouble(self, *, at_once: bool = False) -> str | None:
+    def issue(self, *, fresh: bool = False) -> str | None:
         """Returns the health issue because of which nothing can be started now, else None.
 
         fresh: checks again instead of using a recent result.
         """
 
-    def is_to_blame(self, error: BaseException | None) -> bool:
+    def is_cause_of(self, error: BaseException | None) -> bool:
         """Returns whether storage or a shortage is the cause of a launch that failed with this error."""
 
-    def note_shortage(self, number: int) -> None:
+    def record_shortage(self, number: int) -> None:
         """Records a shortage because of which something could not be started. number: its errno."""
 
-    def try_processes(self) -> str | None:
+    def check_processes(self) -> str | None:
         """Tries to start processes. Returns and records the shortage that prevents it, else returns None."""
 
 
@@ -68,28 +68,28 @@ class Loop:
         self,
         store: Store,
         watch: GpuWatch,
-        launcher: Launching,
+        launcher: AttemptLauncher,
         settings: Settings,
         clock: Clock,
-        reached: Callable[[str], None] = lambda step: None,
+        failpoint: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.store = store
         self.watch = watch
         self.settings = settings
         self.clock = clock
         self.config = LlmConfig()
-        self.recorder = Recorder(store, settings)
-        self.told: Callable[[act.Action], None] = lambda action: None
-        self.storage: Storage | None = None
+        self.recorder = StoreWriter(store, settings)
+        self.on_action: Callable[[act.Action], None] = lambda action: None
+        self.storage: StorageHealth | None = None
         self.check_owner: Callable[[], None] = lambda: None
         self.placing = True
-        self.ending = False
+        self.stop_requested = False
         self.sample_wanted = False
-        self._learned = Learned(store, settings.limits.spike)
-        self._said: set[str] = set()
+        self._learned = LearnedNeeds(store, settings.limits.spike_buffer)
+        self._logged: set[str] = set()
         self._line_waits: Mapping[int, LineWait] | None = None
         self._launcher = launcher
-        self._reached = reached
+        self._failpoint = failpoint
 
     def tick(self) -> Facts | None:
         """Runs one round.
@@ -100,32 +100,32 @@ class Loop:
         observing and before recording.
         """
         now = self.clock.now()
-        issue = self.storage.trouble() if self.storage is not None else None
-        facts = look(
+        issue = self.storage.issue() if self.storage is not None else None
+        facts = read_facts(
             self.store, self.watch, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
         )  # fmt: skip
         # Observations of a folder that this scheduler no longer owns are void.
         self.check_owner()
-        self._report_strange(facts)
+        self._log_anomalies(facts)
         facts, actions = self._plan(facts)
         if not actions:
             return facts
-        self._reached("planned")
+        self._failpoint("planned")
         opened = self.recorder.record(actions, now)
-        self._reached("recorded")
+        self._failpoint("recorded")
         failed: OSError | sqlite3.OperationalError | None = None
         for action in actions:
-            self.told(action)
+            self.on_action(action)
             try:
                 self._perform(action, opened)
             except (OSError, sqlite3.OperationalError) as error:
                 failed = failed or error
-            self._reached(f"performed {type(action).__name__}")
+            self._failpoint(f"performed {type(action).__name__}")
         if failed is not None:
             raise failed
         # Wait reasons are only displayed; no decision depends on them.
-        return facts if all(isinstance(action, act.Wait) for action in actions) else None
+        return facts if all(isinstance(action, act.SetWaitReason) for action in actions) else None
 
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
         """Returns the actions of this round, and the facts that they follow from.
@@ -135,106 +135,106 @@ class Loop:
         """
         actions = plan(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
-        gives_up = any(isinstance(action, act.TakeClaim) and action.gives_up for action in actions)
+        gives_up = any(isinstance(action, act.VoidClaim) and action.gives_up for action in actions)
         if (launches or gives_up) and self.storage is not None:
             # The result of the trial holds for this round, however long the storage check takes.
-            shortage = self.storage.try_processes() if gives_up else None
-            issue = shortage or self.storage.trouble(at_once=True)
-            if issue != facts.trouble:
+            shortage = self.storage.check_processes() if gives_up else None
+            issue = shortage or self.storage.issue(fresh=True)
+            if issue != facts.storage_issue:
                 facts = replace(facts, trouble=issue)
                 actions = plan(facts)
         return facts, actions
 
-    def hold_back(self, waits: Mapping[int, LineWait]) -> None:
+    def set_line_waits(self, waits: Mapping[int, LineWait]) -> None:
         """Keeps these jobs, and only these, from starting because of the state of their jobs-file lines."""
         if waits != self._line_waits:
             self.recorder.set_line_waits(waits)
             self._line_waits = waits
 
-    def _report_strange(self, facts: Facts) -> None:
+    def _log_anomalies(self, facts: Facts) -> None:
         for attempt in facts.attempts:
-            for text in attempt.sighting.strange:
-                self._say_once(f"job {attempt.job_id}: {text}")
+            for text in attempt.status.anomalies:
+                self._log_once(f"job {attempt.job_id}: {text}")
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
             log.warning("%s", text)
-            self._said.add(text)
+            self._logged.add(text)
 
     def _perform(self, action: act.Action, opened: dict[int, int]) -> None:
         if isinstance(action, act.Start):
             self._launch(opened[action.job_id])
         elif isinstance(action, act.Relaunch):
             self._launch(action.attempt_id)
-        elif isinstance(action, (act.TakeClaim, act.WriteStop, act.Nudge, act.KillRunner, act.Sweep)):
-            self._act_on(action)
-        elif isinstance(action, act.Release):
+        elif isinstance(action, (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)):
+            self._perform_in_folder(action)
+        elif isinstance(action, act.ReleaseAllocation):
             self.sample_wanted = True
-        elif isinstance(action, act.Close) and action.shortage is not None and self.storage is not None:
-            self.storage.note_shortage(action.shortage)
+        elif isinstance(action, act.FinishAttempt) and action.shortage is not None and self.storage is not None:
+            self.storage.record_shortage(action.shortage)
         elif isinstance(action, act.EndScheduler):
-            self.ending = True
+            self.stop_requested = True
 
     def _launch(self, attempt_id: int) -> None:
         self.check_owner()
         try:
             self._launcher.launch(attempt_id)
         except LaunchError as error:
-            if self.storage is not None and self.storage.is_to_blame(error.__cause__):
+            if self.storage is not None and self.storage.is_cause_of(error.__cause__):
                 # The job has not failed; the attempt is launched again once the cause is gone.
                 with suppress(OSError, sqlite3.OperationalError):
-                    self.recorder.note_shortage(attempt_id)
+                    self.recorder.record_shortage(attempt_id)
                 return
             log.warning("%s", error)
-            self.recorder.note_launch_error(attempt_id, str(error))
+            self.recorder.record_launch_error(attempt_id, str(error))
 
-    def _act_on(self, action: act.TakeClaim | act.WriteStop | act.Nudge | act.KillRunner | act.Sweep) -> None:
+    def _perform_in_folder(self, action: act.VoidClaim | act.RequestStop | act.WakeRunner | act.KillRunner | act.Sweep) -> None:
         row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", action.attempt_id)
         assert row is not None
-        token, known = row["token"], runner_of(row)
-        folder = self.store.home.attempt(row["job_id"], row["number"], token)
-        if isinstance(action, act.TakeClaim):
-            self._take_claim(row["job_id"], folder, token)
-        elif isinstance(action, act.WriteStop):
+        token, known = row["token"], recorded_runner(row)
+        folder = self.store.data_dir.attempt_folder(row["job_id"], row["number"], token)
+        if isinstance(action, act.VoidClaim):
+            self._void_claim(row["job_id"], folder, token)
+        elif isinstance(action, act.RequestStop):
             protocol.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
-        elif isinstance(action, act.Nudge):
-            protocol.nudge(folder, token, known)
+        elif isinstance(action, act.WakeRunner):
+            protocol.wake_runner(folder, token, known)
         elif isinstance(action, act.KillRunner):
             protocol.kill_runner(folder, token, known)
         else:
             protocol.sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
-    def _take_claim(self, job_id: int, folder: Path, token: str) -> None:
+    def _void_claim(self, job_id: int, folder: Path, token: str) -> None:
         # An error affects this attempt alone: its GPUs stay allocated, and the claim is tried again.
         try:
-            protocol.take_claim(folder, token)
+            protocol.void_claim(folder, token)
         except OSError as error:
-            self._say_once(
+            self._log_once(
                 f"job {job_id} cannot be reconciled: {error}; check {folder}; retrying every second"
             )
 
 
-def due(facts: Facts, next_retry: float | None) -> float | None:
+def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
     """Returns the boot time of the next deadline without an event: a timeout, a retry, a second signal."""
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
-    if facts.trouble is not None:
+    if facts.storage_issue is not None:
         times.append(now + 1.0)
     for attempt in facts.attempts:
         if attempt.released_at is not None:
-            times.append(attempt.released_at + settings.cooling_s)
-        elif attempt.outcome is not None or attempt.sighting.claim == "dead":
-            times.append(now + _soon(attempt.dead_at or attempt.swept_at, now))
-        elif attempt.sighting.claim in ("none", "invalid"):
+            times.append(attempt.released_at + settings.memory_release_s)
+        elif attempt.outcome is not None or attempt.status.claim == "dead":
+            times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
+        elif attempt.status.claim in ("none", "invalid"):
             # An overdue action that did not succeed is tried again every second.
-            waits = facts.trouble is None and attempt.signalled_at is None and attempt.launch_deadline > now
+            waits = facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
             times.append(attempt.launch_deadline if waits else now + 1.0)
-        elif attempt.sighting.stop is not None or attempt.cancel is not None:
+        elif attempt.status.stop is not None or attempt.cancel is not None:
             times.append(now + 1.0)
     return min(times, default=None)
 
 
-def _soon(since: float | None, now: float) -> float:
+def _retry_delay(since: float | None, now: float) -> float:
     """Returns a delay in seconds that grows to one: short at first, for processes that are about to end."""
     age = 0.0 if since is None else now - since
     return min(1.0, max(0.005, age / 2))

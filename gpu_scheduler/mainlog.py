@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from gpu_scheduler.safefile import FileProblem, Kind, judge, owners
+from gpu_scheduler.safefile import FileProblem, ProblemKind, check_status, trusted_owners
 
 #: Size in bytes at which the main log is rotated, and number of old logs kept.
 LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
@@ -27,9 +27,9 @@ class MainLog(RotatingFileHandler):
     whoever owns it or may write to it.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None], *, trust: bool = False) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None], *, trust: bool = False) -> None:
         super().__init__(path, maxBytes=LOG_BYTES, backupCount=LOG_KEPT, encoding="utf-8", delay=True)
-        self._say = say
+        self._report = report
         self._trust = trust
         self._problem: str | None = None
         self._failed = False
@@ -38,13 +38,13 @@ class MainLog(RotatingFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         """Appends the line to the file that is at the path now."""
         self._failed = False
-        if self._is_moved():
-            self._let_go()
+        if self._was_replaced():
+            self._close_stream()
         super().emit(record)
         if self._problem is not None and not self._failed:
             lines = f"{self._lost} line{'' if self._lost == 1 else 's'}"
             self._problem, self._lost = None, 0
-            self._say(f"the main log {self.baseFilename} can be written again; {lines} missing")
+            self._report(f"the main log {self.baseFilename} can be written again; {lines} missing")
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Reports an OSError once per problem. Called by `emit` in its except clause."""
@@ -54,18 +54,18 @@ class MainLog(RotatingFileHandler):
             return
         self._failed = True
         self._lost += 1
-        self._let_go()  # its buffered data would make every later line fail
+        self._close_stream()  # its buffered data would make every later line fail
         problem = str(error.strerror or error)
         if problem != self._problem:
             self._problem = problem
-            self._say(
+            self._report(
                 f"the main log {self.baseFilename} cannot be written: {problem}; the scheduler continues"
             )
 
     def _open(self) -> TextIOWrapper:
-        return open(opened(self.baseFilename, trust=self._trust), "a", encoding="utf-8")
+        return open(open_main_log(self.baseFilename, trust=self._trust), "a", encoding="utf-8")
 
-    def _is_moved(self) -> bool:
+    def _was_replaced(self) -> bool:
         if self.stream is None:
             return False
         try:
@@ -73,7 +73,7 @@ class MainLog(RotatingFileHandler):
         except OSError:
             return True
 
-    def _let_go(self) -> None:
+    def _close_stream(self) -> None:
         stream, self.stream = self.stream, None
         if stream is not None:
             try:
@@ -82,7 +82,7 @@ class MainLog(RotatingFileHandler):
                 pass
 
 
-def opened(path: str | Path, *, trust: bool) -> int:
+def open_main_log(path: str | Path, *, trust: bool) -> int:
     """Opens the main log for appending and returns its descriptor. Raises OSError, also for a file that is
     refused."""
     # Without O_NONBLOCK, opening a FIFO at this path would block the scheduler forever.
@@ -91,12 +91,12 @@ def opened(path: str | Path, *, trust: bool) -> int:
         fd = os.open(path, flags | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise FileProblem(Kind.LINK).error(Path(path)) from None
+            raise FileProblem(ProblemKind.LINK).as_error(Path(path)) from None
         raise
     try:
-        problem = judge(os.fstat(fd), None, None if trust else owners(path))
+        problem = check_status(os.fstat(fd), None, None if trust else trusted_owners(path))
         if problem is not None:
-            raise problem.error(Path(path))
+            raise problem.as_error(Path(path))
     except OSError:
         os.close(fd)
         raise

@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from gpu_scheduler.procfs import Proc
-from gpu_scheduler.views.words import duration
+from gpu_scheduler.views.words import format_duration
 
-_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
+_SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
 #: Reason and remedy when a first start is refused because jobs of the older scheduler run.
-STILL_RUN = "jobs of the older scheduler run in Screen; a line that runs there would run a second time here"
-WHEN_ENDED = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
+REFUSAL = "jobs of the older scheduler run in Screen; a line that runs there would run a second time here"
+REMEDY = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class OldSession:
 
     name: str
     gpus: str
-    began: float
+    started_at: float
 
     def __str__(self) -> str:
-        age = duration(time.time() - self.began)
+        age = format_duration(time.time() - self.started_at)
         return f"{self.name}, GPU {self.gpus}, for {age}: `screen -r {self.name}` opens it"
 
 
@@ -40,9 +40,9 @@ def old_sessions(proc: Proc | None = None) -> list[OldSession]:
     proc = Proc() if proc is None else proc
     found = {}
     for process in proc.processes():
-        words = proc.words(process.pid)
-        name = _session(words)
-        if name is not None and proc.user(process.pid) == os.getuid():
+        words = proc.command_line(process.pid)
+        name = _session_name(words)
+        if name is not None and proc.user_id(process.pid) == os.getuid():
             found[process.pid] = (process, name, words)
     if not found:
         return []
@@ -51,24 +51,24 @@ def old_sessions(proc: Proc | None = None) -> list[OldSession]:
         if process.parent in children and not process.ended:
             children[process.parent].append(process.pid)
     return [
-        OldSession(f"{pid}.{name[0]}", name["gpus"], proc.seconds(process))
+        OldSession(f"{pid}.{name[0]}", name["gpus"], proc.started_at(process))
         for pid, (process, name, words) in sorted(found.items())
         if _runs_without_token(proc, children[pid], words)
     ]
 
 
-def _session(words: Sequence[str]) -> re.Match[str] | None:
+def _session_name(words: Sequence[str]) -> re.Match[str] | None:
     """Returns the session name in a Screen server's command line (`SCREEN -dmS NAME …`), else None."""
     if not words or PurePosixPath(words[0]).name != "SCREEN":
         return None
     for option, value in pairwise(words):
         if re.fullmatch(r"-[A-Za-z]*S", option):
-            return _NAME.fullmatch(value)
+            return _SESSION_NAME.fullmatch(value)
     return None
 
 
 def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
     """Returns whether children of a session run commands, none of them ours. words: the session's own."""
     # Before it executes the window's command, a child is a copy of the session process.
-    begun = [pid for pid in children if proc.words(pid) not in ([], words)]
+    begun = [pid for pid in children if proc.command_line(pid) not in ([], words)]
     return bool(begun) and not any(proc.token(pid) for pid in begun)

@@ -6,18 +6,18 @@ import logging
 import sqlite3
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.actions import Action, Close, Finish
-from gpu_scheduler.core.draining import Ending, exit_code
+from gpu_scheduler.core.actions import Action, FinishAttempt, FinishJob
+from gpu_scheduler.core.draining import JobEnd, exit_code
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.jobs import Context, shown
-from gpu_scheduler.views.left import left_words
-from gpu_scheduler.views.report import JobShown, MalformedShown
+from gpu_scheduler.views.jobs import ViewContext, job_view
+from gpu_scheduler.views.left import unfinished_text
+from gpu_scheduler.views.report import JobView, MalformedLineView
 
 log = logging.getLogger(__name__)
 
 
-class Outcomes:
+class DrainReport:
     """Collects the jobs that this run finished.
 
     At the end, the unfinished jobs and those of the lines in the jobs file count too.
@@ -29,23 +29,23 @@ class Outcomes:
         self._clock = clock
         self._finished: set[int] = set()
 
-    def told(self, action: Action) -> None:
+    def add(self, action: Action) -> None:
         """Takes note of an action of a round."""
-        if isinstance(action, (Close, Finish)):
+        if isinstance(action, (FinishAttempt, FinishJob)):
             self._finished.add(action.job_id)
 
-    def finish(self) -> int:
+    def report(self) -> int:
         """Logs what is left and returns the exit code."""
         jobs = self._jobs()
         malformed = [
-            MalformedShown(row["path"], row["number"], row["text"], row["problem"], row["accepted"])
-            for row in self._store.malformed()
+            MalformedLineView(row["path"], row["number"], row["text"], row["problem"], row["accepted"])
+            for row in self._store.malformed_lines()
             if row["path"] == self._jobs_file
         ]
-        left = left_words(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])
+        left = unfinished_text(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])
         if left:
             log.warning("left: %s", left)
-        code = exit_code(map(_ending, jobs), bool(malformed))
+        code = exit_code(map(_job_ending, jobs), bool(malformed))
         done = sum(job.outcome == Outcome.COMPLETED.value for job in jobs)
         if not self._finished and code:
             log.info("no job was run: `retry JOB` runs a job again, `start --fresh` all of them")
@@ -56,7 +56,7 @@ class Outcomes:
         )  # fmt: skip
         return code
 
-    def _jobs(self) -> list[JobShown]:
+    def _jobs(self) -> list[JobView]:
         """Returns the jobs that count, by id."""
         rows = self._store.db.rows(
             "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)",
@@ -67,14 +67,14 @@ class Outcomes:
             row = self._store.job(job_id)
             if row is not None:
                 known[job_id] = row
-        context = Context(
-            self._clock.now(), reasons=self._store.waiting(), infeasible=self._store.infeasible()
+        context = ViewContext(
+            self._clock.now(), wait_reasons=self._store.wait_reasons(), infeasible=self._store.infeasible_spec_keys()
         )
-        return [shown(row, None, context) for _, row in sorted(known.items())]
+        return [job_view(row, None, context) for _, row in sorted(known.items())]
 
 
-def _ending(job: JobShown) -> Ending:
-    return Ending(
+def _job_ending(job: JobView) -> JobEnd:
+    return JobEnd(
         JobState(job.state),
         Outcome(job.outcome) if job.outcome else None,
         job.exit_code,

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpu_scheduler.shortages import reraise
+from gpu_scheduler.shortages import reraise_shortage
 
 PROC = "/proc"
 #: Target of /proc/self/ns/pid in the initial pid namespace, which contains every process of the machine.
-INITIAL = "pid:[4026531836]"
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 _TOKEN = b"GPU_SCHEDULER_TOKEN"
 #: Forms of the token in an environment; while bash starts, its variables have a null byte for the "=".
@@ -32,7 +32,7 @@ class Process:
     session: int
     ended: bool
 
-    def same(self, other: Process | None) -> bool:
+    def is_same_as(self, other: Process | None) -> bool:
         """Returns whether both values describe the same process."""
         return other is not None and (self.pid, self.start) == (other.pid, other.start)
 
@@ -47,12 +47,12 @@ class Proc:
     def sees_all(self) -> bool:
         """True if this /proc shows every process of the machine, with the pids that the driver uses."""
         try:
-            return os.readlink(f"{self._root}/self/ns/pid") == INITIAL
+            return os.readlink(f"{self._root}/self/ns/pid") == INITIAL_PID_NAMESPACE
         except OSError:
             return False
 
     @cached_property
-    def own(self) -> Process | None:
+    def own_process(self) -> Process | None:
         """This process; None if it cannot be read."""
         return self.process("self")
 
@@ -73,7 +73,7 @@ class Proc:
             if process is not None:
                 yield process
 
-    def line(self, process: Process) -> Iterator[Process]:
+    def ancestry(self, process: Process) -> Iterator[Process]:
         """Yields the process and its ancestors."""
         link: Process | None = process
         while link is not None:
@@ -82,12 +82,12 @@ class Proc:
             # A parent that started later has reused the pid of the real one.
             link = parent if parent is not None and parent.start <= link.start else None
 
-    def words(self, pid: int) -> list[str]:
+    def command_line(self, pid: int) -> list[str]:
         """Returns the command line of a process; empty if it has none."""
         content = self._read(pid, "cmdline")
         return [os.fsdecode(word) for word in content.removesuffix(b"\0").split(b"\0")] if content else []
 
-    def user(self, pid: int) -> int | None:
+    def user_id(self, pid: int) -> int | None:
         """Returns the real user id of a process; None if unknown."""
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"Uid:"):
@@ -114,7 +114,7 @@ class Proc:
                 return os.fsdecode(line[3:])
         return ""
 
-    def inner_numbers(self, pid: int) -> tuple[int, ...]:
+    def inner_pids(self, pid: int) -> tuple[int, ...]:
         """Returns the pids of a process in the pid namespaces below that of this /proc."""
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"NSpid:"):
@@ -123,9 +123,9 @@ class Proc:
 
     def uses_gpu(self, pid: int) -> bool:
         """Returns whether a process has a device file of an NVIDIA GPU open."""
-        return any(self._opened(pid, fd).startswith("/dev/nvidia") for fd in _names(f"{self._root}/{pid}/fd"))
+        return any(self._open_path(pid, fd).startswith("/dev/nvidia") for fd in _names(f"{self._root}/{pid}/fd"))
 
-    def hides(self, pid: int) -> bool:
+    def is_hidden(self, pid: int) -> bool:
         """Returns whether a process exists although /proc does not show it (mount option hidepid)."""
         if self._root != PROC or pid <= 0 or os.path.exists(f"{PROC}/{pid}"):
             return False
@@ -137,11 +137,11 @@ class Proc:
             return False
         return True
 
-    def seconds(self, process: Process) -> float:
+    def started_at(self, process: Process) -> float:
         """Returns the start of a process in wall-clock seconds."""
         return process.start / _TICKS_PER_S + _boot_time(self._root)
 
-    def _opened(self, pid: int, fd: str) -> str:
+    def _open_path(self, pid: int, fd: str) -> str:
         try:
             return os.readlink(f"{self._root}/{pid}/fd/{fd}")
         except OSError:
@@ -152,7 +152,7 @@ class Proc:
             with open(f"{self._root}/{pid}/{name}", "rb") as file:
                 return file.read()
         except OSError as error:
-            reraise(error)
+            reraise_shortage(error)
             return b""
 
 
@@ -170,5 +170,5 @@ def _names(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError as error:
-        reraise(error)
+        reraise_shortage(error)
         return []

@@ -16,82 +16,82 @@ from pathlib import Path
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.restoring import supersede, take_in
+from gpu_scheduler.core.restoring import supersede, restore
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.fresh import refuse_unrecorded
-from gpu_scheduler.runner.protocol import observe, processes_of, recorded_command, take_claim
-from gpu_scheduler.sight import look_at
+from gpu_scheduler.runner.protocol import observe, processes_of, recorded_command, void_claim
+from gpu_scheduler.sight import observe_attempt
 from gpu_scheduler.store import attemptfolders, identity, imports
-from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin, has_begun, token_of
-from gpu_scheduler.store.backups import Backup, DamagedError, Extent, copy_to, extent_of
-from gpu_scheduler.store.condition import Condition, examine
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin, may_have_launched, token_of
+from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds, restore_backup, highest_ids
+from gpu_scheduler.store.condition import StoreCondition, inspect_store
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.titles import ranges
+from gpu_scheduler.views.titles import format_ranges
 
 log = logging.getLogger(__name__)
 
 
-def open_record(home: Home, options: StartOptions, settings: Settings) -> Store:
+def open_store(data_dir: DataDir, options: StartOptions, settings: Settings) -> Store:
     """Opens, creates or restores the store for `start`. The caller must hold the locks.
 
     Raises SchedulerError, with the remedies, if the store was lost and no option says what to do.
     """
     try:
-        found = examine(home, thorough=options.restore or options.fresh)
+        found = inspect_store(data_dir, thorough=options.restore or options.fresh)
         if options.restore:
-            return _restored(home, found, options, settings)
+            return _restore(data_dir, found, options, settings)
         if options.fresh:
-            return _emptied(home, found)
+            return _open_for_fresh(data_dir, found)
         if found.is_lost:
-            raise SchedulerError(refusal(home, found))
+            raise SchedulerError(refusal_message(data_dir, found))
     except OSError as error:
         remedy = "; check its permissions" if isinstance(error, PermissionError) else ""
-        raise SchedulerError(f"{error.filename or home.folder}: {error.strerror}{remedy}") from None
-    return Store(home, create=True)
+        raise SchedulerError(f"{error.filename or data_dir.folder}: {error.strerror}{remedy}") from None
+    return Store(data_dir, create=True)
 
 
-def refusal(home: Home, found: Condition) -> str:
+def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
     """Returns why the store cannot be used, with the remedies."""
-    count = len(found.unknown)
-    folders = f"{count} attempt{'s' * (count != 1)} in {home.runs} {'is' if count == 1 else 'are'}"
+    count = len(condition.unknown_folders)
+    folders = f"{count} attempt{'s' * (count != 1)} in {data_dir.runs} {'is' if count == 1 else 'are'}"
     problem = {
-        "missing": f"{home.database} is missing",
-        "empty": f"{home.database} is empty",
-        "damaged": found.damage,
-        "whole": f"{home.database} is the store of {found.owner}"
-        if found.owner
-        else f"{home.database} is older than "
-        + ("they are" if found.unknown else str(found.backups[0].path) if found.backups else ""),
-    }[found.state]
+        "missing": f"{data_dir.database} is missing",
+        "empty": f"{data_dir.database} is empty",
+        "damaged": condition.damage,
+        "whole": f"{data_dir.database} is the store of {condition.owner}"
+        if condition.owner
+        else f"{data_dir.database} is older than "
+        + ("they are" if condition.unknown_folders else str(condition.backups[0].path) if condition.backups else ""),
+    }[condition.state]
     head = f"{folders} not in the store: {problem}" if count else f"the store was lost: {problem}"
-    running = _living(found.unknown) if count else {}
+    running = _running_jobs(condition.unknown_folders) if count else {}
     running_jobs = "none of them is running"
     if running:
         is_one = len(running) == 1
         pids = ", ".join(map(str, sorted(pid for pid in running.values() if pid)))
-        jobs = ranges(sorted(running.keys()))
+        jobs = format_ranges(sorted(running.keys()))
         running_jobs = f"job {jobs} is still running" if is_one else f"jobs {jobs} are still running"
         running_jobs += f" (pid{'s' * (',' in pids)} {pids})" if pids else ""
     middle = f"{running_jobs}; nothing is signalled\n" if count else ""
     source = "these folders alone, as there is no backup"
-    if found.backups:
-        source = f"the backup of {_when(found.backups[0])} in {home.backups}, and from these folders"
+    if condition.backups:
+        source = f"the backup of {_format_time(condition.backups[0])} in {data_dir.backups}, and from these folders"
     forget = "forgets all of it" + (", once none of them is running" if running else "")
     return f"{head}\n{middle}`start --restore` continues from {source}; `start --fresh` {forget}"
 
 
-def _when(backup: Backup) -> str:
+def _format_time(backup: Backup) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(backup.made_at))
 
 
-def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
+def _running_jobs(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     """Returns job id -> pid of the runner, if known, for these attempts with live processes."""
     tokens = {token: one for one in folders if (token := token_of(one)) is not None}
     running: dict[int, int | None] = {}
     boot_id = Clock().boot_id
-    origins = {token: attemptfolders.read(one) for token, one in tokens.items()}
+    origins = {token: attemptfolders.read_origin(one) for token, one in tokens.items()}
     here = {
         token: tokens[token].path
         for token, origin in origins.items()
@@ -106,71 +106,71 @@ def _living(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     return running
 
 
-def _emptied(home: Home, found: Condition) -> Store:
+def _open_for_fresh(data_dir: DataDir, condition: StoreCondition) -> Store:
     """Opens the store for `--fresh`, which forgets the jobs only once the start has succeeded.
 
     Until then, an empty database beside attempt folders still counts as a lost store.
     """
-    if found.state == "damaged":
-        refuse_unrecorded(found.unknown)
-        _set_aside(home)
-    return Store(home, create=True)
+    if condition.state == "damaged":
+        refuse_unrecorded(condition.unknown_folders)
+        _set_database_aside(data_dir)
+    return Store(data_dir, create=True)
 
 
-def _restored(home: Home, found: Condition, options: StartOptions, settings: Settings) -> Store:
-    if not found.is_lost:
+def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions, settings: Settings) -> Store:
+    if not condition.is_lost:
         log.info("--restore: the store is intact and contains every attempt; nothing is restored")
-        return Store(home, create=True)
-    backup, is_ours = _newest_good(found), _is_ours(found)
+        return Store(data_dir, create=True)
+    backup, is_ours = _newest_usable_backup(condition), _is_usable(condition)
     if backup is not None or not is_ours:
-        _set_aside(home)
+        _set_database_aside(data_dir)
     if backup is not None:
-        copy_to(backup, home.database)
-        log.warning("the store is restored from %s, made %s", backup.path, _when(backup))
+        restore_backup(backup, data_dir.database)
+        log.warning("the store is restored from %s, made %s", backup.path, _format_time(backup))
     elif not is_ours:
-        log.warning("there is no usable backup; the store is rebuilt from the folders in %s", home.runs)
-    store = Store(home, create=True)
+        log.warning("there is no usable backup; the store is rebuilt from the folders in %s", data_dir.runs)
+    store = Store(data_dir, create=True)
     try:
         with store.db.upgraded():
             pass  # the backup may be from an earlier version
-        missing = attemptfolders.unknown(found.folders, store.db.connection)
+        missing = attemptfolders.unknown_to_store(condition.folders, store.db.connection)
         with store.db.transaction() as db:
-            _Import(store, settings, missing).run(options.jobs_file)
-            imports.raise_numbers(db, _numbers(found))
+            _AttemptImport(store, settings, missing).run(options.jobs_file)
+            imports.raise_id_sequences(db, _highest_ids(condition))
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _newest_good(found: Condition) -> Backup | None:
+def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
     """Returns the newest good backup; None if none contains more than the database."""
-    for backup in found.backups:
+    for backup in condition.backups:
         try:
-            extent = extent_of(backup.path, immutable=True)
-        except DamagedError as error:
+            extent = highest_ids(backup.path, immutable=True)
+        except DamagedDatabaseError as error:
             log.warning("%s; it is skipped", error)
             continue
-        return None if _is_ours(found) and found.extent.covers(extent) else backup
+        return None if _is_usable(condition) and condition.highest_ids.covers(extent) else backup
     return None
 
 
-def _is_ours(found: Condition) -> bool:
+def _is_usable(condition: StoreCondition) -> bool:
     """Returns whether the database is intact and belongs to this data directory."""
-    return found.state == "whole" and found.owner is None
+    return condition.state == "whole" and condition.owner is None
 
 
-def _set_aside(home: Home) -> None:
+def _set_database_aside(data_dir: DataDir) -> None:
     """Renames the database together with its log, so that both are kept."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = home.database.with_name(f"{home.database.name}.lost-{stamp}")
+    aside = data_dir.database.with_name(f"{data_dir.database.name}.lost-{stamp}")
     while os.path.lexists(aside):
         aside = aside.with_name(f"{aside.name}-")
     moved = False
     # The log first: it must never be beside another database.
     for suffix in ("-wal", "-shm", ""):
         try:
-            os.rename(f"{home.database}{suffix}", f"{aside}{suffix}")
+            os.rename(f"{data_dir.database}{suffix}", f"{aside}{suffix}")
             moved = True
         except FileNotFoundError:
             continue
@@ -178,34 +178,34 @@ def _set_aside(home: Home) -> None:
         log.warning("the database is kept as %s", aside)
 
 
-def _numbers(found: Condition) -> Extent:
+def _highest_ids(condition: StoreCondition) -> HighestIds:
     """Returns the highest ids in the database, the backups and the folders."""
-    jobs = [one.job_id for one in found.folders]
-    return Extent(
-        max([found.extent.jobs, found.backed_up.jobs, *jobs]),
-        max(found.extent.attempts, found.backed_up.attempts),
+    jobs = [one.job_id for one in condition.folders]
+    return HighestIds(
+        max([condition.highest_ids.jobs, condition.backup_highest_ids.jobs, *jobs]),
+        max(condition.highest_ids.attempts, condition.backup_highest_ids.attempts),
     )
 
 
-class _Import:
+class _AttemptImport:
     """Adds attempts that the store does not know, in the caller's transaction."""
 
     def __init__(self, store: Store, settings: Settings, folders: Collection[AttemptFolder]) -> None:
         self._store = store
         self._settings = settings
         self._now = Clock().now()
-        self._recorder = Recorder(store, settings)
+        self._writer = StoreWriter(store, settings)
         self._jobs: dict[int, list[tuple[AttemptFolder, Origin]]] = {}
         for folder in folders:
             token = token_of(folder)
-            if token is None and has_begun(folder):
+            if token is None and may_have_launched(folder):
                 raise SchedulerError(
                     f"cannot identify the attempt of {folder.path}: its spec.json, claim and result are"
                     " missing or unusable\nend its processes, remove its line from the jobs file if that has"
                     " run, and move the folder away; then use `start --restore` again"
                 )
             if token is not None:
-                origin = attemptfolders.read(folder) or Origin(token, self._now.boot_id, None, None)
+                origin = attemptfolders.read_origin(folder) or Origin(token, self._now.boot_id, None, None)
                 self._jobs.setdefault(folder.job_id, []).append((folder, origin))
         here = {
             origin.token: folder.path
@@ -214,7 +214,7 @@ class _Import:
             if origin.boot_id == self._now.boot_id
         }
         self._alive = processes_of(here, here) if here else {}
-        self._unclaimed = {
+        self._without_claim = {
             origin.token
             for found in self._jobs.values()
             for folder, origin in found
@@ -231,24 +231,24 @@ class _Import:
         unidentified = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
         if unidentified and jobs_file:
             raise SchedulerError(
-                f"the folders of jobs {ranges(sorted(unidentified))} in {self._store.home.runs} do not"
+                f"the folders of jobs {format_ranges(sorted(unidentified))} in {self._store.data_dir.runs} do not"
                 " contain the lines that ran there: these lines would run again\n"
                 f"remove the lines that have run from {jobs_file}, then"
                 ' start once with --restore --jobs-file ""'
             )
-        self._settle_known()
+        self._close_superseded()
         for job_id, (folder, origin) in new.items():
-            at = min(_made_at(one, origin) for one, origin in self._jobs[job_id])
+            at = min(_created_at(one, origin) for one, origin in self._jobs[job_id])
             imports.insert_job(db, folder, origin, at, learn=self._store.learning)
         for turn in range(max(map(len, self._jobs.values()), default=0)):
-            self._take_in(turn)
+            self._import_turn(turn)
         imports.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
-        self._know_the_place(new.values())
+        self._assume_location(new.values())
         count = sum(map(len, self._jobs.values()))
         if count:
             log.warning(
                 "%d attempt%s added to the store from folders: job%s %s", count,
-                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1), ranges(sorted(self._jobs)),
+                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1), format_ranges(sorted(self._jobs)),
             )  # fmt: skip
 
     def _has_lost_claim(self, folder: AttemptFolder, token: str) -> bool:
@@ -261,20 +261,20 @@ class _Import:
             return False
         if token in self._alive or recorded_command(folder.path, token) is not None:
             return True
-        take_claim(folder.path, token)
+        void_claim(folder.path, token)
         return False
 
-    def _settle_known(self) -> None:
+    def _close_superseded(self) -> None:
         """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
-        rows = [row for row in self._store.unsettled() if row["job_id"] in self._jobs and not row["outcome"]]
-        data_dir = self._store.home
-        folders = {row["token"]: data_dir.attempt(row["job_id"], row["number"], row["token"]) for row in rows}
+        rows = [row for row in self._store.active_attempts() if row["job_id"] in self._jobs and not row["outcome"]]
+        data_dir = self._store.data_dir
+        folders = {row["token"]: data_dir.attempt_folder(row["job_id"], row["number"], row["token"]) for row in rows}
         alive = processes_of(folders, folders) if folders else {}
         for row in rows:
-            attempt = replace(look_at(self._store, row), survivors=alive.get(row["token"], ()))
-            self._recorder.record(supersede(attempt, self._now, self._settings), self._now)
+            attempt = replace(observe_attempt(self._store, row), survivors=alive.get(row["token"], ()))
+            self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
-    def _take_in(self, turn: int) -> None:
+    def _import_turn(self, turn: int) -> None:
         """Adds the attempt with this index of each job that has so many."""
         db = self._store.db.connection
         tokens = {}
@@ -282,32 +282,32 @@ class _Import:
             if turn < len(found):
                 folder, origin = found[turn]
                 imports.insert_attempt(
-                    db, folder, origin, _made_at(folder, origin), _time_of(folder.path / "claim"),
-                    running=origin.token in self._unclaimed,
+                    db, folder, origin, _created_at(folder, origin), _mtime(folder.path / "claim"),
+                    running=origin.token in self._without_claim,
                 )  # fmt: skip
                 tokens[origin.token] = turn == len(found) - 1
-        for row in self._store.unsettled():
+        for row in self._store.active_attempts():
             if row["token"] in tokens:
-                attempt = replace(look_at(self._store, row), survivors=self._alive.get(row["token"], ()))
-                decide = take_in if tokens[row["token"]] else supersede
-                self._recorder.record(decide(attempt, self._now, self._settings), self._now)
+                attempt = replace(observe_attempt(self._store, row), survivors=self._alive.get(row["token"], ()))
+                decide = restore if tokens[row["token"]] else supersede
+                self._writer.record(decide(attempt, self._now, self._settings), self._now)
 
-    def _know_the_place(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
+    def _assume_location(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
         """Takes the store's previous location from the folders, if no backup has it.
 
         The data directory may have been moved or copied since.
         """
-        if identity.recorded(self._store) is None:
-            places = [(o.created_at, o.record) for _, o in new if o.record is not None]
+        if identity.recorded_location(self._store) is None:
+            places = [(o.created_at, o.data_dir) for _, o in new if o.data_dir is not None]
             if places:
-                identity.assume(self._store, max(places)[1])
+                identity.assume_folder(self._store, max(places)[1])
 
 
-def _made_at(folder: AttemptFolder, origin: Origin) -> float:
-    return origin.created_at or _time_of(folder.path) or time.time()
+def _created_at(folder: AttemptFolder, origin: Origin) -> float:
+    return origin.created_at or _mtime(folder.path) or time.time()
 
 
-def _time_of(path: Path) -> float | None:
+def _mtime(path: Path) -> float | None:
     try:
         return path.lstat().st_mtime
     except OSError:

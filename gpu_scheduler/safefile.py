@@ -15,12 +15,12 @@ from enum import Enum
 from pathlib import Path
 
 #: Largest JSON file that is read (state file, llm_config.json, the name of a host).
-JSON_BYTES = 16 * 1024 * 1024
+MAX_JSON_BYTES = 16 * 1024 * 1024
 #: Bytes of one read call.
-_PIECE = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 
 
-class Kind(Enum):
+class ProblemKind(Enum):
     """The reason why a file is not read; the value is the predicate in messages."""
 
     MISSING = "does not exist"
@@ -29,26 +29,26 @@ class Kind(Enum):
     UNREADABLE = "cannot be read: {}"
     LINK = "is a link"
     NOT_A_FOLDER = "is not a folder"
-    FOREIGN = "belongs to another user (uid {})"
-    FOREIGN_LINK = "is a link of another user (uid {})"
+    OTHER_OWNER = "belongs to another user (uid {})"
+    OTHER_OWNER_LINK = "is a link of another user (uid {})"
     WORLD_WRITABLE = "is writable by everyone"
 
 
-_ERRNO = {
-    Kind.MISSING: errno.ENOENT,
-    Kind.TOO_LARGE: errno.EFBIG,
-    Kind.LINK: errno.ELOOP,
-    Kind.NOT_A_FOLDER: errno.ENOTDIR,
-    Kind.FOREIGN: errno.EPERM,
-    Kind.FOREIGN_LINK: errno.EPERM,
-    Kind.WORLD_WRITABLE: errno.EPERM,
+_ERRNOS = {
+    ProblemKind.MISSING: errno.ENOENT,
+    ProblemKind.TOO_LARGE: errno.EFBIG,
+    ProblemKind.LINK: errno.ELOOP,
+    ProblemKind.NOT_A_FOLDER: errno.ENOTDIR,
+    ProblemKind.OTHER_OWNER: errno.EPERM,
+    ProblemKind.OTHER_OWNER_LINK: errno.EPERM,
+    ProblemKind.WORLD_WRITABLE: errno.EPERM,
 }
 #: Remedies for a file that is not used because others could change it.
 _REMEDIES = {
-    Kind.FOREIGN: "use a file that you own, or `start --trust-files`",
-    Kind.FOREIGN_LINK: "use a file that you own, or `start --trust-files`",
-    Kind.WORLD_WRITABLE: "`chmod o-w` it, or `start --trust-files`",
-    Kind.LINK: "remove it",
+    ProblemKind.OTHER_OWNER: "use a file that you own, or `start --trust-files`",
+    ProblemKind.OTHER_OWNER_LINK: "use a file that you own, or `start --trust-files`",
+    ProblemKind.WORLD_WRITABLE: "`chmod o-w` it, or `start --trust-files`",
+    ProblemKind.LINK: "remove it",
 }
 
 
@@ -56,12 +56,12 @@ _REMEDIES = {
 class FileProblem:
     """The problem of an unusable file or folder. detail: a limit, the system's error text, or a uid."""
 
-    kind: Kind
+    kind: ProblemKind
     detail: str = ""
     errno: int = errno.EIO
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """Returns the problem as a predicate, without a remedy."""
         return self.kind.value.format(self.detail)
 
@@ -71,13 +71,13 @@ class FileProblem:
         return _REMEDIES.get(self.kind, "")
 
     def __str__(self) -> str:
-        return f"{self.says}; {self.remedy}" if self.remedy else self.says
+        return f"{self.description}; {self.remedy}" if self.remedy else self.description
 
-    def error(self, path: Path) -> OSError:
+    def as_error(self, path: Path) -> OSError:
         """Returns the problem as an OSError, for callers that pass on system errors."""
-        if self.kind is Kind.UNREADABLE:
+        if self.kind is ProblemKind.UNREADABLE:
             return OSError(self.errno, self.detail, str(path))
-        return OSError(_ERRNO.get(self.kind, errno.EINVAL), str(self), str(path))
+        return OSError(_ERRNOS.get(self.kind, errno.EINVAL), str(self), str(path))
 
 
 @dataclass(frozen=True)
@@ -88,46 +88,46 @@ class Content:
     status: os.stat_result
 
 
-def read(path: str | Path, most: int = JSON_BYTES, *, trust: bool = False) -> Content | FileProblem:
+def read(path: str | Path, max_bytes: int = MAX_JSON_BYTES, *, trust: bool = False) -> Content | FileProblem:
     """Returns the whole file, following links, or why it is not read. Never blocks on a FIFO or device.
 
     trust: read it whoever owns it or may write it.
     """
     try:
-        allowed = None if trust else owners(path)
-        if (problem := _judge_link(path, allowed)) is not None:
+        allowed = None if trust else trusted_owners(path)
+        if (problem := _check_link(path, allowed)) is not None:
             return problem
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             status = os.fstat(fd)
-            problem = judge(status, most, allowed)
-            data = read_descriptor(fd, most) if problem is None else problem
+            problem = check_status(status, max_bytes, allowed)
+            data = read_descriptor(fd, max_bytes) if problem is None else problem
         finally:
             os.close(fd)
     except OSError as error:
-        return of_error(error)
+        return problem_from_error(error)
     return data if isinstance(data, FileProblem) else Content(data, status)
 
 
-def look(
-    path: str | Path, most: int | None, *, trust: bool = False, follow: bool = True
+def inspect(
+    path: str | Path, max_bytes: int | None, *, trust: bool = False, follow_links: bool = True
 ) -> os.stat_result | FileProblem:
     """Returns a file's status, or the reason why it must not be used, without reading the file."""
     try:
-        allowed = None if trust else owners(path)
-        if follow and (problem := _judge_link(path, allowed)) is not None:
+        allowed = None if trust else trusted_owners(path)
+        if follow_links and (problem := _check_link(path, allowed)) is not None:
             return problem
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW))
         try:
             status = os.fstat(fd)
         finally:
             os.close(fd)
-        return judge(status, most, allowed) or status
+        return check_status(status, max_bytes, allowed) or status
     except OSError as error:
-        return of_error(error)
+        return problem_from_error(error)
 
 
-def owners(path: str | Path) -> frozenset[int]:
+def trusted_owners(path: str | Path) -> frozenset[int]:
     """Returns the users whose files are used at this path: ourselves and root.
 
     For root, possibly of a container only, also the folder's owner if nobody else may write the folder.
@@ -141,33 +141,33 @@ def owners(path: str | Path) -> frozenset[int]:
     return frozenset((0, *(() if folder.st_mode & others else (folder.st_uid,))))
 
 
-def judge(
-    status: os.stat_result, most: int | None, allowed: Collection[int] | None = None
+def check_status(
+    status: os.stat_result, max_bytes: int | None, allowed_owners: Collection[int] | None = None
 ) -> FileProblem | None:
     """Returns why a file must not be used, by the status of its open descriptor; None: it may be used.
 
     max_bytes: None: no limit. allowed_owners: its `trusted_owners`; None: anyone may own and write it.
     """
     if stat.S_ISLNK(status.st_mode):
-        return FileProblem(Kind.LINK)
+        return FileProblem(ProblemKind.LINK)
     if not stat.S_ISREG(status.st_mode):
-        return FileProblem(Kind.NOT_REGULAR)
-    if most is not None and status.st_size > most:
-        return _too_large(most)
-    if allowed is None:
+        return FileProblem(ProblemKind.NOT_REGULAR)
+    if max_bytes is not None and status.st_size > max_bytes:
+        return _too_large(max_bytes)
+    if allowed_owners is None:
         return None
-    if status.st_uid not in allowed:
-        return FileProblem(Kind.FOREIGN, str(status.st_uid))
-    return FileProblem(Kind.WORLD_WRITABLE) if status.st_mode & stat.S_IWOTH else None
+    if status.st_uid not in allowed_owners:
+        return FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
+    return FileProblem(ProblemKind.WORLD_WRITABLE) if status.st_mode & stat.S_IWOTH else None
 
 
-def judge_folder(status: os.stat_result, allowed: Collection[int | None]) -> FileProblem | None:
+def check_folder_status(status: os.stat_result, allowed_owners: Collection[int | None]) -> FileProblem | None:
     """Returns why a folder cannot be our private one, by its status from `lstat`; None: it can."""
     if stat.S_ISLNK(status.st_mode):
-        return FileProblem(Kind.LINK)
+        return FileProblem(ProblemKind.LINK)
     if not stat.S_ISDIR(status.st_mode):
-        return FileProblem(Kind.NOT_A_FOLDER)
-    return None if status.st_uid in allowed else FileProblem(Kind.FOREIGN, str(status.st_uid))
+        return FileProblem(ProblemKind.NOT_A_FOLDER)
+    return None if status.st_uid in allowed_owners else FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
 
 
 def writable_by_others(status: os.stat_result) -> bool:
@@ -175,50 +175,50 @@ def writable_by_others(status: os.stat_result) -> bool:
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _judge_link(path: str | Path, allowed: Collection[int] | None) -> FileProblem | None:
+def _check_link(path: str | Path, allowed_owners: Collection[int] | None) -> FileProblem | None:
     """Returns the problem if the path is another user's link, even a dangling one.
 
     A planted link could make us read any of our files, or create one anywhere.
     """
-    if allowed is None:
+    if allowed_owners is None:
         return None
     status = os.lstat(path)
-    is_foreign = stat.S_ISLNK(status.st_mode) and status.st_uid not in allowed
-    return FileProblem(Kind.FOREIGN_LINK, str(status.st_uid)) if is_foreign else None
+    is_foreign = stat.S_ISLNK(status.st_mode) and status.st_uid not in allowed_owners
+    return FileProblem(ProblemKind.OTHER_OWNER_LINK, str(status.st_uid)) if is_foreign else None
 
 
-def read_descriptor(fd: int, most: int) -> bytes | FileProblem:
+def read_descriptor(fd: int, max_bytes: int) -> bytes | FileProblem:
     """Returns all bytes of a descriptor, or TOO_LARGE if there are more than `max_bytes`. Raises OSError.
 
     The size at opening is no limit: a file may grow while it is read.
     """
     pieces: list[bytes] = []
     size = 0
-    while size <= most:
-        piece = os.read(fd, min(_PIECE, most + 1 - size))
+    while size <= max_bytes:
+        piece = os.read(fd, min(_CHUNK_BYTES, max_bytes + 1 - size))
         if not piece:
             return b"".join(pieces)
         pieces.append(piece)
         size += len(piece)
-    return _too_large(most)
+    return _too_large(max_bytes)
 
 
-def json_bytes(path: Path, *, trust: bool) -> bytes:
+def read_json_bytes(path: Path, *, trust: bool) -> bytes:
     """Returns the bytes of a JSON file. trust: as in `read`. Raises OSError, also for a rejected file."""
     found = read(path, trust=trust)
     if isinstance(found, FileProblem):
-        raise found.error(path)
+        raise found.as_error(path)
     return found.data
 
 
-def of_error(error: OSError) -> FileProblem:
+def problem_from_error(error: OSError) -> FileProblem:
     """Returns the problem that an OSError of opening or reading stands for."""
     if error.errno == errno.ENOENT:
-        return FileProblem(Kind.MISSING)
+        return FileProblem(ProblemKind.MISSING)
     if error.errno == errno.ENXIO:  # a socket, a device without a driver
-        return FileProblem(Kind.NOT_REGULAR)
-    return FileProblem(Kind.UNREADABLE, error.strerror or str(error), error.errno or errno.EIO)
+        return FileProblem(ProblemKind.NOT_REGULAR)
+    return FileProblem(ProblemKind.UNREADABLE, error.strerror or str(error), error.errno or errno.EIO)
 
 
-def _too_large(most: int) -> FileProblem:
-    return FileProblem(Kind.TOO_LARGE, f"{most / 1024**2:g} MiB")
+def _too_large(max_bytes: int) -> FileProblem:
+    return FileProblem(ProblemKind.TOO_LARGE, f"{max_bytes / 1024**2:g} MiB")

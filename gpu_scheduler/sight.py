@@ -8,41 +8,41 @@ from collections.abc import Collection, Mapping
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain import is_failure
 from gpu_scheduler.core.facts import Attempt
-from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
-from gpu_scheduler.runner.protocol import Runner, observe, processes_of
-from gpu_scheduler.store.attempts import attempt_fact
+from gpu_scheduler.core.sighting import ResultNote, AttemptStatus, StopNote
+from gpu_scheduler.runner.protocol import RunnerIdentity, observe, processes_of
+from gpu_scheduler.store.attempts import attempt_from_row
 from gpu_scheduler.store.store import Store
 
 
-def look_at(store: Store, row: sqlite3.Row) -> Attempt:
+def observe_attempt(store: Store, row: sqlite3.Row) -> Attempt:
     """Returns the attempt of a row of `Store.unsettled` with its current status; an ended one is not read."""
     if row["outcome"]:
-        return attempt_fact(row, Sighting())
-    if store.foreign is not None:
-        return attempt_fact(row, Sighting(claim="unknown"))  # its processes run on another host
+        return attempt_from_row(row, AttemptStatus())
+    if store.other_host is not None:
+        return attempt_from_row(row, AttemptStatus(claim="unknown"))  # its processes run on another host
     try:
-        status = sight(store, row)
+        status = read_status(store, row)
     except OSError as error:
-        where = store.home.attempt(row["job_id"], row["number"], row["token"])
-        status = Sighting(claim="unknown", strange=(f"{where}: {error.strerror}",))
+        where = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+        status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
     context = None
     if status.result is not None and is_failure(status.result):
         # Only the log of a failure is read, and only then is this module imported.
-        from gpu_scheduler.evidence import evidence_of
+        from gpu_scheduler.evidence import failure_context_of
 
-        context = evidence_of(store, row, status)
-    return attempt_fact(row, status, context)
+        context = failure_context_of(store, row, status)
+    return attempt_from_row(row, status, context)
 
 
-def over(store: Store) -> frozenset[int]:
+def attempts_without_processes(store: Store) -> frozenset[int]:
     """Returns the ids of attempts with an allocation but without processes, while no scheduler is running.
 
     A runner that has published its result is about to end and does not count as a process.
     """
-    rows = [row for row in store.unsettled() if row["released_boot"] is None]
+    rows = [row for row in store.active_attempts() if row["released_boot"] is None]
     boot_id = Clock().boot_id
     folders = {
-        row["token"]: store.home.attempt(row["job_id"], row["number"], row["token"])
+        row["token"]: store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
         for row in rows
         if row["boot_id"] == boot_id
     }
@@ -54,7 +54,7 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     pids = set(alive.get(row["token"], ()))
     if pids and not row["outcome"]:
         try:
-            status = sight(store, row)
+            status = read_status(store, row)
         except OSError:
             return pids
         if status.result is not None and status.pid is not None:
@@ -62,18 +62,18 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     return pids
 
 
-def runner_of(row: sqlite3.Row) -> Runner | None:
+def recorded_runner(row: sqlite3.Row) -> RunnerIdentity | None:
     """Returns the runner of an attempt that the store has recorded; None if there is none."""
     if row["runner_pid"] is None:
         return None
-    return Runner(row["runner_pid"], row["runner_ticks"], row["boot_id"])
+    return RunnerIdentity(row["runner_pid"], row["runner_ticks"], row["boot_id"])
 
 
-def sight(store: Store, row: sqlite3.Row) -> Sighting:
+def read_status(store: Store, row: sqlite3.Row) -> AttemptStatus:
     """Reads the status of an attempt from its folder. Raises OSError."""
-    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
-    status = observe(folder, row["token"], runner_of(row))
-    stop = StopNote(status.stop.cause, status.stop.grace_s, status.stop.follow) if status.stop else None
+    folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+    status = observe(folder, row["token"], recorded_runner(row))
+    stop = StopNote(status.stop.cause, status.stop.grace_s, status.stop.on_timeout) if status.stop else None
     ended = status.result
     result = (
         ResultNote(
@@ -83,8 +83,8 @@ def sight(store: Store, row: sqlite3.Row) -> Sighting:
         if ended
         else None
     )  # fmt: skip
-    return Sighting(
-        status.claim, status.pid, status.session, stop, status.withdrawn, result, status.log, status.strange,
+    return AttemptStatus(
+        status.claim, status.pid, status.session, stop, status.withdrawn, result, status.log, status.anomalies,
         status.window, None if status.runner is None else (status.runner.pid, status.runner.start_ticks),
-        status.damage, status.is_there,
+        status.damage, status.folder_exists,
     )  # fmt: skip

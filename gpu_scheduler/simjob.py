@@ -28,14 +28,14 @@ class OutOfMemory(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the job; returns the exit code: --exit, 1 for out of memory, 130 for Ctrl-C."""
     options = _parser().parse_args(argv)
-    folder = os.environ.get(usage.VARIABLE)
+    folder = os.environ.get(usage.FOLDER_VARIABLE)
     gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
     print(f"simjob {os.getpid()}: {options.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
     try:
         _ramp(folder, gpus, options.vram, options.ramp, options.load)
         if options.oom:
-            raise OutOfMemory(oom_text(gpus[0], options.vram, 0))
-        _wait(options.hold)
+            raise OutOfMemory(oom_message(gpus[0], options.vram, 0))
+        _sleep(options.hold)
     except OutOfMemory as error:
         print(error, file=sys.stderr, flush=True)
         return 1
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         if folder is not None:
-            usage.remove_use(folder)
+            usage.remove_usage(folder)
     print(f"simjob {os.getpid()}: done", flush=True)
     return int(options.exit)
 
@@ -63,7 +63,7 @@ def visible_gpus(variable: str | None) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def oom_text(gpu: int, wanted_mib: int, free_mib: int) -> str:
+def oom_message(gpu: int, wanted_mib: int, free_mib: int) -> str:
     """Returns the message of PyTorch when the GPU is full."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted_mib / 1024:.2f} GiB. "
@@ -97,22 +97,22 @@ def _ramp(folder: str | None, gpus: Sequence[int], vram: int, ramp_s: float, loa
     for step in range(1, steps + 1):
         wants = vram * step // steps
         if folder is not None:
-            _take(folder, gpus, has, wants, load)
+            _allocate(folder, gpus, has, wants, load)
         has = wants
         print(f"simjob {os.getpid()}: {has} of {vram} MiB", flush=True)
-        _wait(begun + ramp_s * step / steps - time.monotonic())
+        _sleep(begun + ramp_s * step / steps - time.monotonic())
 
 
-def _take(folder: str, gpus: Sequence[int], has: int, wants: int, load: float) -> None:
+def _allocate(folder: str, gpus: Sequence[int], current_mib: int, target_mib: int, load: float) -> None:
     with usage.locked(folder):
         for gpu in gpus:
             free = usage.free_mib(folder, gpu)
-            if free is not None and wants - has > free:
-                raise OutOfMemory(oom_text(gpu, wants - has, free))
-        usage.write_use(folder, {gpu: wants for gpu in gpus}, load)
+            if free is not None and target_mib - current_mib > free:
+                raise OutOfMemory(oom_message(gpu, target_mib - current_mib, free))
+        usage.write_usage(folder, {gpu: target_mib for gpu in gpus}, load)
 
 
-def _wait(seconds: float) -> None:
+def _sleep(seconds: float) -> None:
     if seconds > 0:
         time.sleep(seconds)
 

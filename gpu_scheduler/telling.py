@@ -13,31 +13,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.boardfile import BoardFile
+from gpu_scheduler.boardfile import StatusBoardFile
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.actions import Action, NoteUse
+from gpu_scheduler.core.actions import Action, RecordUsage
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.facts import Facts, Settings
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.journal import NAME, Journal
-from gpu_scheduler.storage import FAILURES
+from gpu_scheduler.journal import FILE_NAME, Journal
+from gpu_scheduler.storage import STORAGE_ERRORS
 from gpu_scheduler.store import events
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.events import told
-from gpu_scheduler.views.words import share_words
+from gpu_scheduler.views.events import message_of
+from gpu_scheduler.views.words import share_text
 
 log = logging.getLogger(__name__)
 
 #: Key of the last reported event ids in the store: [in the log, in the journal].
-_TOLD = "told"
+_POSITIONS_KEY = "told"
 #: Its name in the message that it cannot be written.
-_POSITION = "log position"
+_POSITIONS = "log position"
 #: Seconds after which a failed write is retried.
 RETRY_S = 5.0
 
 
-class Telling:
+class EventReporter:
     """Reporter of new events, starting after the last reported one. Only the scheduler process has one.
 
     logs: the folder of `--log-dir`, None = journal and status board are in the data directory. verbose: log
@@ -53,104 +53,104 @@ class Telling:
         logs: LogFolder | None,
         *,
         verbose: bool = False,
-        ended: Callable[[int, int], None] = lambda job_id, number: None,
+        on_attempt_end: Callable[[int, int], None] = lambda job_id, number: None,
     ) -> None:
-        self._ended = ended
+        self._on_attempt_end = on_attempt_end
         self._store = store
         self._clock = clock
         self._tolerance = settings.tolerance
         self._verbose = verbose
-        newest = events.newest(store)
+        newest = events.newest_event_id(store)
         # Never beyond the newest event: a power cut may have lost some that were reported.
-        positions = [min(id, newest) for id in json.loads(store.db.meta(_TOLD) or f"[{newest}, {newest}]")]
-        self._logged, journaled = positions
-        self._remembered = positions
-        self._run = _Run(store, newest)
+        positions = [min(id, newest) for id in json.loads(store.db.meta(_POSITIONS_KEY) or f"[{newest}, {newest}]")]
+        self._logged_id, journaled = positions
+        self._saved_positions = positions
+        self._run = _RunCounter(store, newest)
         self._peaks = {
             (row["id"], uuid): mib
-            for row in store.unsettled()
+            for row in store.active_attempts()
             for uuid, mib in json.loads(row["peaks"]).items()
         }
 
         def folder() -> Path:
-            return logs.make() if logs is not None else store.home.folder
+            return logs.create() if logs is not None else store.data_dir.folder
 
         self._journal = Journal(store, folder, journaled)
-        self._board = BoardFile(store, folder, clock, settings.limits)
-        self._parts = {name: _Part() for name in (NAME, self._board.name, _POSITION)}
+        self._board = StatusBoardFile(store, folder, clock, settings.limits)
+        self._outputs = {name: _Output() for name in (FILE_NAME, self._board.name, _POSITIONS)}
 
     @property
-    def again_at(self) -> float | None:
+    def next_write_at(self) -> float | None:
         """Boot seconds of the next write that is due; None = none is."""
-        if self._journal.behind:
+        if self._journal.has_more:
             return self._clock.now().boot
-        times = [part.retry_at for part in self._parts.values()] + [self._board.again_at]
+        times = [part.retry_at for part in self._outputs.values()] + [self._board.next_write_at]
         return min((at for at in times if at is not None), default=None)
 
-    def told(self, action: Action) -> None:
+    def action_recorded(self, action: Action) -> None:
         """Logs the new events after an action of a round was recorded."""
         try:
-            self._log_news()
-            if self._verbose and isinstance(action, NoteUse):
-                self._tell_use(action)
-        except FAILURES:
+            self._log_new_events()
+            if self._verbose and isinstance(action, RecordUsage):
+                self._log_usage(action)
+        except STORAGE_ERRORS:
             pass  # logged with the next action
 
-    def turn(self, facts: Facts | None) -> None:
+    def update(self, facts: Facts | None) -> None:
         """Updates log, journal and, unless facts is None (a signal came), the status board after a round."""
         now = self._clock.now().boot
         try:
-            self._log_news()
-        except FAILURES:
+            self._log_new_events()
+        except STORAGE_ERRORS:
             pass
-        self._try(NAME, self._journal.write, now)
-        self._try(_POSITION, self._remember, now)
+        self._try_write(FILE_NAME, self._journal.write, now)
+        self._try_write(_POSITIONS, self._save_positions, now)
         if facts is not None:
-            self._try(self._board.name, lambda: self._board.write(facts, self._logged), now)
+            self._try_write(self._board.name, lambda: self._board.write(facts, self._logged_id), now)
 
     def close(self) -> None:
         """Writes everything that is left as the scheduler stops."""
-        for part in self._parts.values():
+        for part in self._outputs.values():
             part.retry_at = None
-        self.turn(None)
-        while self._journal.behind:
-            self.turn(None)
-        self._try(self._board.name, self._board.end, self._clock.now().boot)
+        self.update(None)
+        while self._journal.has_more:
+            self.update(None)
+        self._try_write(self._board.name, self._board.end, self._clock.now().boot)
 
-    def _log_news(self) -> None:
-        newest = events.newest(self._store)
-        if newest == self._logged:
+    def _log_new_events(self) -> None:
+        newest = events.newest_event_id(self._store)
+        if newest == self._logged_id:
             return
-        new = events.news(self._store, self._logged, newest)
-        for event, dispatched in zip(new, self._run.numbers(new), strict=True):
+        new = events.notable_events(self._store, self._logged_id, newest)
+        for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if "attempt" in event.data and "outcome" in event.data:
-                self._ended(event.job_id, event.data["attempt"])
-            one = told(event, self._tolerance, dispatched)
-            log.log(one.level, "%s", one.line, extra={"event": event, "event_message": one})
-        self._logged = newest
+                self._on_attempt_end(event.job_id, event.data["attempt"])
+            one = message_of(event, self._tolerance, dispatched)
+            log.log(one.level, "%s", one.full_text, extra={"event": event, "event_message": one})
+        self._logged_id = newest
 
-    def _tell_use(self, action: NoteUse) -> None:
+    def _log_usage(self, action: RecordUsage) -> None:
         row = self._store.db.row("SELECT vram, share, budgets FROM attempt WHERE id = ?", action.attempt_id)
-        index = self._store.indices()
-        for uuid, mib, _ in action.seen:
+        index = self._store.gpu_indices()
+        for uuid, mib, _ in action.usage:
             key = (action.attempt_id, uuid)
             if mib is not None and mib > self._peaks.get(key, 0):
                 self._peaks[key] = mib
-                gpu, declared = index.get(uuid, -1), _declared(row, uuid)
+                gpu, declared = index.get(uuid, -1), _declaration_text(row, uuid)
                 log.info("job %d gpu%d %d MiB (peak so far%s)", action.job_id, gpu, mib, declared)
 
-    def _remember(self) -> None:
-        positions = [self._logged, self._journal.at]
-        if positions == self._remembered:
+    def _save_positions(self) -> None:
+        positions = [self._logged_id, self._journal.last_id]
+        if positions == self._saved_positions:
             return
         # A power cut may lose this write: the journal itself then shows how far it goes.
         with self._store.db.transaction(synced=False) as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_TOLD, json.dumps(positions)))
-        self._remembered = positions
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_POSITIONS_KEY, json.dumps(positions)))
+        self._saved_positions = positions
 
-    def _try(self, name: str, write: Callable[[], None], now: float) -> None:
+    def _try_write(self, name: str, write: Callable[[], None], now: float) -> None:
         """Writes an output unless a retry is not due yet; logs each problem once."""
-        part = self._parts[name]
+        part = self._outputs[name]
         if part.retry_at is not None and now < part.retry_at:
             return
         try:
@@ -158,7 +158,7 @@ class Telling:
             if part.problem is not None:
                 log.info("%s can be written again", name)
             part.problem = part.retry_at = None
-        except FAILURES as error:
+        except STORAGE_ERRORS as error:
             part.retry_at = now + RETRY_S
             problem = getattr(error, "strerror", None) or str(error)
             if problem != part.problem:
@@ -166,25 +166,25 @@ class Telling:
             part.problem = problem
 
 
-def _declared(row: sqlite3.Row | None, uuid: str) -> str:
+def _declaration_text(row: sqlite3.Row | None, uuid: str) -> str:
     """Describes the declaration of an attempt on a GPU, to follow its memory use there."""
     budgets = {} if row is None else json.loads(row["budgets"])
     if row is None or uuid not in budgets:
         return ""
     if row["vram"] is not None or budgets[uuid] is None:
-        return f"; declared {row['vram'] or share_words(row['share'], None)}"
-    return f"; declared {budgets[uuid]} by {share_words(row['share'], None)}"
+        return f"; declared {row['vram'] or share_text(row['share'], None)}"
+    return f"; declared {budgets[uuid]} by {share_text(row['share'], None)}"
 
 
 @dataclass
-class _Part:
+class _Output:
     """State of an output. problem: why it could not be written, None = it could; retry_at: boot seconds."""
 
     problem: str | None = None
     retry_at: float | None = None
 
 
-class _Run:
+class _RunCounter:
     """Counter of the jobs of this run: all except those that were finished when it began.
 
     first_id: the id of the newest event at that time.
@@ -192,38 +192,38 @@ class _Run:
     A job counts as dispatched from its first start on, or once it ends without one, and stays so.
     """
 
-    def __init__(self, store: Store, begun: int) -> None:
+    def __init__(self, store: Store, first_id: int) -> None:
         self._store = store
-        self._begun = begun
-        counts = store.counts()
-        self._before = counts.get(JobState.FINISHED, 0)
+        self._first_id = first_id
+        counts = store.state_counts()
+        self._finished_before = counts.get(JobState.FINISHED, 0)
         self._active = {row["id"] for row in store.open_jobs(tuple(ACTIVE))}
         self._dispatched = len(self._active)
 
-    def numbers(self, new: Sequence[Event]) -> list[tuple[int, int]]:
+    def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:
         """Returns (jobs dispatched until then, all jobs) for each of the newest events."""
-        before, dispatched = self._before, self._dispatched
+        before, dispatched = self._finished_before, self._dispatched
         steps = []
         for event in new:
-            before -= self._comes_back(event)
+            before -= self._rejoins(event)
             dispatched += self._is_dispatched(event)
             steps.append(dispatched)
-        self._before, self._dispatched = before, dispatched
-        total = sum(self._store.counts().values()) - before
+        self._finished_before, self._dispatched = before, dispatched
+        total = sum(self._store.state_counts().values()) - before
         return [(step, total) for step in steps]
 
-    def _comes_back(self, event: Event) -> bool:
+    def _rejoins(self, event: Event) -> bool:
         """Returns whether this event brings a job that was finished before this run back into it."""
-        if event.kind != JobState.QUEUED or event.new:
+        if event.kind != JobState.QUEUED or event.is_new_job:
             return False
-        finished = events.finished_before(self._store, event)
-        return finished is not None and finished <= self._begun
+        finished = events.finish_event_before(self._store, event)
+        return finished is not None and finished <= self._first_id
 
     def _is_dispatched(self, event: Event) -> bool:
         """Returns whether this event is the first by which a job counts as dispatched."""
         ended = event.kind == JobState.FINISHED and "attempt" not in event.data
         if event.kind != JobState.STARTING and not ended:
             return False
-        if event.id <= self._begun or event.job_id in self._active:
+        if event.id <= self._first_id or event.job_id in self._active:
             return False
-        return not events.is_repeated(self._store, event, self._begun)
+        return not events.has_changed_since(self._store, event, self._first_id)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _MASK = flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
 #: Files of an attempt folder whose creation wakes the scheduler; it writes `stop` itself.
-NEWS = ("claim", "result", "withdrawn")
+WATCHED_NAMES = ("claim", "result", "withdrawn")
 
 
 class Wakeups:
@@ -31,25 +31,25 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._told = False
+        self._warned = False
         self._inotify: INotify | None = None
         try:
             self._inotify = INotify(nonblocking=True)
         except OSError as error:
-            self._limited(error)
+            self._warn_of_limit(error)
         else:
             self._selector.register(self._inotify.fileno(), selectors.EVENT_READ, "files")
         self._signals, self._signal_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._signals, selectors.EVENT_READ, "signal")
         self._names: dict[int, dict[str, str]] = {}
-        self._runs: dict[Path, int] = {}
-        self._pids: dict[int, int] = {}
+        self._attempt_watches: dict[Path, int] = {}
+        self._pidfds: dict[int, int] = {}
         signal.set_wakeup_fd(self._signal_in, warn_on_full_buffer=False)
 
     def close(self) -> None:
         """Closes all watches and descriptors."""
         signal.set_wakeup_fd(-1)
-        for fd in (*self._pids.values(), self._signals, self._signal_in):
+        for fd in (*self._pidfds.values(), self._signals, self._signal_in):
             os.close(fd)
         if self._inotify is not None:
             self._inotify.close()
@@ -57,7 +57,7 @@ class Wakeups:
 
     def watch(self, path: Path, key: str) -> bool:
         """Watches a file by its name in its folder. Returns False if the folder cannot be watched."""
-        wd = self._watched(path.parent, _MASK)
+        wd = self._add_watch(path.parent, _MASK)
         if wd is None:
             return False
         self._names.setdefault(wd, {})[path.name] = key
@@ -74,23 +74,23 @@ class Wakeups:
         except (KeyError, ValueError):
             pass
 
-    def follow(self, folders: Mapping[Path, int | None]) -> bool:
+    def watch_attempts(self, folders: Mapping[Path, int | None]) -> bool:
         """Watches exactly these attempt folders and the pids of their runners.
 
         Returns True if one is new: it must be observed again, for changes before it was watched.
         """
         new = False
-        for folder in [f for f in self._runs if f not in folders]:
-            self._drop(self._runs.pop(folder))
+        for folder in [f for f in self._attempt_watches if f not in folders]:
+            self._remove_watch(self._attempt_watches.pop(folder))
         for folder in folders:
-            if folder not in self._runs:
-                wd = self._watched(folder, flags.MOVED_TO | flags.CREATE)
+            if folder not in self._attempt_watches:
+                wd = self._add_watch(folder, flags.MOVED_TO | flags.CREATE)
                 if wd is None:
                     continue
-                self._runs[folder] = wd
-                self._names[wd] = dict.fromkeys(NEWS, "attempt")
+                self._attempt_watches[folder] = wd
+                self._names[wd] = dict.fromkeys(WATCHED_NAMES, "attempt")
                 new = True
-        return self._follow_pids({pid for pid in folders.values() if pid}) or new
+        return self._watch_pids({pid for pid in folders.values() if pid}) or new
 
     def wait(self, timeout_s: float | None) -> set[str]:
         """Waits for events, at most timeout_s seconds (None: without limit); returns their keys."""
@@ -98,7 +98,7 @@ class Wakeups:
         for key, _ in self._selector.select(timeout_s):
             if key.data == "files" and self._inotify is not None:
                 for event in self._inotify.read(timeout=0):
-                    keys |= self._named(event)
+                    keys |= self._keys_of(event)
             elif key.data == "signal":
                 os.read(self._signals, 4096)
                 keys.add("signal")
@@ -108,7 +108,7 @@ class Wakeups:
                 keys.add(key.data)
         return keys
 
-    def _named(self, event: Any) -> set[str]:
+    def _keys_of(self, event: Any) -> set[str]:
         names = self._names.get(event.wd)
         if event.mask & flags.Q_OVERFLOW:
             return {key for known in self._names.values() for key in known.values()}
@@ -116,13 +116,13 @@ class Wakeups:
             return set()
         return {names[event.name]} if event.name in names else set()
 
-    def _follow_pids(self, pids: set[int]) -> bool:
-        for pid in [p for p in self._pids if p not in pids]:
-            fd = self._pids.pop(pid)
+    def _watch_pids(self, pids: set[int]) -> bool:
+        for pid in [p for p in self._pidfds if p not in pids]:
+            fd = self._pidfds.pop(pid)
             self.unwatch_fd(fd)
             os.close(fd)
         new = False
-        for pid in pids - self._pids.keys():
+        for pid in pids - self._pidfds.keys():
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
@@ -132,11 +132,11 @@ class Wakeups:
             except OSError:
                 os.close(fd)
                 continue  # out of memory; the folder reports its end as well
-            self._pids[pid] = fd
+            self._pidfds[pid] = fd
             new = True
         return new
 
-    def _drop(self, wd: int) -> None:
+    def _remove_watch(self, wd: int) -> None:
         self._names.pop(wd, None)
         if self._inotify is None:
             return
@@ -145,7 +145,7 @@ class Wakeups:
         except OSError:
             pass  # the folder was removed, and the watch with it
 
-    def _watched(self, folder: Path, mask: int) -> int | None:
+    def _add_watch(self, folder: Path, mask: int) -> int | None:
         if self._inotify is None:
             return None
         try:
@@ -153,11 +153,11 @@ class Wakeups:
             return watch
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                self._limited(error)
+                self._warn_of_limit(error)
             return None
 
-    def _limited(self, error: OSError) -> None:
-        if not self._told:
+    def _warn_of_limit(self, error: OSError) -> None:
+        if not self._warned:
             limit = "watches=65536" if error.errno == errno.ENOSPC else "instances=1024"
             log.warning(
                 "cannot watch files (%s); changes are found by polling; remedy:"
@@ -165,4 +165,4 @@ class Wakeups:
                 error.strerror,
                 limit,
             )
-            self._told = True
+            self._warned = True

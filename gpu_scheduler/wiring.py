@@ -9,8 +9,8 @@ from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.launching import LaunchOptions
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.started import Started
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.started import RecordedOptions
 
 
 def settings_of(options: StartOptions) -> Settings:
@@ -37,10 +37,10 @@ def conda_sh_of(options: StartOptions) -> str | None:
     return options.conda_sh or find_conda_sh(os.environ, os.path.exists)
 
 
-def started_of(options: StartOptions, llm_config: str) -> Started:
+def started_of(options: StartOptions, llm_config: str) -> RecordedOptions:
     """Returns the start options that readers of the store need. llm_config: absolute path of the file."""
     conda_sh = conda_sh_of(options)
-    return Started(
+    return RecordedOptions(
         options.mem_threshold, options.load_threshold, options.cuda_ids, llm_config,
         conda_sh and os.path.abspath(conda_sh),
         options.jobs_file and os.path.abspath(options.jobs_file),
@@ -49,7 +49,7 @@ def started_of(options: StartOptions, llm_config: str) -> Started:
     )  # fmt: skip
 
 
-def launch_options_of(options: StartOptions, home: Home, umask: int, grace_s: float) -> LaunchOptions:
+def launch_options_of(options: StartOptions, home: DataDir, umask: int, grace_s: float) -> LaunchOptions:
     """Returns the options that all attempts share.
 
     umask: of the jobs; grace_s: seconds between SIGTERM and SIGKILL.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.isolation import isolate, log_put_back
+from tests.isolation import isolate, logging_restored
 
 isolate()
 
@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
-from tests.emptyrecord import copied
-from tests.signals import heard
+from tests.emptyrecord import copied_schema
+from tests.signals import default_signals
 
 # The time of one example depends on the load of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,13 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _default_signals_in_children() -> Iterator[None]:
-    with heard():
+    with default_signals():
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _new_databases_are_copied() -> Iterator[None]:
-    with copied():
+    with copied_schema():
         yield
 
 
@@ -59,7 +59,7 @@ def _close_stores() -> Iterator[None]:
     opened: list[Store] = []
     real = Store.__init__
 
-    def init(store: Store, home: Home, *, create: bool = False) -> None:
+    def init(store: Store, home: DataDir, *, create: bool = False) -> None:
         real(store, home, create=create)
         if sys._getframe(1).f_globals["__name__"].startswith("tests."):
             opened.append(store)
@@ -74,7 +74,7 @@ def _close_stores() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    with log_put_back():
+    with logging_restored():
         yield
 
 

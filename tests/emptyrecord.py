@@ -12,13 +12,13 @@ import pytest
 
 from gpu_scheduler.store.database import Database
 
-_real = Database._migrate
+_original_migrate = Database._migrate
 _lock = threading.Lock()
-_made: list[sqlite3.Connection] = []
+_templates: list[sqlite3.Connection] = []
 
 
 @contextmanager
-def copied() -> Iterator[None]:
+def copied_schema() -> Iterator[None]:
     """Patches `Database` for the block, to copy the schema into a new database in one commit.
 
     An earlier schema is migrated as usual, and so are the databases of other processes.
@@ -26,21 +26,21 @@ def copied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "_migrate", _migrate)
         yield
-    while _made:
-        _made.pop().close()
+    while _templates:
+        _templates.pop().close()
 
 
 def _migrate(self: Database, path: Path) -> None:
     with _lock:
         if self.connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            _empty().backup(self.connection)
-    _real(self, path)
+            _template().backup(self.connection)
+    _original_migrate(self, path)
 
 
-def _empty() -> sqlite3.Connection:
-    if not _made:
+def _template() -> sqlite3.Connection:
+    if not _templates:
         empty = object.__new__(Database)
         empty.connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        _real(empty, Path(":memory:"))
-        _made.append(empty.connection)
-    return _made[0]
+        _original_migrate(empty, Path(":memory:"))
+        _templates.append(empty.connection)
+    return _templates[0]

@@ -23,7 +23,7 @@ from gpu_scheduler.core.environment import find_conda_sh
 #: none.
 SYSTEM_CONDA = find_conda_sh({}, os.path.exists)
 #: Reason for skipping a test on such a machine.
-HAS_CONDA = f"a job without an environment gets the base of {SYSTEM_CONDA}"
+SYSTEM_CONDA_REASON = f"a job without an environment gets the base of {SYSTEM_CONDA}"
 
 #: Programs that the scheduler or its jobs look for and that not every machine has; tests use fakes.
 HIDDEN = frozenset(
@@ -87,7 +87,7 @@ def _link_programs(path: str, into: Path) -> None:
 
 
 @contextmanager
-def log_put_back() -> Iterator[None]:
+def logging_restored() -> Iterator[None]:
     """Restores handlers, level and propagation of the package's logger, which `begin_logging` changes."""
     yield
     log = logging.getLogger("gpu_scheduler")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def default_signals() -> Iterator[None]:
     """Replaces ignored signals by handlers without effect.
 
     Under `nohup`, or after `&` in a script, every program that a test starts would inherit ignored signals.

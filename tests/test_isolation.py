@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_scheduler.console import Console, begin_logging
-from tests.isolation import HIDDEN, isolated, log_put_back
+from gpu_scheduler.console import Console, configure_logging
+from tests.isolation import HIDDEN, isolated, logging_restored
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,9 +65,9 @@ def test_logging_is_restored_after_a_test(tmp_path: Path) -> None:
         return log.level, log.propagate, [type(handler).__module__ for handler in log.handlers]
 
     before = seen()
-    with log_put_back():
+    with logging_restored():
         console = Console()
-        begin_logging(tmp_path / "main.log", console)
+        configure_logging(tmp_path / "main.log", console)
         assert seen() != before
         console.close()
     assert seen() == before

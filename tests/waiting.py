@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T], what: str = "", timeout_s: float = 60.0, every_s: float = 0.01) -> T:
+def wait_for(poll: Callable[[], T], description: str = "", timeout_s: float = 60.0, every_s: float = 0.01) -> T:
     """Polls until the value is true and returns it. Fails at the deadline with the last value.
 
     Slow polls are made less often, to leave the processor to the processes under test.
@@ -17,9 +17,9 @@ def wait_for(look: Callable[[], T], what: str = "", timeout_s: float = 60.0, eve
     end = time.monotonic() + timeout_s
     while True:
         began = time.monotonic()
-        seen = look()
+        seen = poll()
         if seen:
             return seen
         now = time.monotonic()
-        assert now < end, f"{what or 'condition'} not met within {timeout_s} s; last seen: {seen!r}"
+        assert now < end, f"{description or 'condition'} not met within {timeout_s} s; last seen: {seen!r}"
         time.sleep(max(every_s, 2 * (now - began)))

@@ -47,7 +47,7 @@ class Process:
         self.args = (module, *words)
         outputs = _Descriptor(stdout), _Descriptor(stderr)
         self._process = _SERVER.Process(
-            target=_become, args=(module, list(words), str(cwd), dict(env), *outputs), daemon=True
+            target=_run_module, args=(module, list(words), str(cwd), dict(env), *outputs), daemon=True
         )
         self._process.start()
         assert self._process.pid is not None
@@ -114,7 +114,7 @@ def run(
     return subprocess.CompletedProcess(process.args, code, said[out].decode(), said[err].decode())
 
 
-def _become(
+def _run_module(
     module: str, words: list[str], cwd: str, env: dict[str, str], stdout: _Descriptor, stderr: _Descriptor
 ) -> None:
     stdin = os.open(os.devnull, os.O_RDONLY)

@@ -32,16 +32,16 @@ from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import Probe, make_probe
 
 #: A program that allocates GPU memory with PyTorch.
-JOB = Path(__file__).with_name("torchjob.py")
+TORCH_JOB = Path(__file__).with_name("torchjob.py")
 #: MiB that it allocates.
-TAKEN_MIB = 2048
+ALLOCATED_MIB = 2048
 #: Fraction by which NVML and PyTorch may differ on that.
 TOLERANCE = 0.05
 #: Seconds that the scheduler may take for a job of two attempts, each of which loads PyTorch.
-LONGEST_S = 300.0
+TIMEOUT_S = 300.0
 
 
-def differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[str]:
+def probe_differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[str]:
     """Returns texts on where the two probes disagree; empty if they agree."""
     if [gpu.uuid for gpu in nvml] != [gpu.uuid for gpu in gputil]:
         return [f"different GPUs or another order: {[g.uuid for g in nvml]} and {[g.uuid for g in gputil]}"]
@@ -62,7 +62,7 @@ def differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[
     return found
 
 
-def grown(before: tuple[int | None, int], after: tuple[int | None, int]) -> tuple[str, list[str]]:
+def compare_growth(before: tuple[int | None, int], after: tuple[int | None, int]) -> tuple[str, list[str]]:
     """Compares what NVML and PyTorch report for one process; returns a text and the problems.
 
     before, after: MiB by NVML (None if it does not list the process), and MiB reserved by PyTorch.
@@ -77,10 +77,10 @@ def grown(before: tuple[int | None, int], after: tuple[int | None, int]) -> tupl
     return said, [] if abs(nvml - torch) <= TOLERANCE * torch else ["NVML and PyTorch differ on a process"]
 
 
-def hold(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
+def measure_process(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
     """Lets a process allocate memory on this GPU; returns the same as `grown`."""
     with subprocess.Popen(
-        [python, str(JOB), "hold", str(TAKEN_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [python, str(TORCH_JOB), "hold", str(ALLOCATED_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
     ) as job:  # fmt: skip
         assert job.stdin is not None
@@ -89,20 +89,20 @@ def hold(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
         while len(looks) < 2:
             line = job.stdout.readline()
             if not line:
-                return "", [f"{JOB.name} hold: exit code {job.wait()}"]
+                return "", [f"{TORCH_JOB.name} hold: exit code {job.wait()}"]
             told = json.loads(line)
-            looks.append((_used(probe, uuid, told["pid"]), told["reserved_mib"]))
+            looks.append((_process_memory_mib(probe, uuid, told["pid"]), told["reserved_mib"]))
             job.stdin.write("\n")
             job.stdin.flush()
-    return grown(looks[0], looks[1])
+    return compare_growth(looks[0], looks[1])
 
 
-def _used(probe: Probe, uuid: str, pid: int) -> int | None:
+def _process_memory_mib(probe: Probe, uuid: str, pid: int) -> int | None:
     [gpu] = [gpu for gpu in probe.sample() if gpu.uuid == uuid]
     return next((one.used_mib for one in gpu.processes or () if one.pid == pid), None)
 
 
-def retried(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+def check_retry(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """Judges the job that ran out of memory; returns a text and the problems.
 
     ends: the events that end an attempt.
@@ -116,20 +116,20 @@ def retried(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     if ends[0]["min_vram"] is None:
         return said, ["the CUDA OOM was not recognised"]
     peaks = [peak for peak in ends[1]["peaks"] if peak is not None]
-    return said, [f"a peak under {TAKEN_MIB} MiB"] if peaks and min(peaks) < TAKEN_MIB else []
+    return said, [f"a peak under {ALLOCATED_MIB} MiB"] if peaks and min(peaks) < ALLOCATED_MIB else []
 
 
-def run_out(python: str) -> tuple[str, list[str]]:
+def run_oom_job(python: str) -> tuple[str, list[str]]:
     """Runs a job that runs out of GPU memory under its own scheduler; returns the same as `retried`."""
-    command = f"exec {shlex.quote(python)} {shlex.quote(str(JOB))} oom {TAKEN_MIB}"
+    command = f"exec {shlex.quote(python)} {shlex.quote(str(TORCH_JOB))} oom {ALLOCATED_MIB}"
     words = ["jobs.txt", "--gpu-probe", "nvml", "--poll", "0.5", "--log-dir", "logs"]
     with TemporaryDirectory() as folder:
-        Path(folder, "jobs.txt").write_text(f"[vram={TAKEN_MIB} oom-retries=1] {command}\n")
+        Path(folder, "jobs.txt").write_text(f"[vram={ALLOCATED_MIB} oom-retries=1] {command}\n")
         subprocess.run(
-            [sys.executable, "-m", "gpu_scheduler", *words], cwd=folder, timeout=LONGEST_S, check=False
+            [sys.executable, "-m", "gpu_scheduler", *words], cwd=folder, timeout=TIMEOUT_S, check=False
         )
         lines = Path(folder, "logs", "journal.jsonl").read_text().splitlines()
-    return retried([event for event in map(json.loads, lines) if "attempt" in event and "outcome" in event])
+    return check_retry([event for event in map(json.loads, lines) if "attempt" in event and "outcome" in event])
 
 
 def main(rounds: int = 5, torch: str | None = None) -> int:
@@ -156,18 +156,18 @@ def main(rounds: int = 5, torch: str | None = None) -> int:
                 f"| {gpu.index} | {gpu.name} | {name} | {gpu.total_mib} | {gpu.used_mib} "
                 f"| {gpu.load_percent} | {listed} | {gpu.fault or '-'} | {took_ms:.1f} |"
             )
-    wrong = differences(samples["nvml"], samples["gputil"])
+    wrong = probe_differences(samples["nvml"], samples["gputil"])
     print("\n" + ("\n".join(wrong) if wrong else "NVML and GPUtil agree."))
     if torch is None:
         print("Nothing was run on a GPU; --torch PYTHON, with a Python that has PyTorch, does so.")
         return 1 if wrong else 0
-    for said, faults in (hold(torch, probes["nvml"], samples["nvml"][0].uuid), run_out(torch)):
+    for said, faults in (measure_process(torch, probes["nvml"], samples["nvml"][0].uuid), run_oom_job(torch)):
         print("\n".join(["", *filter(None, [said]), *faults]))
         wrong += faults
     return 1 if wrong else 0
 
 
-def _words() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Checks the probes on the real GPUs of this machine.")
     parser.add_argument("--rounds", type=int, default=5, help="Number of queries to each probe (default: 5)")
     parser.add_argument("--torch", metavar="PYTHON", help="Python of an environment with PyTorch")
@@ -175,4 +175,4 @@ def _words() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main(**vars(_words())))
+    sys.exit(main(**vars(_parse_arguments())))

@@ -10,9 +10,9 @@ import sys
 
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.probes.asked import AskedProbe
+from gpu_scheduler.probes.asked import ProbeClient
 from gpu_scheduler.probes.simulated import parse_simulate
-from gpu_scheduler.probes.visible import restrict
+from gpu_scheduler.probes.visible import restrict_to_visible
 
 #: MiB that a driver and a display may hold on an idle GPU.
 IDLE_MIB = 200
@@ -27,13 +27,13 @@ def main(arguments: list[str]) -> int:
             return 2
         return 0
     try:
-        with AskedProbe("auto") as probe:
+        with ProbeClient("auto") as probe:
             gpus = probe.first_sample().gpus
     except GpuStateError as error:
         problem = f"no GPU is used ({str(error).splitlines()[0]})"
     else:
-        managed, _ = restrict(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        busy = [f"GPU {gpu.index} is in use or unwell" for gpu in gpus if not idle(gpu)]
+        managed, _ = restrict_to_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        busy = [f"GPU {gpu.index} is in use or unwell" for gpu in gpus if not is_idle(gpu)]
         if len(managed) < len(gpus):
             busy.append("CUDA_VISIBLE_DEVICES hides some GPUs")
         problem = busy[0] if busy else ""
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def idle(gpu: GpuSample) -> bool:
+def is_idle(gpu: GpuSample) -> bool:
     """Returns whether nobody computes on the GPU, as far as its probe can tell."""
     if gpu.fault is not None or gpu.used_mib is None:
         return False

@@ -19,15 +19,15 @@ import torch
 
 MIB = 1 << 20
 #: Seconds for which a job holds its memory: several samples.
-HELD_S = 1.5
+HOLD_S = 1.5
 
 
-def take(mib: int) -> torch.Tensor:
+def allocate(mib: int) -> torch.Tensor:
     """Returns a tensor of that size on the GPU. Raises torch.OutOfMemoryError."""
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda:0")
 
 
-def tell() -> None:
+def print_memory() -> None:
     """Prints the memory that PyTorch has reserved on the GPU."""
     reserved = torch.cuda.memory_reserved(0) // MIB
     print(json.dumps({"pid": os.getpid(), "reserved_mib": reserved}), flush=True)
@@ -35,19 +35,19 @@ def tell() -> None:
 
 def main(kind: str, mib: int) -> int:
     """Runs one of the two kinds described above."""
-    held = [take(1)]
+    held = [allocate(1)]
     if kind == "hold":
-        tell()
+        print_memory()
         sys.stdin.readline()
-        held.append(take(mib))
-        tell()
+        held.append(allocate(mib))
+        print_memory()
         sys.stdin.readline()
         return 0
     if os.environ["GPU_SCHEDULER_ATTEMPT"] == "1":
-        held.append(take(2 * torch.cuda.get_device_properties(0).total_memory // MIB))
-    held.append(take(mib))
-    tell()
-    time.sleep(HELD_S)
+        held.append(allocate(2 * torch.cuda.get_device_properties(0).total_memory // MIB))
+    held.append(allocate(mib))
+    print_memory()
+    time.sleep(HOLD_S)
     return 0
 
 

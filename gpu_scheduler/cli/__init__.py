@@ -35,7 +35,7 @@ _MODULES = {
     "doctor": "doctor",
     "completion": "completion",
 }
-INTERRUPTED, BROKEN_PIPE = 130, 141
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     A user error is printed in one or two lines on stderr; any other exception is a bug and shows a traceback.
     """
     if argv is None:
-        streams.prepare()
-    _print_anything()
+        streams.open_standard_streams()
+    _escape_unencodable()
     try:
         try:
             code = _run(sys.argv[1:] if argv is None else argv)
@@ -53,26 +53,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except SchedulerError as error:
-        return _failed(error)
+        return _report_error(error)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        streams.drop_output()  # the reader of our output has gone
-        return BROKEN_PIPE
+        streams.discard_output()  # the reader of our output has gone
+        return EXIT_BROKEN_PIPE
     except streams.OutputError as error:
-        streams.drop_output()
-        return _failed(SchedulerError(f"the standard output cannot be written: {error.strerror}"))
+        streams.discard_output()
+        return _report_error(SchedulerError(f"the standard output cannot be written: {error.strerror}"))
     except FileNotFoundError:
-        if _is_in_a_folder():
+        if _working_folder_exists():
             raise
-        return _failed(SchedulerError("the working directory has been deleted; change to one that exists"))
+        return _report_error(SchedulerError("the working directory has been deleted; change to one that exists"))
     except OSError as error:
-        from gpu_scheduler.shortages import described, shortage_of
+        from gpu_scheduler.shortages import describe_shortage, shortage_of
 
         number = shortage_of(error)
         if number is None:
             raise
-        return _failed(SchedulerError(described(number)))
+        return _report_error(SchedulerError(describe_shortage(number)))
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -87,14 +87,14 @@ def _run(argv: Sequence[str]) -> int:
     return code
 
 
-def _print_anything() -> None:
+def _escape_unencodable() -> None:
     """Lets characters that the terminal's encoding lacks be printed as escapes instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _is_in_a_folder() -> bool:
+def _working_folder_exists() -> bool:
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -102,8 +102,8 @@ def _is_in_a_folder() -> bool:
     return True
 
 
-def _failed(error: SchedulerError) -> int:
-    from gpu_scheduler.cli.program import complain
+def _report_error(error: SchedulerError) -> int:
+    from gpu_scheduler.cli.program import print_error
 
-    complain(str(error))
+    print_error(str(error))
     return error.exit_code

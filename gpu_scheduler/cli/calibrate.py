@@ -10,46 +10,46 @@ import sys
 from argparse import Namespace
 
 from gpu_scheduler import config
-from gpu_scheduler.cli.record import opened
-from gpu_scheduler.core.calibration import Family, Rules, advise, changes, with_entries
+from gpu_scheduler.cli.record import open_store
+from gpu_scheduler.core.calibration import WorkloadClass, CalibrationRules, advise, suggested_entries, with_model_entries
 from gpu_scheduler.llmconfig import LlmConfigText
-from gpu_scheduler.store.measured import Seen, seen
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.measured import ClassUsage, class_usages
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.calibrate import Calibrated, to_json, to_text
+from gpu_scheduler.views.calibrate import CalibrationView, to_json, to_text
 
-_EMPTY = "{\n}\n"
+_EMPTY_CONFIG = "{\n}\n"
 
 
 def calibrate(options: Namespace) -> int:
     """Prints the comparison, and with --write changes the file."""
-    with opened(options, foreign=not options.write) as store:
-        families = [_family(one) for one in seen(store)]
+    with open_store(options, foreign=not options.write) as store:
+        families = [_workload_class(one) for one in class_usages(store)]
         rules = _rules(store)
-        known = started_with(store).llm_config
+        known = recorded_options(store).llm_config
     named = options.llm_config
     file = LlmConfigText.read(named or known or config.LLM_CONFIG, must_exist=named is not None)
     advised = advise(families, file.models, file.config, rules)
-    entries = changes(advised)
+    entries = suggested_entries(advised)
     written, backup = False, None
     if options.write and entries:
-        backup = file.replace(with_entries(_EMPTY if file.text is None else file.text, entries))
+        backup = file.replace(with_model_entries(_EMPTY_CONFIG if file.text is None else file.text, entries))
         written = True
-    shown = Calibrated(str(file.path), advised, entries, written, None if backup is None else str(backup))
+    shown = CalibrationView(str(file.path), advised, entries, written, None if backup is None else str(backup))
     width = os.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(to_json(shown) if options.json else to_text(shown, width or None))
     return 0
 
 
-def _family(one: Seen) -> Family:
-    mean_s = sum(one.seconds) / len(one.seconds) if one.seconds else None
-    return Family(
-        one.program, one.llm, len(one.peaks), max(one.peaks), one.p95, one.declared, one.gpus, mean_s,
-        max(one.seconds, default=None),
+def _workload_class(measured: ClassUsage) -> WorkloadClass:
+    mean_s = sum(measured.seconds) / len(measured.seconds) if measured.seconds else None
+    return WorkloadClass(
+        measured.program, measured.llm, len(measured.peaks), max(measured.peaks), measured.p95, measured.declared, measured.gpus, mean_s,
+        max(measured.seconds, default=None),
     )  # fmt: skip
 
 
-def _rules(store: Store) -> Rules:
-    started = started_with(store)
+def _rules(store: Store) -> CalibrationRules:
+    started = recorded_options(store)
     totals = tuple(row["total_mib"] for row in store.gpus() if row["total_mib"])
-    return Rules(started.spike, started.tolerance, started.margin_mib + started.idle_mib, totals)
+    return CalibrationRules(started.spike_buffer, started.tolerance, started.margin_mib + started.idle_mib, totals)

@@ -12,24 +12,24 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_scheduler.cli.parser import program
+from gpu_scheduler.cli.parser import build_parser
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.errors import SchedulerError
 
 #: The program of a clone, which is completed too when it is called directly (./scheduler.py).
-_CLONE = "scheduler.py"
+_CLONE_PROGRAM = "scheduler.py"
 #: Metavars completed as files, and as folders. Special values of a path, - and "", must be typed.
-_FILES = ("PATH", "FILE", "SCRIPT")
-_FOLDERS = ("DIR",)
+_FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
+_FOLDER_METAVARS = ("DIR",)
 
 
 def completion(options: Namespace) -> int:
     """Prints the script; its first lines say where to put it."""
-    sys.stdout.write(script(options.shell))
+    sys.stdout.write(completion_script(options.shell))
     return 0
 
 
-def script(shell: str) -> str:
+def completion_script(shell: str) -> str:
     """Returns the script for bash, zsh or fish. Raises SchedulerError if no package can generate it."""
     try:
         import shtab
@@ -37,24 +37,24 @@ def script(shell: str) -> str:
         raise SchedulerError("the package shtab is missing: make install, or pip install shtab") from None
     if shell not in shtab.SUPPORTED_SHELLS:
         raise SchedulerError(f"shtab {shtab.__version__} does not support {shell}: pip install -U shtab")
-    whole = program()
+    whole = build_parser()
     for action in _actions(whole):
-        if action.metavar in _FILES:
-            _complete(action, shtab.FILE)
-        elif action.metavar in _FOLDERS:
-            _complete(action, shtab.DIRECTORY)
-    return _for_the_clone(shell, f"{shtab.complete(whole, shell).rstrip()}\n")
+        if action.metavar in _FILE_METAVARS:
+            _set_completion(action, shtab.FILE)
+        elif action.metavar in _FOLDER_METAVARS:
+            _set_completion(action, shtab.DIRECTORY)
+    return _add_clone_program(shell, f"{shtab.complete(whole, shell).rstrip()}\n")
 
 
-def _for_the_clone(shell: str, text: str) -> str:
+def _add_clone_program(shell: str, text: str) -> str:
     if shell == "fish":
-        return f"{text}complete -c {_CLONE} --wraps {PROGRAM}\n"
+        return f"{text}complete -c {_CLONE_PROGRAM} --wraps {PROGRAM}\n"
     # These lines bind the completion function to the program's name, which is their last word.
     bound = r"^(complete -o .*|#compdef|  compdef .*) " + PROGRAM + "$"
-    return re.sub(bound, rf"\1 {PROGRAM} {_CLONE}", text, flags=re.MULTILINE)
+    return re.sub(bound, rf"\1 {PROGRAM} {_CLONE_PROGRAM}", text, flags=re.MULTILINE)
 
 
-def _complete(action: Any, kind: Any) -> None:
+def _set_completion(action: Any, kind: Any) -> None:
     action.complete = kind
 
 

@@ -7,143 +7,143 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 
 from gpu_scheduler.cli import offline
-from gpu_scheduler.cli.foresee import COMMANDS, ENDED, foreseen, refusal
-from gpu_scheduler.cli.jobrefs import jobs_meant
-from gpu_scheduler.cli.program import complain
-from gpu_scheduler.cli.record import opened, pid_of, ring_and_wait, unanswered, wished_verbs
+from gpu_scheduler.cli.foresee import COMMAND_NAMES, RETRYABLE, predicted_state, refusal
+from gpu_scheduler.cli.jobrefs import resolve_jobs
+from gpu_scheduler.cli.program import print_error
+from gpu_scheduler.cli.record import open_store, scheduler_pid_of, wake_and_wait, unanswered_message, requested_verbs
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.identity import refuse_copy
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.words import safe_text
 
 #: Up to this many jobs with the same answer get a line each; more share one line.
-MOST_LINES = 20
+MAX_LINES = 20
 
 
 def retry(options: Namespace) -> int:
     """Queues finished or held jobs again."""
     if options.failed == bool(options.jobs):
         raise UsageError("name the jobs to retry or use --failed, not both\n`status` lists the jobs")
-    return _about_jobs(options, "retry", _failed if options.failed else None)
+    return _request_for_jobs(options, "retry", _failed_jobs if options.failed else None)
 
 
 def hold(options: Namespace) -> int:
     """Keeps queued jobs from starting."""
-    return _about_jobs(options, "hold")
+    return _request_for_jobs(options, "hold")
 
 
 def release(options: Namespace) -> int:
     """Returns held jobs to the queue."""
-    return _about_jobs(options, "release")
+    return _request_for_jobs(options, "release")
 
 
 def priority(options: Namespace) -> int:
     """Changes the priority of waiting jobs."""
-    return _about_jobs(options, "set", None, name="priority", value=options.number)
+    return _request_for_jobs(options, "set", None, name="priority", value=options.number)
 
 
 def cancel(options: Namespace) -> int:
     """Cancels queued or running jobs, even without a running scheduler."""
     if options.all == bool(options.jobs):
         raise UsageError("name the jobs to cancel or use --all, not both\n`status` lists the jobs")
-    with opened(options) as store:
+    with open_store(options) as store:
         if options.all:
             open_states = [state for state in JobState if state is not JobState.FINISHED]
             rows = sorted(store.open_jobs(open_states), key=lambda row: int(row["id"]))
-            jobs = [row["id"] for row in rows if _ended(store, row) is None]
+            jobs = [row["id"] for row in rows if _unrecorded_outcome(store, row) is None]
             if not jobs:
                 print("no jobs to cancel")
                 return 0
         else:
-            jobs = jobs_meant(store, options.jobs)
+            jobs = resolve_jobs(store, options.jobs)
         return _cancel(store, jobs, options.grace)
 
 
 def _cancel(store: Store, jobs: Iterable[int], grace_s: float) -> int:
     refuse_copy(store)
-    wishes, refused = wish(store, "cancel", jobs, grace_s=grace_s)
-    answers = ring_and_wait(store, wishes)
+    wishes, refused = record_requests(store, "cancel", jobs, grace_s=grace_s)
+    answers = wake_and_wait(store, wishes)
     open_ones = {wishes[made] for made, answer in answers.items() if answer is None}
     running: dict[int, str] = {}
-    if open_ones and pid_of(store) is None:
+    if open_ones and scheduler_pid_of(store) is None:
         running = offline.end_jobs(store, open_ones, grace_s)
-    refused += _tell(store, wishes, answers, running)
+    refused += _print_answers(store, wishes, answers, running)
     return 1 if refused or offline.NOT_ENDED.intersection(running.values()) else 0
 
 
-def wish(store: Store, verb: str, jobs: Iterable[int], **args: object) -> tuple[dict[int, int], int]:
+def record_requests(store: Store, verb: str, jobs: Iterable[int], **args: object) -> tuple[dict[int, int], int]:
     """Records a request for each job that allows it, all in one transaction.
 
     Returns request -> job, and the number of refused jobs; the reasons are printed on stderr.
     """
     made: dict[int, int] = {}
     refused = 0
-    up = pid_of(store) is not None
+    up = scheduler_pid_of(store) is not None
     with store.db.transaction():
-        pending = wished_verbs(store)
+        pending = requested_verbs(store)
         for job_id in jobs:
-            why = _why_not(store, verb, job_id, pending.get(job_id, ()), up)
+            why = _rejection_reason(store, verb, job_id, pending.get(job_id, ()), up)
             if why is None:
-                made[store.wish(verb, str(job_id), "cli", **args)] = job_id
+                made[store.add_request(verb, str(job_id), "cli", **args)] = job_id
             else:
                 refused += 1
-                complain(why)
+                print_error(why)
     return made, refused
 
 
-def _why_not(store: Store, verb: str, job_id: int, pending: Iterable[str], up: bool) -> str | None:
+def _rejection_reason(store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool) -> str | None:
     row = store.job(job_id)
     if row is None:
-        return f"there is no job {job_id} in {store.home.folder}; `status --all` lists them"
-    if up:
+        return f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists them"
+    if is_up:
         return None  # the scheduler judges by the job's state at that moment
     state = JobState(row["state"])
-    ended = _ended(store, row)
+    ended = _unrecorded_outcome(store, row)
     if ended is not None and verb == "cancel":
         return f"job {job_id} is already finished ({ended}, not recorded yet)"
     if ended is not None:
         return (
             f"job {job_id} has ended ({ended}), but this is not recorded yet\n"
-            f"start the scheduler, then run `{COMMANDS.get(verb, verb)} {job_id}`"
+            f"start the scheduler, then run `{COMMAND_NAMES.get(verb, verb)} {job_id}`"
         )
-    after = foreseen(state, pending)
+    after = predicted_state(state, pending)
     if verb == "cancel":
         finished = state is after is JobState.FINISHED
         return f"job {job_id} is already finished ({row['outcome']})" if finished else None
     return refusal(verb, job_id, after)
 
 
-def _ended(store: Store, row: sqlite3.Row) -> str | None:
-    return offline.ended(store, row) if JobState(row["state"]) in ACTIVE else None
+def _unrecorded_outcome(store: Store, row: sqlite3.Row) -> str | None:
+    return offline.unrecorded_outcome(store, row) if JobState(row["state"]) in ACTIVE else None
 
 
-def _failed(store: Store) -> list[int]:
+def _failed_jobs(store: Store) -> list[int]:
     """Returns the failed jobs without an open request to queue them again, oldest first."""
-    from gpu_scheduler.cli.status import failed
+    from gpu_scheduler.cli.status import failed_jobs
 
-    pending = wished_verbs(store)
+    pending = requested_verbs(store)
     return sorted(
-        job.id for job in failed(store) if foreseen(JobState.FINISHED, pending.get(job.id, ())) in ENDED
+        job.id for job in failed_jobs(store) if predicted_state(JobState.FINISHED, pending.get(job.id, ())) in RETRYABLE
     )
 
 
-def _about_jobs(
-    options: Namespace, verb: str, chosen: Callable[[Store], list[int]] | None = None, **args: object
+def _request_for_jobs(
+    options: Namespace, verb: str, select_jobs: Callable[[Store], list[int]] | None = None, **args: object
 ) -> int:
     """Sends a request about each named job; `chosen` selects the jobs if none are named."""
-    with opened(options) as store:
-        jobs = jobs_meant(store, options.jobs) if chosen is None else chosen(store)
+    with open_store(options) as store:
+        jobs = resolve_jobs(store, options.jobs) if select_jobs is None else select_jobs(store)
         if not jobs:
             print("no job has failed")
             return 0
-        wishes, refused = wish(store, verb, jobs, **args)
-        refused += _tell(store, wishes, ring_and_wait(store, wishes), {})
+        wishes, refused = record_requests(store, verb, jobs, **args)
+        refused += _print_answers(store, wishes, wake_and_wait(store, wishes), {})
     return 1 if refused else 0
 
 
-def _tell(
-    store: Store, wishes: Mapping[int, int], answers: Mapping[int, str | None], running: Mapping[int, str]
+def _print_answers(
+    store: Store, requests: Mapping[int, int], answers: Mapping[int, str | None], stop_results: Mapping[int, str]
 ) -> int:
     """Prints the answer to each request, long lists with the same answer in one line.
 
@@ -151,19 +151,19 @@ def _tell(
     """
     refused = 0
     told: dict[str, list[int]] = {}
-    waiting = unanswered(store)
+    waiting = unanswered_message(store)
     for made, answer in answers.items():
         if answer is not None and _is_refusal(answer):
             refused += 1
-            complain(answer)
+            print_error(answer)
         else:
-            told.setdefault(answer or running.get(wishes[made]) or waiting, []).append(wishes[made])
+            told.setdefault(answer or stop_results.get(requests[made]) or waiting, []).append(requests[made])
     for text, jobs in told.items():
-        if len(jobs) > MOST_LINES:
-            print(f"{len(jobs):,} jobs: {visible(text)}")
+        if len(jobs) > MAX_LINES:
+            print(f"{len(jobs):,} jobs: {safe_text(text)}")
         else:
             for job_id in jobs:
-                print(f"job {job_id}: {visible(text)}")
+                print(f"job {job_id}: {safe_text(text)}")
     return refused
 
 

@@ -6,18 +6,18 @@ import json
 import sys
 from argparse import Namespace
 
-from gpu_scheduler.cli.record import home_of
-from gpu_scheduler.cli.status import screen_of_stdout
+from gpu_scheduler.cli.record import data_dir_of
+from gpu_scheduler.cli.status import stdout_screen
 from gpu_scheduler.core.secrets import masked_values
-from gpu_scheduler.doctor.examine import Asked, examine
-from gpu_scheduler.doctor.findings import finding_object, line
-from gpu_scheduler.views.words import plural
+from gpu_scheduler.doctor.examine import DoctorOptions, run_checks
+from gpu_scheduler.doctor.findings import finding_object, format_finding
+from gpu_scheduler.views.words import count_noun
 
 
 def doctor(options: Namespace) -> int:
     """Checks this machine; returns 1 if something will not work."""
-    asked = Asked(
-        home_of(options),
+    asked = DoctorOptions(
+        data_dir_of(options),
         options.jobs_file,
         options.llm_config,
         options.log_dir,
@@ -27,10 +27,10 @@ def doctor(options: Namespace) -> int:
         options.trust_files,
     )
     found = []
-    for finding in examine(asked, _progress):
+    for finding in run_checks(asked, _print_progress):
         found.append(finding)
         if not options.json:
-            print(line(finding, screen_of_stdout().width), flush=True)
+            print(format_finding(finding, stdout_screen().width), flush=True)
     grades = [finding.grade for finding in found]
     if options.json:
         print(
@@ -40,11 +40,11 @@ def doctor(options: Namespace) -> int:
             )
         )
     else:
-        print(f"\n{plural(grades.count('warn'), 'warning')}, {grades.count('bad')} bad")
+        print(f"\n{count_noun(grades.count('warn'), 'warning')}, {grades.count('bad')} bad")
     return 1 if "bad" in grades else 0
 
 
-def _progress(text: str) -> None:
+def _print_progress(text: str) -> None:
     """Prints the progress on a terminal; the next finding overwrites it."""
     if sys.stderr.isatty() and sys.stdout.isatty():
         print(f"{text} …", end="\r", file=sys.stderr, flush=True)

@@ -7,32 +7,32 @@ import shlex
 from collections.abc import Collection, Sequence
 
 #: Options accepted before the command: those with a value, and those without.
-_VALUED = ("--state-file", "--data-dir")
-_PLAIN = ("-h", "--help", "--version")
-_JOBS, _SETS = "JOB…", ("--all", "--failed")
+_OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
+_FLAGS = ("-h", "--help", "--version")
+_JOBS_PLACEHOLDER, _JOB_SET_OPTIONS = "JOB…", ("--all", "--failed")
 #: Command names of other programs, with the command here that does the same.
-_NEIGHBORS = {
+_SYNONYMS = {
     **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
     **dict.fromkeys(("top", "watch"), "status --watch"),
-    **dict.fromkeys(("kill", "rm", "remove", "delete", "scancel"), f"cancel {_JOBS}"),
-    **dict.fromkeys(("rerun", "restart", "requeue"), f"retry {_JOBS}"),
+    **dict.fromkeys(("kill", "rm", "remove", "delete", "scancel"), f"cancel {_JOBS_PLACEHOLDER}"),
+    **dict.fromkeys(("rerun", "restart", "requeue"), f"retry {_JOBS_PLACEHOLDER}"),
 }
 
 
-def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
+def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | None:
     """Returns the index of the jobs file given instead of a command; None if there is a command, or nothing.
 
     Raises ValueError for a word that is neither, and for an option before the command that belongs after it.
     """
     rest = iter(enumerate(words))
     for index, word in rest:
-        if word in _VALUED:
+        if word in _OPTIONS_WITH_VALUE:
             next(rest, None)
         elif not word.startswith("-"):
-            return None if word in commands else _file(index, words, commands)
-        elif word in ("-", "--") or word.startswith(tuple(f"{name}=" for name in _VALUED)):
+            return None if word in commands else _file_index(index, words, commands)
+        elif word in ("-", "--") or word.startswith(tuple(f"{name}=" for name in _OPTIONS_WITH_VALUE)):
             continue
-        elif word not in _PLAIN:
+        elif word not in _FLAGS:
             raise ValueError(
                 f"{word}: put options after the command or the jobs file, as in `start {word}` or"
                 f" `jobs.txt {word}`"
@@ -40,18 +40,18 @@ def jobs_file_at(words: Sequence[str], commands: Collection[str]) -> int | None:
     return None
 
 
-def _command(meant: str, behind: Sequence[str]) -> str:
+def _suggested_command(command: str, behind: Sequence[str]) -> str:
     """Returns the command to suggest for a word of another program.
 
     behind: the words after it; names of jobs among them are kept, options of the other program are not.
     """
-    if not meant.endswith(_JOBS):
-        return meant
-    names = [name for name in behind if name in _SETS or not name.startswith("-")]
-    return meant.replace(_JOBS, shlex.join(names)) if names else meant
+    if not command.endswith(_JOBS_PLACEHOLDER):
+        return command
+    names = [name for name in behind if name in _JOB_SET_OPTIONS or not name.startswith("-")]
+    return command.replace(_JOBS_PLACEHOLDER, shlex.join(names)) if names else command
 
 
-def _file(index: int, words: Sequence[str], commands: Collection[str]) -> int:
+def _file_index(index: int, words: Sequence[str], commands: Collection[str]) -> int:
     word, behind = words[index], words[index + 1 :]
     if os.path.exists(word):
         return index
@@ -59,6 +59,6 @@ def _file(index: int, words: Sequence[str], commands: Collection[str]) -> int:
 
     near = get_close_matches(word, commands, 1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
-    if word in _NEIGHBORS:
-        meant = f"; did you mean `{_command(_NEIGHBORS[word], behind)}`?"
+    if word in _SYNONYMS:
+        meant = f"; did you mean `{_suggested_command(_SYNONYMS[word], behind)}`?"
     raise ValueError(f"{word!r} is neither a command nor an existing file{meant}")

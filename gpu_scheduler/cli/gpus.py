@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from gpu_scheduler.cli.record import home_of, opened, pid_of, ring_and_wait, unanswered
+from gpu_scheduler.cli.record import data_dir_of, open_store, scheduler_pid_of, wake_and_wait, unanswered_message
 from gpu_scheduler.core.gpulist import format_gpu_list
-from gpu_scheduler.errors import NoRecordError, SchedulerError
+from gpu_scheduler.errors import StoreNotFoundError, SchedulerError
 from gpu_scheduler.intake import pauses
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.words import safe_text
 
 
 def pause(options: Namespace) -> int:
     """Keeps new jobs off these GPUs."""
-    return _wish(options, paused=True)
+    return _send_requests(options, paused=True)
 
 
 def resume(options: Namespace) -> int:
     """Lets these GPUs accept new jobs again."""
-    return _wish(options, paused=False)
+    return _send_requests(options, paused=False)
 
 
-def _wish(options: Namespace, *, paused: bool) -> int:
+def _send_requests(options: Namespace, *, paused: bool) -> int:
     try:
-        return _wish_on_record(options, paused=paused)
-    except NoRecordError:
-        return _write_for_first_start(options, paused=paused)
+        return _request_in_store(options, paused=paused)
+    except StoreNotFoundError:
+        return _write_state_file(options, paused=paused)
 
 
-def _write_for_first_start(options: Namespace, *, paused: bool) -> int:
+def _write_state_file(options: Namespace, *, paused: bool) -> int:
     """Writes the request into the state file, the only place for it before the first start.
 
     Raises SchedulerError if the file cannot be changed, or if the GPUs are given as `all`.
     """
-    path = home_of(options).state_file
+    path = data_dir_of(options).state_file
     verb = "pause" if paused else "resume"
     if None in options.ids:
         raise SchedulerError(
@@ -42,7 +42,7 @@ def _write_for_first_start(options: Namespace, *, paused: bool) -> int:
         )
     named = sorted({gpu for given in options.ids for gpu in given or ()})
     try:
-        pauses.pause_in_file(path, named, paused)
+        pauses.edit_pauses_in_file(path, named, paused)
     except ValueError as error:
         raise SchedulerError(f"{path}: {error}\nfix the file or move it away") from None
     except OSError as error:
@@ -51,33 +51,33 @@ def _write_for_first_start(options: Namespace, *, paused: bool) -> int:
     if not path.exists():
         told = "not paused; no scheduler has run here yet"
     for gpu in named:
-        print(visible(f"GPU {gpu}: {told}"))
+        print(safe_text(f"GPU {gpu}: {told}"))
     return 0
 
 
-def _wish_on_record(options: Namespace, *, paused: bool) -> int:
-    with opened(options) as store:
-        chosen = _chosen(store, options.ids)
+def _request_in_store(options: Namespace, *, paused: bool) -> int:
+    with open_store(options) as store:
+        chosen = _selected_gpus(store, options.ids)
         wishes = dict(
             zip(
-                pauses.pause(
-                    store, chosen.values(), paused, "cli", scheduler_is_up=pid_of(store) is not None
+                pauses.request_pauses(
+                    store, chosen.values(), paused, "cli", scheduler_is_up=scheduler_pid_of(store) is not None
                 ),
                 chosen,
                 strict=True,
             )
         )
-        for wish, answer in ring_and_wait(store, wishes).items():
-            print(f"GPU {wishes[wish]}: {answer or unanswered(store)}")
+        for wish, answer in wake_and_wait(store, wishes).items():
+            print(f"GPU {wishes[wish]}: {answer or unanswered_message(store)}")
     return 0
 
 
-def _chosen(store: Store, ids: list[tuple[int, ...] | None]) -> dict[int, str]:
+def _selected_gpus(store: Store, ids: list[tuple[int, ...] | None]) -> dict[int, str]:
     """Returns index -> UUID of the named GPUs, in order; of every managed GPU for `all`."""
     managed = {row["idx"]: row["uuid"] for row in store.gpus()}
     if not managed:
         raise SchedulerError(
-            f"no GPUs are recorded in {store.home.folder} yet; the first `start` records them"
+            f"no GPUs are recorded in {store.data_dir.folder} yet; the first `start` records them"
         )
     if None in ids:
         return managed

@@ -13,48 +13,48 @@ from gpu_scheduler.cli.values import JobRef
 from gpu_scheduler.core.states import ACTIVE, JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.words import plural
+from gpu_scheduler.views.words import count_noun
 
 #: How many jobs with the same name an error lists.
-_LISTED = 10
+_MAX_LISTED = 10
 
 
-def job_meant(store: Store, ref: JobRef) -> int:
+def resolve_job(store: Store, ref: JobRef) -> int:
     """Returns the id of the job.
 
     Raises SchedulerError for a name that no job has or several open jobs share. A number is not looked up.
     """
     if isinstance(ref, str):
-        return _named(store, ref)
-    return ref if isinstance(ref, int) else _within(store, ref)[0]
+        return _job_named(store, ref)
+    return ref if isinstance(ref, int) else _jobs_in_range(store, ref)[0]
 
 
-def jobs_meant(store: Store, refs: Iterable[JobRef]) -> list[int]:
+def resolve_jobs(store: Store, refs: Iterable[JobRef]) -> list[int]:
     """Returns the ids of the jobs in the order of the references, each once.
 
     Raises SchedulerError like `job_meant`, and for a range without any job.
     """
     found: dict[int, None] = {}
     for ref in refs:
-        ids = _within(store, ref) if isinstance(ref, range) else [job_meant(store, ref)]
+        ids = _jobs_in_range(store, ref) if isinstance(ref, range) else [resolve_job(store, ref)]
         found.update(dict.fromkeys(ids))
     return list(found)
 
 
-def _within(store: Store, numbers: range) -> list[int]:
-    ids = store.ids_within(numbers)
+def _jobs_in_range(store: Store, numbers: range) -> list[int]:
+    ids = store.job_ids_in(numbers)
     if not ids:
         raise SchedulerError(
-            f"{store.home.folder} has no job {numbers[0]} to {numbers[-1]}; `status --all` lists the jobs"
+            f"{store.data_dir.folder} has no job {numbers[0]} to {numbers[-1]}; `status --all` lists the jobs"
         )
     return ids
 
 
-def _named(store: Store, name: str) -> int:
-    rows = store.named(name)
+def _job_named(store: Store, name: str) -> int:
+    rows = store.jobs_named(name)
     if not rows:
         raise SchedulerError(
-            f"{store.home.folder} has no job named {name}; `status --all` lists the jobs"
+            f"{store.data_dir.folder} has no job named {name}; `status --all` lists the jobs"
             " (jobs are named by [name=…] on their line)"
         )
     open_rows = [row for row in rows if row["state"] != JobState.FINISHED.value]
@@ -62,10 +62,10 @@ def _named(store: Store, name: str) -> int:
         # Without a running scheduler, the end of some may not be recorded yet.
         open_rows = [row for row in open_rows if not _has_ended(store, row)]
     if len(open_rows) > 1:
-        listed = ", ".join(f"job {row['id']} ({row['state']})" for row in open_rows[:_LISTED])
-        more = f" and {len(open_rows) - _LISTED:,} more" if len(open_rows) > _LISTED else ""
+        listed = ", ".join(f"job {row['id']} ({row['state']})" for row in open_rows[:_MAX_LISTED])
+        more = f" and {len(open_rows) - _MAX_LISTED:,} more" if len(open_rows) > _MAX_LISTED else ""
         raise SchedulerError(
-            f"{plural(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
+            f"{count_noun(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
             "use the number of one; nothing was done"
         )
     found: int = (open_rows or rows)[0]["id"]
@@ -73,6 +73,6 @@ def _named(store: Store, name: str) -> int:
 
 
 def _has_ended(store: Store, row: sqlite3.Row) -> bool:
-    if store.foreign is not None or JobState(row["state"]) not in ACTIVE:
+    if store.other_host is not None or JobState(row["state"]) not in ACTIVE:
         return False
-    return offline.ended(store, row) is not None
+    return offline.unrecorded_outcome(store, row) is not None

@@ -9,22 +9,22 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpu_scheduler.cli.add import from_record
-from gpu_scheduler.cli.record import opened
+from gpu_scheduler.cli.add import recorded_gpus_and_folder
+from gpu_scheduler.cli.record import open_store
 from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.gpulist import parse_gpu_list
 from gpu_scheduler.core.lines import Line
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.preview import Preview, Setting, preview
-from gpu_scheduler.core.reading import Accepted, NewJob, diff
+from gpu_scheduler.core.preview import Preview, PreviewContext, preview
+from gpu_scheduler.core.reading import AcceptedLines, NewJob, diff_reading
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.filelook import JobsFile, look_at_input
-from gpu_scheduler.intake.filetext import FileText, TextParser
+from gpu_scheduler.intake.filelook import JobsFile, read_standard_input
+from gpu_scheduler.intake.filetext import ParsedText, TextParser
 from gpu_scheduler.intake.jobshell import job_shell
 from gpu_scheduler.llmconfig import LlmConfigFile
-from gpu_scheduler.store.started import started_with
-from gpu_scheduler.views.lint import Linted, to_json, to_text
-from gpu_scheduler.views.report import MalformedShown
+from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.views.lint import LintView, to_json, to_text
+from gpu_scheduler.views.report import MalformedLineView
 
 STDIN = 0
 
@@ -32,67 +32,67 @@ STDIN = 0
 def lint(options: Namespace) -> int:
     """Prints every line with what it will do; returns 1 if one is malformed."""
     config = LlmConfigFile(options.llm_config, trust=True)  # nothing in it is executed
-    config.look()
-    content = _content(options.file)
-    known, recorded = from_record(options, os.path.abspath(options.file))
+    config.refresh()
+    content = _read_input(options.file)
+    known, recorded = recorded_gpus_and_folder(options, os.path.abspath(options.file))
     cwd = recorded or os.getcwd()
     if options.gpus is not None:
-        known = _gpus(options.gpus)
+        known = _gpu_indices(options.gpus)
     parser = TextParser(cwd, os.path.expanduser("~"), known)
-    lines = parser.parse(content, FileText(), ()).lines
+    lines = parser.parse(content, ParsedText(), ()).lines
     conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
-    envs = _environments(parser, lines, conda_sh)
-    totals, limits = _from_record(options)
-    setting = Setting(
+    envs = _conda_environments(parser, lines, conda_sh)
+    totals, limits = _gpu_totals_and_limits(options)
+    setting = PreviewContext(
         config.current, known, conda_sh, os.path.exists, envs, totals, limits, job_shell(os.environ)
     )
     good = tuple(_previews(parser, lines, setting))
     bad = [
-        MalformedShown(options.file, line.number, line.text, line.problem or "", line.accepted)
+        MalformedLineView(options.file, line.number, line.text, line.problem or "", line.accepted_form)
         for line in lines
         if line.malformed
     ]
-    linted = Linted(options.file, cwd, good, bad)
+    linted = LintView(options.file, cwd, good, bad)
     sys.stdout.write(to_json(linted) if options.json else to_text(linted))
     return 1 if bad else 0
 
 
-def _from_record(options: Namespace) -> tuple[dict[int, int], Limits]:
+def _gpu_totals_and_limits(options: Namespace) -> tuple[dict[int, int], Limits]:
     """Returns GPU index -> total MiB, where known, and the limits of the scheduler that was started last."""
     try:
-        with opened(options, foreign=True) as store:
+        with open_store(options, foreign=True) as store:
             totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
-            return totals, started_with(store).limits
+            return totals, recorded_options(store).limits
     except SchedulerError:
         return {}, Limits()
 
 
-def _content(path: str) -> bytes:
+def _read_input(path: str) -> bytes:
     if path == "-":
-        look = look_at_input(STDIN)
+        look = read_standard_input(STDIN)
         if look.state != "present":
             raise UsageError(f"the standard input {look.problem}; pipe a jobs file into it")
         return look.content
-    look = JobsFile(Path(path), trust=True).look()
+    look = JobsFile(Path(path), trust=True).read()
     if look.state != "present":
         raise UsageError(f"{path}: {look.problem}; give a jobs file, or - for the standard input")
     return look.content
 
 
-def _environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
+def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
     """Returns the environments that conda lists; None if it fails.
 
     Also None if no line names an environment, because asking conda takes a second.
     """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None
-    from gpu_scheduler.doctor.conda import ask_conda, environments
+    from gpu_scheduler.doctor.conda import list_environments, parse_environments
 
-    said = ask_conda(conda_sh)
-    return environments(said.text) if said.good else None
+    said = list_environments(conda_sh)
+    return parse_environments(said.output) if said.succeeded else None
 
 
-def _gpus(option: str) -> frozenset[int] | None:
+def _gpu_indices(option: str) -> frozenset[int] | None:
     """Returns the GPU indices of `--gpus`, in the format of `start`: a count means the first ones."""
     if re.fullmatch(r"[0-9]+", option):
         return frozenset(range(int(option)))
@@ -100,16 +100,16 @@ def _gpus(option: str) -> frozenset[int] | None:
     return None if listed is None else frozenset(listed)
 
 
-def _previews(parser: TextParser, lines: Sequence[Line], setting: Setting) -> Iterator[Preview]:
-    same = _same(lines)
+def _previews(parser: TextParser, lines: Sequence[Line], setting: PreviewContext) -> Iterator[Preview]:
+    same = _duplicate_lines(lines)
     for line in lines:
         if not line.malformed:
             yield preview(line.number, parser.spec_of(line), line.notes, same.get(line.number), setting)
 
 
-def _same(lines: Sequence[Line]) -> Mapping[int, int]:
+def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
     """Returns, for each line that adds no job, line number -> number of the line with the same job."""
-    actions = diff((), Accepted(tuple(lines), (None,) * len(lines)), {}, {}).actions
+    actions = diff_reading((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
     jobs = {action.index for action in actions if isinstance(action, NewJob)}
     first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}
     return {

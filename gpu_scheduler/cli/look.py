@@ -9,36 +9,36 @@ import sys
 import time
 from argparse import Namespace
 
-from gpu_scheduler.cli.jobrefs import job_meant
-from gpu_scheduler.cli.program import complain
-from gpu_scheduler.cli.record import opened, pid_of
-from gpu_scheduler.cli.tail import Shown, Tail
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.cli.jobrefs import resolve_job
+from gpu_scheduler.cli.program import print_error
+from gpu_scheduler.cli.record import open_store, scheduler_pid_of
+from gpu_scheduler.cli.tail import LogFilter, LogPrinter
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.sight import sight
+from gpu_scheduler.sight import read_status
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.words import safe_text
 
-_LOOK_EVERY_S = 0.1
+_POLL_INTERVAL_S = 0.1
 #: Seconds between two printed lines for one progress bar that is followed.
-_UPDATE_EVERY_S = 1.0
+_PROGRESS_INTERVAL_S = 1.0
 
 
 def attach(options: Namespace) -> int:
     """Replaces this process by `screen -x` on the session of a running job."""
-    with opened(options) as store:
-        job_id = job_meant(store, options.job)
-        job = job_of(store, job_id)
+    with open_store(options) as store:
+        job_id = resolve_job(store, options.job)
+        job = job_row(store, job_id)
         attempt = store.newest_attempts([job_id]).get(job_id)
         if attempt is None or attempt["outcome"] is not None:
-            raise SchedulerError(f"job {job_id} is not running but {job['state']}{_see_logs(attempt)}")
-        seen = _seen(store, attempt)
+            raise SchedulerError(f"job {job_id} is not running but {job['state']}{_logs_hint(attempt)}")
+        seen = _observe(store, attempt)
     if seen.result is not None or seen.claim in ("dead", "void"):
         raise SchedulerError(f"job {job_id} is no longer running; `logs {job_id}` shows its output")
     if seen.claim in ("unclaimed", "invalid"):
         raise SchedulerError(
-            f"job {job_id}: {'; '.join(seen.strange)}\n`logs {job_id} -f` follows its output"
+            f"job {job_id}: {'; '.join(seen.anomalies)}\n`logs {job_id} -f` follows its output"
         )
     if seen.claim == "none":
         raise SchedulerError(f"job {job_id} is starting; try again in a moment")
@@ -49,7 +49,7 @@ def attach(options: Namespace) -> int:
         )
     from gpu_scheduler.cli import sessions
 
-    if seen.window is False:
+    if seen.window_open is False:
         raise SchedulerError(
             f"the Screen window of job {job_id} was closed; the job continues\n"
             f"`logs {job_id} -f` follows its output"
@@ -60,18 +60,18 @@ def attach(options: Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SchedulerError(f"attach needs a terminal; without one, use `logs {job_id} -f`")
     if os.environ.get("STY"):
-        _tell_keys(os.environ["STY"])
+        _print_detach_keys(os.environ["STY"])
     sys.stdout.flush()
-    where = sessions.environment(sessions.socket_folder(seen.session))
+    where = sessions.screen_environment(sessions.socket_folder(seen.session))
     os.execve(program, [program, "-x", seen.session], where)
 
 
-def _tell_keys(outer: str) -> None:
+def _print_detach_keys(outer: str) -> None:
     """Prints which keys detach which of two nested Screens, and waits for Enter.
 
     It waits because the job's session will fill the terminal.
     """
-    print(f"This terminal is already in a Screen session: {visible(outer)}")
+    print(f"This terminal is already in a Screen session: {safe_text(outer)}")
     print("With Screen's default keys, Ctrl-A a d detaches the job's session, Ctrl-A d detaches yours.")
     print("Press Enter to open the job's session. ", end="", flush=True)
     sys.stdin.readline()
@@ -82,36 +82,36 @@ def logs(options: Namespace) -> int:
 
     With --follow it continues until the job, or the named attempt, has ended and everything is printed.
     """
-    with opened(options, foreign=not options.follow) as store:
-        attempt = _chosen(store, job_meant(store, options.job), options.attempt)
-        tail = _tail(store, attempt, _shown(options))
+    with open_store(options, foreign=not options.follow) as store:
+        attempt = _selected_attempt(store, resolve_job(store, options.job), options.attempt)
+        tail = _open_printer(store, attempt, _log_filter(options))
         tail.print_last(options.lines)
         if options.follow:
-            _follow(store, attempt, tail, only=options.attempt is not None)
+            _follow(store, attempt, tail, single_attempt=options.attempt is not None)
         tail.finish()
         tail.close()
     return 0
 
 
-def _shown(options: Namespace) -> Shown | None:
+def _log_filter(options: Namespace) -> LogFilter | None:
     """Returns the filter for the log's text; None to print every byte."""
     if options.raw:
         return None
-    return Shown(draws=sys.stdout.isatty(), every_s=_UPDATE_EVERY_S if options.follow else None)
+    return LogFilter(draw_bars=sys.stdout.isatty(), bar_interval_s=_PROGRESS_INTERVAL_S if options.follow else None)
 
 
-def _tail(store: Store, attempt: sqlite3.Row, shown: Shown | None) -> Tail:
+def _open_printer(store: Store, attempt: sqlite3.Row, log_filter: LogFilter | None) -> LogPrinter:
     try:
-        return Tail(_log(store, attempt), shown)
+        return LogPrinter(_log_path(store, attempt), log_filter)
     except SchedulerError as error:
-        if store.foreign is None:
+        if store.other_host is None:
             raise
-        raise SchedulerError(f"{error}; the log was written on host {store.foreign.name}") from None
+        raise SchedulerError(f"{error}; the log was written on host {store.other_host.name}") from None
 
 
-def _chosen(store: Store, job_id: int, number: int | None) -> sqlite3.Row:
+def _selected_attempt(store: Store, job_id: int, number: int | None) -> sqlite3.Row:
     """Returns the attempt with that number, the latest for None."""
-    job = job_of(store, job_id)
+    job = job_row(store, job_id)
     attempts = {row["number"]: row for row in store.attempts(job_id)}
     if not attempts:
         raise SchedulerError(f"job {job_id} has no log: it is {job['state']} and was never started")
@@ -122,63 +122,63 @@ def _chosen(store: Store, job_id: int, number: int | None) -> sqlite3.Row:
     return attempt
 
 
-def _follow(store: Store, attempt: sqlite3.Row, tail: Tail, *, only: bool) -> None:
+def _follow(store: Store, attempt: sqlite3.Row, printer: LogPrinter, *, single_attempt: bool) -> None:
     job_id = attempt["job_id"]
     while True:
         # Check before reading the log, so that output written before the end is printed.
         over = _is_over(store, attempt)
-        tail.print_new()
+        printer.print_new()
         if not over:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
             continue
-        if only:
+        if single_attempt:
             return
         newest = store.newest_attempts([job_id])[job_id]
         if newest["id"] != attempt["id"]:
             attempt = newest
-            tail.go_on_with(_log(store, attempt))
+            printer.switch_to(_log_path(store, attempt))
             continue
-        state = JobState(job_of(store, job_id)["state"])
+        state = JobState(job_row(store, job_id)["state"])
         if state in (JobState.FINISHED, JobState.HELD):
             return
-        if pid_of(store) is None:
+        if scheduler_pid_of(store) is None:
             what = "is queued again" if state in WAITING else "has ended"
-            complain(f"job {job_id} {what}; no scheduler is running")
+            print_error(f"job {job_id} {what}; no scheduler is running")
             return
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _is_over(store: Store, attempt: sqlite3.Row) -> bool:
     row = store.newest_attempts([attempt["job_id"]])[attempt["job_id"]]
     if row["id"] != attempt["id"] or row["outcome"] is not None:
         return True
-    seen = _seen(store, attempt)
+    seen = _observe(store, attempt)
     return seen.result is not None or seen.claim in ("dead", "void")
 
 
-def job_of(store: Store, job_id: int) -> sqlite3.Row:
+def job_row(store: Store, job_id: int) -> sqlite3.Row:
     """Returns the row of a job. Raises SchedulerError if there is none."""
     row = store.job(job_id)
     if row is None:
-        raise SchedulerError(f"there is no job {job_id} in {store.home.folder}; `status --all` lists them")
+        raise SchedulerError(f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists them")
     return row
 
 
-def _seen(store: Store, attempt: sqlite3.Row) -> Sighting:
+def _observe(store: Store, attempt: sqlite3.Row) -> AttemptStatus:
     try:
-        return sight(store, attempt)
+        return read_status(store, attempt)
     except OSError as error:
-        folder = store.home.attempt(attempt["job_id"], attempt["number"], attempt["token"])
+        folder = store.data_dir.attempt_folder(attempt["job_id"], attempt["number"], attempt["token"])
         raise SchedulerError(f"job {attempt['job_id']}: {folder} cannot be read: {error.strerror}") from None
 
 
-def _log(store: Store, attempt: sqlite3.Row) -> str:
-    path = attempt["log"] or _seen(store, attempt).log
+def _log_path(store: Store, attempt: sqlite3.Row) -> str:
+    path = attempt["log"] or _observe(store, attempt).log
     if path is None:
         why = f": {attempt['reason'] or attempt['launch_error']}" if attempt["outcome"] else " yet"
         raise SchedulerError(f"attempt {attempt['number']} of job {attempt['job_id']} has no log{why}")
     return str(path)
 
 
-def _see_logs(attempt: sqlite3.Row | None) -> str:
+def _logs_hint(attempt: sqlite3.Row | None) -> str:
     return "" if attempt is None else f"; `logs {attempt['job_id']}` shows its output"

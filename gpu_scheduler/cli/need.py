@@ -13,19 +13,19 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.facts import Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask, LlmConfig, Need
+from gpu_scheduler.core.needs import ResourceSpec, LlmConfig, Need
 from gpu_scheduler.core.planning import need_of
-from gpu_scheduler.core.units import shown_mib
+from gpu_scheduler.core.units import human_mib
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.llmconfig import LlmConfigFile
-from gpu_scheduler.store.measured import Learned
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.measured import LearnedNeeds
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
 
 
-def config_of(store: Store) -> LlmConfig:
+def current_llm_config(store: Store) -> LlmConfig:
     """Returns the current llm_config.json; the default if the file is missing, broken or not trusted."""
-    started = started_with(store)
+    started = recorded_options(store)
     path = started.llm_config
     if path is None or not os.path.exists(path):
         return LlmConfig()
@@ -33,41 +33,41 @@ def config_of(store: Store) -> LlmConfig:
         file = LlmConfigFile(path, trust=started.trust_files)
     except UsageError:
         return LlmConfig()
-    file.look()
+    file.refresh()
     return file.current
 
 
-def learned_of(store: Store) -> Mapping[str, int]:
+def learned_needs(store: Store) -> Mapping[str, int]:
     """Returns workload class -> learned MiB; empty unless the scheduler runs with --learn."""
-    return Learned(store, started_with(store).spike).needs() if store.learning else {}
+    return LearnedNeeds(store, recorded_options(store).spike_buffer).needs() if store.learning else {}
 
 
-def need_now(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
+def current_need(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
     """Returns what a job needs now, and a description such as "0.5 of a GPU (model qwen2.5-3b-inst)"."""
-    started = started_with(store)
-    config, learned = config_of(store), learned_of(store)
+    started = recorded_options(store)
+    config, learned = current_llm_config(store), learned_needs(store)
     facts = Facts(
         Clock().now(),
         Settings(limits=started.limits, exclusive=started.exclusive),
         config,
-        tuple(_empty(row) for row in store.gpus()),
-        learned=learned,
+        tuple(_empty_gpu(row) for row in store.gpus()),
+        learned_mib=learned,
     )
-    ask = Ask.from_key(job["ask"])
+    ask = ResourceSpec.from_key(job["ask"])
     need = need_of(ask, facts)
-    is_learned = need.vram is not None and ask.family in learned and ask.llm not in config.models
-    return need, f"{need} ({_source(JobSpec.from_json(job['spec']), job['raised_mib'], is_learned)})"
+    is_learned = need.vram is not None and ask.workload_class in learned and ask.llm not in config.models
+    return need, f"{need} ({_need_source(JobSpec.from_json(job['spec']), job['raised_mib'], is_learned)})"
 
 
-def _empty(row: sqlite3.Row) -> Gpu:
+def _empty_gpu(row: sqlite3.Row) -> Gpu:
     """Returns the GPU of the row with its size only, as if nothing ran on it."""
     sample = GpuSample(row["uuid"], row["idx"], row["name"], row["total_mib"], None, None)
     return Gpu(row["uuid"], row["idx"], sample=sample)
 
 
-def _source(spec: JobSpec, raised_mib: int | None, is_learned: bool) -> str:
-    if raised_mib is not None:
-        said = "no memory" if spec.vram is None else shown_mib(spec.vram)
+def _need_source(spec: JobSpec, min_vram_mib: int | None, is_learned: bool) -> str:
+    if min_vram_mib is not None:
+        said = "no memory" if spec.vram is None else human_mib(spec.vram)
         return f"raised after it ran out of memory; its line declares {said}"
     if spec.torchrun is not None:
         return f"torchrun, {spec.torchrun} GPU{'' if spec.torchrun == 1 else 's'}"

@@ -11,46 +11,46 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import request_stop, sweep
-from gpu_scheduler.sight import look_at, over, runner_of, sight
+from gpu_scheduler.sight import observe_attempt, attempts_without_processes, recorded_runner, read_status
 from gpu_scheduler.store import statefile
 from gpu_scheduler.store.identity import refuse_copy
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.jobs import Context, shown
-from gpu_scheduler.views.words import outcome_words
+from gpu_scheduler.views.jobs import ViewContext, job_view
+from gpu_scheduler.views.words import outcome_text
 
 #: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
-LATE_S = 10.0
-LEFT = "not ended: some of its processes are left"
-UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
+STOP_MARGIN_S = 10.0
+PROCESSES_LEFT = "not ended: some of its processes are left"
+RUNNER_UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
 #: Results for jobs that should have ended but did not.
-NOT_ENDED = frozenset({LEFT, UNLOCKED})
-_LOOK_EVERY_S = 0.02
+NOT_ENDED = frozenset({PROCESSES_LEFT, RUNNER_UNLOCKED})
+_POLL_INTERVAL_S = 0.02
 
 
-def ended(store: Store, job: sqlite3.Row) -> str | None:
+def unrecorded_outcome(store: Store, job: sqlite3.Row) -> str | None:
     """Returns the outcome of an open job whose attempt folder has a result; None without a result."""
     from gpu_scheduler.clock import Clock
 
-    rows = (row for row in store.unsettled() if row["job_id"] == job["id"] and row["outcome"] is None)
+    rows = (row for row in store.active_attempts() if row["job_id"] == job["id"] and row["outcome"] is None)
     attempt = next(rows, None)
     if attempt is None:
         return None
-    fact = look_at(store, attempt)
-    if fact.sighting.result is None:
+    fact = observe_attempt(store, attempt)
+    if fact.status.result is None:
         return None
-    said = shown(job, attempt, Context(Clock().now(), open={attempt["id"]: fact}))
-    return outcome_words(said.outcome or "ended", said.exit_code, said.signal)
+    said = job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt["id"]: fact}))
+    return outcome_text(said.outcome or "ended", said.exit_code, said.signal)
 
 
 def open_attempts(store: Store) -> list[sqlite3.Row]:
     """Returns the attempts that are open in the store and have no result in their folder either."""
-    rows = [row for row in store.unsettled() if row["outcome"] is None]
-    return [row for row in rows if _seen(store, row).result is None]
+    rows = [row for row in store.active_attempts() if row["outcome"] is None]
+    return [row for row in rows if _observe(store, row).result is None]
 
 
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
@@ -60,17 +60,17 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, s
     store is a copy, whose attempts belong to the original.
     """
     refuse_copy(store)
-    attempts = [row for row in store.unsettled() if row["outcome"] is None and row["job_id"] in jobs]
+    attempts = [row for row in store.active_attempts() if row["outcome"] is None and row["job_id"] in jobs]
     for row in attempts:
-        folder = _folder(store, row)
+        folder = _attempt_folder(store, row)
         try:
-            request_stop(folder, row["token"], "cancelled", grace_s, "kill", runner_of(row))
+            request_stop(folder, row["token"], "cancelled", grace_s, "kill", recorded_runner(row))
         except OSError as error:
             raise SchedulerError(
                 f"job {row['job_id']} cannot be stopped: {folder}: {error.strerror}"
             ) from None
-    end = time.monotonic() + grace_s + LATE_S
-    return {row["job_id"]: _over(store, row, grace_s, end) for row in attempts}
+    end = time.monotonic() + grace_s + STOP_MARGIN_S
+    return {row["job_id"]: _wait_until_over(store, row, grace_s, end) for row in attempts}
 
 
 def refresh_state_file(store: Store) -> list[float] | None:
@@ -82,63 +82,63 @@ def refresh_state_file(store: Store) -> list[float] | None:
     or the file was deleted, is broken, or was last written by the older scheduler).
     """
     from gpu_scheduler.clock import Clock
-    from gpu_scheduler.intake.statewatch import StateWatch
+    from gpu_scheduler.intake.statewatch import StateFileWatcher
     from gpu_scheduler.store.instance import InstanceLock
 
-    path = store.home.state_file
+    path = store.data_dir.state_file
     # The lock refuses a scheduler that starts in this moment, so that two do not write at once.
-    lock = InstanceLock(store.home.lock)
+    lock = InstanceLock(store.data_dir.lock)
     try:
-        trust = started_with(store).trust_files
-        before = _shares(path, trust) if lock.acquire() else None
+        trust = recorded_options(store).trust_files
+        before = _gpu_status(path, trust) if lock.acquire() else None
         if before is None:
             return None
         now = Clock().now().boot
-        watch = StateWatch(store, over(store), trust=trust)
-        watch.begin(now)
+        watch = StateFileWatcher(store, attempts_without_processes(store), trust=trust)
+        watch.start(now)
         watch.write(now, at_once=True)
-        after = _shares(path, trust)
+        after = _gpu_status(path, trust)
         return after if after != before else None
     finally:
         lock.release()
 
 
-def _shares(path: Path, trust: bool) -> list[float] | None:
+def _gpu_status(path: Path, trust: bool) -> list[float] | None:
     """Returns the shares in a state file of this program; None for any other file."""
     try:
         state = statefile.parse(statefile.read(path, trust=trust) or b"")
     except (OSError, ValueError):
         return None
     shares = state.get("gpu_status")
-    return shares if isinstance(shares, list) and not statefile.is_older(state) else None
+    return shares if isinstance(shares, list) and not statefile.is_from_older_scheduler(state) else None
 
 
-def _over(store: Store, row: sqlite3.Row, grace_s: float, end: float) -> str:
+def _wait_until_over(store: Store, row: sqlite3.Row, grace_s: float, deadline: float) -> str:
     token = row["token"]
-    while (seen := _seen(store, row)).claim in ("live", "unclaimed") and seen.result is None:
-        if time.monotonic() >= end:
-            return LEFT
-        time.sleep(_LOOK_EVERY_S)
+    while (seen := _observe(store, row)).claim in ("live", "unclaimed") and seen.result is None:
+        if time.monotonic() >= deadline:
+            return PROCESSES_LEFT
+        time.sleep(_POLL_INTERVAL_S)
     if seen.result is not None:
         if seen.result.cause == "cancelled":
             return "cancelled"
         return "had already ended by itself; the scheduler records this at its next start"
     if seen.claim == "unlocked":
-        return UNLOCKED
+        return RUNNER_UNLOCKED
     if seen.claim == "dead":
-        left = sweep(_folder(store, row), token, grace_s, grace_s + LATE_S)
-        return LEFT if left else "cancelled; its runner had already died"
+        left = sweep(_attempt_folder(store, row), token, grace_s, grace_s + STOP_MARGIN_S)
+        return PROCESSES_LEFT if left else "cancelled; its runner had already died"
     if seen.claim == "void" or (seen.claim == "none" and row["job_state"] == JobState.STARTING.value):
         return "cancelled before it began"
-    return LEFT if sweep(_folder(store, row), token, grace_s, grace_s + LATE_S) else "cancelled"
+    return PROCESSES_LEFT if sweep(_attempt_folder(store, row), token, grace_s, grace_s + STOP_MARGIN_S) else "cancelled"
 
 
-def _seen(store: Store, row: sqlite3.Row) -> Sighting:
+def _observe(store: Store, row: sqlite3.Row) -> AttemptStatus:
     try:
-        return sight(store, row)
+        return read_status(store, row)
     except OSError as error:
-        raise SchedulerError(f"{_folder(store, row)} cannot be read: {error.strerror}") from None
+        raise SchedulerError(f"{_attempt_folder(store, row)} cannot be read: {error.strerror}") from None
 
 
-def _folder(store: Store, row: sqlite3.Row) -> Path:
-    return store.home.attempt(row["job_id"], row["number"], row["token"])
+def _attempt_folder(store: Store, row: sqlite3.Row) -> Path:
+    return store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])

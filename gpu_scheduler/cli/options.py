@@ -9,13 +9,13 @@ from gpu_scheduler.cli import values
 from gpu_scheduler.cli.values import path
 
 #: A parser, or an argument group of one.
-_Options = argparse.ArgumentParser | argparse._ArgumentGroup
+_ArgumentContainer = argparse.ArgumentParser | argparse._ArgumentGroup
 
-_START = config.StartOptions()
+_DEFAULTS = config.StartOptions()
 _DAY_S = 86400
 #: Largest value of --tolerance and --spike-buffer, as a fraction of what it is added to.
-_PARTS = 10
-_PRIORITY = values.whole(-(10**9) + 1, 10**9 - 1)
+_MAX_FRACTION = 10
+_PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
 
 
 def start(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def start(parser: argparse.ArgumentParser) -> None:
     _start_gpus(parser.add_argument_group("GPUs"))
     _start_memory(parser.add_argument_group("memory of jobs"))
     _start_launches(parser.add_argument_group("launches and retries"))
-    _start_self(parser.add_argument_group("the scheduler"))
+    _start_scheduler(parser.add_argument_group("the scheduler"))
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
@@ -51,31 +51,31 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
     _gpus(group, "all")
     _probe(group)
-    option("--poll", metavar="S", type=values.number(0.1, 3600, least=0.1), default=_START.poll_s,
+    option("--poll", metavar="S", type=values.number(0.1, 3600, minimum=0.1), default=_DEFAULTS.poll_s,
            help="Seconds between two samples of the GPUs (default: 5)")  # fmt: skip
-    option("--mem-threshold", metavar="X", type=values.number(0, 1), default=_START.mem_threshold,
+    option("--mem-threshold", metavar="X", type=values.number(0, 1), default=_DEFAULTS.mem_threshold,
            help="Fraction of a GPU's memory in use by other users' processes at which it accepts no new jobs"
            " without vram= (above 0, at most 1; default: 0.8)")  # fmt: skip
-    option("--load-threshold", metavar="X", type=values.number(0, 1), default=_START.load_threshold,
+    option("--load-threshold", metavar="X", type=values.number(0, 1), default=_DEFAULTS.load_threshold,
            help="Fraction of a GPU's load caused by other users' processes at which it accepts no new jobs"
            " (above 0, at most 1; default: 0.8)")  # fmt: skip
-    option("--idle-threshold", metavar="MIB", type=values.mib, default=_START.idle_threshold_mib,
+    option("--idle-threshold", metavar="MIB", type=values.mib, default=_DEFAULTS.idle_threshold_mib,
            help="Memory in MiB that other users' processes may use on a GPU that still counts as unused by"
            " them (default: 200)")  # fmt: skip
     option("--exclusive", action="store_true", help="Run only one job at a time on each GPU")
-    option("--cuda-ids", choices=("physical", "visible"), default=_START.cuda_ids,
+    option("--cuda-ids", choices=("physical", "visible"), default=_DEFAULTS.cuda_ids,
            help="Kind of GPU ids that scripts receive with --cuda (default: physical)")  # fmt: skip
 
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
-    option("--margin", metavar="MIB", type=values.mib, default=_START.margin_mib,
+    option("--margin", metavar="MIB", type=values.mib, default=_DEFAULTS.margin_mib,
            help="Memory kept free on GPUs whose jobs declare vram, such as 512 (MiB), 1G or 0"
            " (default: 512)")  # fmt: skip
-    option("--spike-buffer", metavar="X", type=values.number(0, _PARTS, least=0),
-           default=_START.spike_buffer,
+    option("--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
+           default=_DEFAULTS.spike_buffer,
            help="Fraction added to measured memory peaks as a buffer (default: 0.1)")  # fmt: skip
-    option("--tolerance", metavar="X", type=values.number(0, _PARTS, least=0), default=_START.tolerance,
+    option("--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0), default=_DEFAULTS.tolerance,
            help="Fraction by which a job may miss its declaration before that is reported"
            " (default: 0.1)")  # fmt: skip
     option("--learn", action="store_true",
@@ -87,23 +87,23 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
     option("--screen", action="store_true", help="Run each job in its own GNU Screen session")
     _conda_sh(group)
-    option("--oom-retries", metavar="N", type=values.whole(0, 1000), default=_START.oom_retries,
+    option("--oom-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.oom_retries,
            help="Retries of a job after CUDA out of memory, with more memory (default: 0)")  # fmt: skip
-    option("--fail-retries", metavar="N", type=values.whole(0, 1000), default=_START.fail_retries,
+    option("--fail-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.fail_retries,
            help="Retries of a job after any failure (default: 0)")  # fmt: skip
-    option("--max-assign-attempts", metavar="N", type=values.whole(1, 1000),
-           default=_START.max_assign_attempts, help="Maximum tries to launch a job (default: 5)")  # fmt: skip
-    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, least=0),
-           default=_START.assign_retry_wait_s,
+    option("--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
+           default=_DEFAULTS.max_assign_attempts, help="Maximum tries to launch a job (default: 5)")  # fmt: skip
+    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, minimum=0),
+           default=_DEFAULTS.assign_retry_wait_s,
            help="Seconds to wait after a failed launch (default: 5)")  # fmt: skip
 
 
-def _start_self(group: argparse._ArgumentGroup) -> None:
+def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     interval = values.number(0, _DAY_S)
     option = group.add_argument
-    option("--monitor-interval", metavar="S", type=interval, default=_START.monitor_interval_s,
+    option("--monitor-interval", metavar="S", type=interval, default=_DEFAULTS.monitor_interval_s,
            help="Maximum seconds until a change of the jobs file is noticed (default: 30)")  # fmt: skip
-    option("--state-interval", metavar="S", type=interval, default=_START.state_interval_s,
+    option("--state-interval", metavar="S", type=interval, default=_DEFAULTS.state_interval_s,
            help="Maximum seconds until an edit of the state file is noticed (default: 20)")  # fmt: skip
     _log_dir(group)
     option("--daemon", action="store_true",
@@ -117,36 +117,36 @@ def _start_self(group: argparse._ArgumentGroup) -> None:
     _trust_files(group)
 
 
-def _gpus(parser: _Options, default: str) -> None:
+def _gpus(parser: _ArgumentContainer, default: str) -> None:
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
                         help="GPUs to manage: a count such as 4, or a list such as 0,2,3 (`3,` for GPU 3"
                         f" alone; default: {default})")  # fmt: skip
 
 
-def _jobs_file(parser: _Options, default: str | None = config.JOBS_FILE) -> None:
+def _jobs_file(parser: _ArgumentContainer, default: str | None = config.JOBS_FILE) -> None:
     """default: None where the command must know whether the option was given."""
     parser.add_argument("--jobs-file", metavar="PATH", default=default,
                         help=f'Jobs file; "" for none (default: {config.JOBS_FILE})')  # fmt: skip
 
 
-def _llm_config(parser: _Options) -> None:
+def _llm_config(parser: _ArgumentContainer) -> None:
     parser.add_argument("--llm-config", metavar="PATH", type=path,
                         help=f"File of GPU needs (default: {config.LLM_CONFIG}, if it exists)")  # fmt: skip
 
 
-def _log_dir(parser: _Options) -> None:
+def _log_dir(parser: _ArgumentContainer) -> None:
     parser.add_argument("--log-dir", metavar="DIR", type=path,
                         help="Folder of the job logs (default: /tmp/gpu_scheduler_logs)")  # fmt: skip
 
 
-def _trust_files(parser: _Options) -> None:
+def _trust_files(parser: _ArgumentContainer) -> None:
     parser.add_argument("--trust-files", action="store_true",
                         help="Use files that other users own or that everyone may write")  # fmt: skip
 
 
-def _probe(parser: _Options) -> None:
+def _probe(parser: _ArgumentContainer) -> None:
     parser.add_argument("--gpu-probe", choices=("auto", "nvml", "gputil", "simulated"),
-                        default=_START.gpu_probe,
+                        default=_DEFAULTS.gpu_probe,
                         help="How to read the GPUs (default: auto, NVML or else GPUtil)")  # fmt: skip
     simulated = parser.add_mutually_exclusive_group().add_argument
     simulated("--simulate", metavar="N",
@@ -154,12 +154,12 @@ def _probe(parser: _Options) -> None:
     simulated("--sim", metavar="N", dest="simulate", help="Same as --simulate")
 
 
-def _conda_sh(parser: _Options) -> None:
+def _conda_sh(parser: _ArgumentContainer) -> None:
     parser.add_argument("--conda-sh", metavar="PATH", type=path,
                         help="Path of conda's profile.d/conda.sh (default: found automatically)")  # fmt: skip
 
 
-def _json(parser: _Options) -> None:
+def _json(parser: _ArgumentContainer) -> None:
     parser.add_argument("--json", action="store_true", help="Print JSON (see docs/json.md)")
 
 
@@ -189,9 +189,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _attributes(group: argparse._ArgumentGroup) -> None:
     """Declares an option for each attribute of a line, except `cancel` and those declared in `add`."""
-    from gpu_scheduler.core.attributes import MEANINGS, SYNONYMS
+    from gpu_scheduler.core.attributes import ATTRIBUTE_HELP, SYNONYMS
 
-    for key, (form, does) in MEANINGS.items():
+    for key, (form, does) in ATTRIBUTE_HELP.items():
         if key in ("allowed", "conda", "priority", "cancel"):
             continue
         flags = ["--gpus-count" if key == "gpus" else f"--{key}"]
@@ -220,7 +220,7 @@ def status(parser: argparse.ArgumentParser) -> None:
     way = parser.add_mutually_exclusive_group()
     _json(way)
     way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
-                     type=values.number(0, 3600, least=0.1),
+                     type=values.number(0, 3600, minimum=0.1),
                      help="Refresh the display every SECONDS (default: 2) until Ctrl-C")  # fmt: skip
     parser.add_argument(
         "--all", action="store_true", help="List every queued and finished job on its own line"
@@ -243,7 +243,7 @@ def screens(parser: argparse.ArgumentParser) -> None:
 
 def one_job(parser: argparse.ArgumentParser) -> None:
     """Declares one job."""
-    parser.add_argument("job", metavar="JOB", type=values.job,
+    parser.add_argument("job", metavar="JOB", type=values.single_job,
                         help="Job number, as `status` shows it, or job name")  # fmt: skip
 
 
@@ -260,19 +260,19 @@ def why(parser: argparse.ArgumentParser) -> None:
                         help="Show all checks, even for a job that failed")  # fmt: skip
 
 
-def _some_jobs(parser: argparse.ArgumentParser, nargs: str) -> None:
-    parser.add_argument("jobs", metavar="JOB", nargs=nargs, type=values.jobs,
+def _job_list(parser: argparse.ArgumentParser, nargs: str) -> None:
+    parser.add_argument("jobs", metavar="JOB", nargs=nargs, type=values.job_ref,
                         help="Job numbers such as 3 or 5-9, or job names")  # fmt: skip
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:
     """Declares jobs, one or more."""
-    _some_jobs(parser, "+")
+    _job_list(parser, "+")
 
 
 def retry(parser: argparse.ArgumentParser) -> None:
     """Declares the jobs of `retry`, or --failed."""
-    _some_jobs(parser, "*")
+    _job_list(parser, "*")
     parser.add_argument("--failed", action="store_true", help="Retry every job that failed")
 
 
@@ -281,9 +281,9 @@ def logs(parser: argparse.ArgumentParser) -> None:
     one_job(parser)
     parser.add_argument("-f", "--follow", action="store_true",
                         help="Keep printing new output until the job has ended")  # fmt: skip
-    parser.add_argument("-n", "--lines", metavar="LINES", type=values.whole(0, 10**9 - 1),
+    parser.add_argument("-n", "--lines", metavar="LINES", type=values.integer(0, 10**9 - 1),
                         help="Print only the last LINES lines (default: all)")  # fmt: skip
-    parser.add_argument("--attempt", metavar="K", type=values.whole(1, 10**9 - 1),
+    parser.add_argument("--attempt", metavar="K", type=values.integer(1, 10**9 - 1),
                         help="Number of the attempt, counted from 1 (default: the latest)")  # fmt: skip
     parser.add_argument("--raw", action="store_true",
                         help="Print every byte as the job wrote it; without --raw only text, colours and"
@@ -296,18 +296,18 @@ def events(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jsonl", action="store_true",
                         help="Print JSON, one object per line (see docs/json.md)")  # fmt: skip
     parser.add_argument("-f", "--follow", action="store_true", help="Keep printing new events until Ctrl-C")
-    parser.add_argument("-n", "--lines", metavar="N", type=values.whole(0, 10**9 - 1),
+    parser.add_argument("-n", "--lines", metavar="N", type=values.integer(0, 10**9 - 1),
                         help="Print only the last N events (default: all)")  # fmt: skip
 
 
 def _grace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grace", metavar="S", type=values.number(0, _DAY_S, least=0), default=10.0,
+    parser.add_argument("--grace", metavar="S", type=values.number(0, _DAY_S, minimum=0), default=10.0,
                         help="Seconds between SIGTERM and SIGKILL (default: 10)")  # fmt: skip
 
 
 def cancel(parser: argparse.ArgumentParser) -> None:
     """Declares the jobs of `cancel`, or --all."""
-    _some_jobs(parser, "*")
+    _job_list(parser, "*")
     parser.add_argument("--all", action="store_true", help="Cancel every job that has not finished")
     _grace(parser)
 

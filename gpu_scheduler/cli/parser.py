@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
 from gpu_scheduler.cli import options as arguments
-from gpu_scheduler.cli.forms import jobs_file_at
-from gpu_scheduler.cli.program import PROGRAM, called
+from gpu_scheduler.cli.forms import jobs_file_index
+from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
@@ -63,10 +63,10 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 #: How many options an error lists if none resembles the one that was given.
-_OFFERED = 5
+_MAX_SUGGESTIONS = 5
 
 
-def _titled(group: str) -> str:
+def _capitalized(group: str) -> str:
     return group[:1].upper() + group[1:]
 
 
@@ -74,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError and loads the help formatter only when help is printed."""
 
     def error(self, message: str) -> NoReturn:
-        prog = self.prog.replace(PROGRAM, called(), 1)
+        prog = self.prog.replace(PROGRAM, invocation(), 1)
         raise UsageError(f"{message}\n`{prog} --help` lists what is accepted")
 
     def format_help(self) -> str:
@@ -84,7 +84,7 @@ class _Parser(argparse.ArgumentParser):
             # Square brackets in the help texts are job attributes, not markup.
             text_markup = False
             help_markup = False
-            group_name_formatter = staticmethod(_titled)  # type: ignore[assignment]
+            group_name_formatter = staticmethod(_capitalized)  # type: ignore[assignment]
 
         self.formatter_class = Formatter
         return super().format_help()
@@ -97,19 +97,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     after --help or --version has printed.
     """
     try:
-        at = jobs_file_at(argv, [name for name, *_ in _COMMANDS])
+        at = jobs_file_index(argv, [name for name, *_ in _COMMANDS])
     except ValueError as error:
-        program([]).error(str(error))
+        build_parser([]).error(str(error))
     if at is not None:
-        return _start_of_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
-    words, command = _before_command(_joined(argv))
-    options = _parsed(program(argv), words)
+        return _start_with_jobs_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
+    words, command = _split_at_command(_join_args_option(argv))
+    options = _parse_known(build_parser(argv), words)
     if options.command == "add":
         _check_add(options, command)
     return options
 
 
-def _before_command(words: list[str]) -> tuple[list[str], list[str] | None]:
+def _split_at_command(words: list[str]) -> tuple[list[str], list[str] | None]:
     """Returns the words before the `--` of `add` and those after it (None without a `--`)."""
     if "--" not in words or "add" not in words[: words.index("--")]:
         return words, None
@@ -125,7 +125,7 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
     if command is not None and options.script is not None:
         parser.error(
             f"got both a script, {options.script}, and a command after `--`; pass arguments of a script with"
-            f" --args {_in_quotes(command)}, or put the whole command after `--`"
+            f" --args {_quoted_value(command)}, or put the whole command after `--`"
         )
     if command is not None and not command:
         parser.error("there is no command after `--`")
@@ -133,7 +133,7 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
         parser.error("--args is only for a script; put the arguments of a command after `--`")
 
 
-def _in_quotes(words: Sequence[str]) -> str:
+def _quoted_value(words: Sequence[str]) -> str:
     """Returns the words quoted as the value of one option, ready to type into a shell."""
     import shlex
 
@@ -141,38 +141,38 @@ def _in_quotes(words: Sequence[str]) -> str:
     return shlex.quote(text) if any(special in text for special in '"$`\\!') else f'"{text}"'
 
 
-def _start_of_file(file: str, words: Sequence[str]) -> argparse.Namespace:
+def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Namespace:
     """Parses `gpu-scheduler FILE …`; words are those of the equivalent `start`, without the file."""
-    parser = program(words)
-    options = _parsed(parser, words, file)
+    parser = build_parser(words)
+    options = _parse_known(parser, words, jobs_file)
     if options.jobs_file is not None:
-        parser.error(f"got two jobs files, {file} and --jobs-file {options.jobs_file}; leave one out")
-    options.jobs_file = file
+        parser.error(f"got two jobs files, {jobs_file} and --jobs-file {options.jobs_file}; leave one out")
+    options.jobs_file = jobs_file
     options.drain = not options.watch
     return options
 
 
-def _parsed(
-    parser: argparse.ArgumentParser, words: Sequence[str], file: str | None = None
+def _parse_known(
+    parser: argparse.ArgumentParser, words: Sequence[str], jobs_file: str | None = None
 ) -> argparse.Namespace:
     """Parses the words, with a suggestion in the error for unknown ones.
 
     file: the jobs file that was given instead of a command.
     """
-    listed = _spread_list(words)
+    listed = _separated_gpu_list(words)
     if listed is not None:
         parser.error(f"--gpus takes one list without spaces: write --gpus {listed}")
     options, rest = parser.parse_known_args(words)
     if rest:
         command: str = options.command
-        meant = _meant(command, rest[0], file)
+        meant = _suggestion(command, rest[0], jobs_file)
         if command == "add":
-            meant = _own_words(words, options.script, rest) + (meant if not rest[0].startswith("-") else "")
+            meant = _suggest_for_add(words, options.script, rest) + (meant if not rest[0].startswith("-") else "")
         _Parser(prog=f"{PROGRAM} {command}").error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     return options
 
 
-def _spread_list(words: Sequence[str]) -> str | None:
+def _separated_gpu_list(words: Sequence[str]) -> str | None:
     """Returns the GPUs of `--gpus 0 1 2` as one list, None if the option has a single value."""
     if "--gpus" not in words:
         return None
@@ -181,7 +181,7 @@ def _spread_list(words: Sequence[str]) -> str | None:
     return ",".join(item.strip(",") for item in items) if len(items) > 1 else None
 
 
-def _own_words(words: Sequence[str], script: str | None, rest: Sequence[str]) -> str:
+def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[str]) -> str:
     """Suggests where words unknown to `add` belong: to the script's arguments or after `--`."""
     example = 'as in `add train.py --args "--lr 3"`'
     if script is not None and words.index(script) < words.index(rest[0]):
@@ -189,7 +189,7 @@ def _own_words(words: Sequence[str], script: str | None, rest: Sequence[str]) ->
             import shlex
 
             return f"; put a command after `--`: `add -- {shlex.join([script, *rest])}`"
-        example = f"`add {script} --args {_in_quotes(rest)}`"
+        example = f"`add {script} --args {_quoted_value(rest)}`"
     from difflib import get_close_matches
 
     taken = _Parser(add_help=False)
@@ -199,11 +199,11 @@ def _own_words(words: Sequence[str], script: str | None, rest: Sequence[str]) ->
     return f"{meant} the script's own arguments with --args: {example}"
 
 
-def _meant(command: str, word: str, file: str | None) -> str:
+def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     """Suggests what was meant by a word that the command does not accept."""
     if not word.startswith("-"):
-        if file is not None:
-            return f" (the jobs file is {file}; a scheduler takes only one)"
+        if jobs_file is not None:
+            return f" (the jobs file is {jobs_file}; a scheduler takes only one)"
         if command == "start":
             return f" (use `--jobs-file {word}` to name a jobs file)"
         return " (quote a name or value that contains a space)"
@@ -211,17 +211,17 @@ def _meant(command: str, word: str, file: str | None) -> str:
 
     taken = _Parser(add_help=False)
     next(declare for name, _, _, declare in _COMMANDS if name == command)(taken)
-    _where(taken, "", None)
+    _add_location_options(taken, "", None)
     given, options = word.partition("=")[0], list(taken._option_string_actions)
     near = get_close_matches(given, options, 1)
     if near:
         return f"; did you mean `{near[0]}`?"
-    nearest = get_close_matches(given, [one for one in options if one.startswith("--")], _OFFERED, 0.0)
-    more = "" if len(nearest) < _OFFERED else ", and others"
+    nearest = get_close_matches(given, [one for one in options if one.startswith("--")], _MAX_SUGGESTIONS, 0.0)
+    more = "" if len(nearest) < _MAX_SUGGESTIONS else ", and others"
     return f"; `{command}` accepts {', '.join(nearest)}{more}"
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
+def _join_args_option(argv: Sequence[str]) -> list[str]:
     """Rewrites `--args WORD` and `--args=WORD` as `--args= WORD`.
 
     argparse would otherwise take a WORD that begins with - for an option, and would drop a `--`.
@@ -238,7 +238,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def program(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the whole command line.
 
     words: arguments are declared only for the commands among these, which saves the time for the others.
@@ -257,27 +257,27 @@ def program(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"{PROGRAM} {__version__}", help="Print the version and exit"
     )
-    _where(parser, config.STATE_FILE, None)
+    _add_location_options(parser, config.STATE_FILE, None)
     # With prog given, argparse does not format a usage line, which would load the help formatter.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
     for name, summary, example, declare in _COMMANDS:
-        command = _command(commands, name, summary, example)
+        command = _add_command(commands, name, summary, example)
         if words is None or name in words:
             # SUPPRESS: a default here would overwrite what was given before the command's name.
-            _where(command, argparse.SUPPRESS, argparse.SUPPRESS)
+            _add_location_options(command, argparse.SUPPRESS, argparse.SUPPRESS)
             declare(command)
     _group_commands(parser, commands)
     return parser
 
 
-def _command(commands: Any, name: str, does: str, example: str) -> argparse.ArgumentParser:
+def _add_command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=does,
+        help=summary,
         add_help=False,
         allow_abbrev=False,
         prog=f"{PROGRAM} {name}",
-        description=f"{does}.",
+        description=f"{summary}.",
         epilog=f"Example: {PROGRAM} {example}",
     )
     _help(parser)
@@ -299,7 +299,7 @@ def _group_commands(parser: argparse.ArgumentParser, commands: Any) -> None:
     parser._action_groups.append(parser._action_groups.pop(parser._action_groups.index(parser._optionals)))
 
 
-def _where(parser: argparse.ArgumentParser, state_file: str, data_dir: str | None) -> None:
+def _add_location_options(parser: argparse.ArgumentParser, state_file: str, data_dir: str | None) -> None:
     parser.add_argument(
         "--state-file", metavar="PATH", default=state_file, type=path,
         help=f"State file of the scheduler (default: {config.STATE_FILE})",

@@ -14,27 +14,27 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.cli import sessions
-from gpu_scheduler.cli.record import home_of, nothing_yet, opened
+from gpu_scheduler.cli.record import data_dir_of, no_store_message, open_store
 from gpu_scheduler.core.sessionlist import SessionList
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import ACTIVE
-from gpu_scheduler.errors import NoRecordError
-from gpu_scheduler.sight import sight
+from gpu_scheduler.errors import StoreNotFoundError
+from gpu_scheduler.sight import read_status
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.screens import Screens, SessionShown, State, to_json, to_text
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.screens import SessionsView, SessionView, SessionState, to_json, to_text
+from gpu_scheduler.views.words import safe_text
 
 
 def screens(options: Namespace) -> int:
     """Prints the sessions; changes nothing."""
     try:
-        with opened(options) as store:
-            shown = _look(store)
-    except NoRecordError:
+        with open_store(options) as store:
+            shown = _read_sessions(store)
+    except StoreNotFoundError:
         if not options.json:
-            print(visible(nothing_yet(home_of(options)), lines=True))
+            print(safe_text(no_store_message(data_dir_of(options)), keep_line_breaks=True))
             return 0
-        shown = Screens(time.time(), ())
+        shown = SessionsView(time.time(), ())
     if options.json:
         sys.stdout.write(to_json(shown))
     else:
@@ -43,68 +43,68 @@ def screens(options: Namespace) -> int:
     return 0
 
 
-def _look(store: Store) -> Screens:
-    with store.one_moment():
+def _read_sessions(store: Store) -> SessionsView:
+    with store.snapshot():
         jobs = {row["id"]: row for row in store.open_jobs(tuple(ACTIVE))}
         attempts = store.newest_attempts(jobs)
-        indices = store.indices()
-    running = [(row, seen) for row in attempts.values() if (seen := _running(store, row)) is not None]
-    ours = sorted((job for job in running if _name(*job) is not None), key=lambda job: int(job[0]["job_id"]))
-    lists = _lists(seen.session for _, seen in ours if seen.session is not None and seen.window is not False)
-    shown = tuple(_shown(jobs[row["job_id"]], row, seen, indices, lists) for row, seen in ours)
+        indices = store.gpu_indices()
+    running = [(row, seen) for row in attempts.values() if (seen := _observe_running(store, row)) is not None]
+    ours = sorted((job for job in running if _session_name(*job) is not None), key=lambda job: int(job[0]["job_id"]))
+    lists = _session_lists(seen.session for _, seen in ours if seen.session is not None and seen.window_open is not False)
+    shown = tuple(_session_view(jobs[row["job_id"]], row, seen, indices, lists) for row, seen in ours)
     notes = tuple(sorted({said for said in lists.values() if isinstance(said, str)}))
-    return Screens(time.time(), shown, len(running) - len(ours), notes)
+    return SessionsView(time.time(), shown, len(running) - len(ours), notes)
 
 
-def _running(store: Store, attempt: sqlite3.Row) -> Sighting | None:
+def _observe_running(store: Store, attempt: sqlite3.Row) -> AttemptStatus | None:
     """Returns the status of an attempt that is not over; None if it is over."""
     if attempt["outcome"] is not None:
         return None
     try:
-        seen = sight(store, attempt)
+        seen = read_status(store, attempt)
     except OSError:
-        return Sighting("unknown")
+        return AttemptStatus("unknown")
     return None if seen.result is not None or seen.claim in ("dead", "void") else seen
 
 
-def _name(attempt: sqlite3.Row, seen: Sighting) -> str | None:
+def _session_name(attempt: sqlite3.Row, status: AttemptStatus) -> str | None:
     """Returns the session's name; before the claim it lacks the pid that it will begin with."""
-    name: str | None = seen.session or attempt["session"]
-    return name if seen.claim != "live" else seen.session
+    name: str | None = status.session or attempt["session"]
+    return name if status.claim != "live" else status.session
 
 
-def _lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
+def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
     """Returns socket folder -> what Screen lists there; Screen is asked once per folder."""
     folders = {sessions.socket_folder(name) for name in names}
-    return {folder: sessions.listed(folder) for folder in folders}
+    return {folder: sessions.list_sessions(folder) for folder in folders}
 
 
-def _shown(
+def _session_view(
     job: sqlite3.Row,
     attempt: sqlite3.Row,
-    seen: Sighting,
+    status: AttemptStatus,
     indices: Mapping[str, int],
     lists: Mapping[str | None, SessionList | str],
-) -> SessionShown:
-    name = _name(attempt, seen)
-    folder = None if seen.session is None else sessions.socket_folder(seen.session)
-    return SessionShown(
+) -> SessionView:
+    name = _session_name(attempt, status)
+    folder = None if status.session is None else sessions.socket_folder(status.session)
+    return SessionView(
         job=job["id"],
         gpus=tuple(sorted(indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"]))),
         session=name,
-        state=_state(seen, lists.get(folder)),
-        since=attempt["started_at"],
+        state=_session_state(status, lists.get(folder)),
+        started_at=attempt["started_at"],
         text=job["text"],
-        folder=folder if folder != (os.environ.get("SCREENDIR") or None) else None,
+        screen_dir=folder if folder != (os.environ.get("SCREENDIR") or None) else None,
     )
 
 
-def _state(seen: Sighting, said: SessionList | str | None) -> State:
-    if seen.claim != "live" or seen.session is None:
-        return "starting" if seen.claim == "none" else "unknown"
-    if seen.window is False:
+def _session_state(status: AttemptStatus, session_list: SessionList | str | None) -> SessionState:
+    if status.claim != "live" or status.session is None:
+        return "starting" if status.claim == "none" else "unknown"
+    if status.window_open is False:
         return "closed"
-    if said is None or isinstance(said, str):
+    if session_list is None or isinstance(session_list, str):
         return "unknown"
-    attached = said.attached.get(seen.session)
+    attached = session_list.attached.get(status.session)
     return "unlisted" if attached is None else "attached" if attached else "detached"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 
-from gpu_scheduler.asking import ask
-from gpu_scheduler.core.sessionlist import SessionList, parse
+from gpu_scheduler.asking import run_program
+from gpu_scheduler.core.sessionlist import SessionList, parse_session_list
 
 
 def socket_folder(session: str) -> str | None:
@@ -18,7 +18,7 @@ def socket_folder(session: str) -> str | None:
     Returns the SCREENDIR of this process if the session's environment cannot be read.
     """
     try:
-        with open(f"/proc/{_pid(session)}/environ", "rb") as file:
+        with open(f"/proc/{_session_pid(session)}/environ", "rb") as file:
             content = file.read()
     except OSError:
         return os.environ.get("SCREENDIR") or None
@@ -29,21 +29,21 @@ def socket_folder(session: str) -> str | None:
     return None
 
 
-def environment(folder: str | None) -> dict[str, str]:
+def screen_environment(folder: str | None) -> dict[str, str]:
     """Returns this process's environment, changed so that Screen looks for sockets in that folder."""
     rest = {name: value for name, value in os.environ.items() if name != "SCREENDIR"}
     return rest if folder is None else {**rest, "SCREENDIR": folder}
 
 
-def listed(folder: str | None) -> SessionList | str:
+def list_sessions(folder: str | None) -> SessionList | str:
     """Returns the sessions that Screen lists for a socket folder, or a text that says why it lists none."""
     program = shutil.which("screen")
     if program is None:
         return "GNU Screen is not installed; install it (sudo apt-get install screen)"
-    said = ask([program, "-ls"], environment(folder))
+    said = run_program([program, "-ls"], screen_environment(folder))
     # The exit code is useless: some versions return 1 with sessions, others 0 without any.
-    return parse(said.text) if said.code is not None else said.problem
+    return parse_session_list(said.output) if said.exit_code is not None else said.problem
 
 
-def _pid(session: str) -> str:
+def _session_pid(session: str) -> str:
     return session.partition(".")[0]

@@ -11,48 +11,48 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_scheduler.cli.jobrefs import job_meant
-from gpu_scheduler.cli.look import job_of
-from gpu_scheduler.cli.need import need_now
-from gpu_scheduler.cli.record import opened, pid_of
+from gpu_scheduler.cli.jobrefs import resolve_job
+from gpu_scheduler.cli.look import job_row
+from gpu_scheduler.cli.need import current_need
+from gpu_scheduler.cli.record import open_store, scheduler_pid_of
 from gpu_scheduler.cli.status import context_of
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.secrets import hide_secrets, masked_words
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.core.states import Outcome
-from gpu_scheduler.core.verdict import judge
-from gpu_scheduler.store.events import of_job
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.core.verdict import judge_declaration
+from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
-from gpu_scheduler.views.events import about
-from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.story import AttemptShown, Story, to_json, to_text, verdict_words
+from gpu_scheduler.views.events import detail
+from gpu_scheduler.views.report import JobView
+from gpu_scheduler.views.story import AttemptView, JobDetail, to_json, to_text, accuracy_text
 
 #: The end of `core.command.BEGIN` and the `exec` before the job's own command.
-_HAND_OVER = re.compile(r"exec 3>&-[^\n]*\nexec ")
+_JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 
 def show(options: Namespace) -> int:
     """Prints the job."""
-    with opened(options, foreign=True) as store:
-        story = read(store, job_meant(store, options.job))
+    with open_store(options, foreign=True) as store:
+        story = read_job_detail(store, resolve_job(store, options.job))
     sys.stdout.write(to_json(story) if options.json else to_text(story))
     return 0
 
 
-def read(store: Store, job_id: int) -> Story:
+def read_job_detail(store: Store, job_id: int) -> JobDetail:
     """Returns the details of a job. Raises SchedulerError if there is no such job."""
-    is_up = pid_of(store) is not None or store.foreign is not None
-    with store.one_moment():
-        row = job_of(store, job_id)
+    is_up = scheduler_pid_of(store) is not None or store.other_host is not None
+    with store.snapshot():
+        row = job_row(store, job_id)
         attempts = store.attempts(job_id)
-        open_now = [one for one in store.unsettled() if one["job_id"] == job_id]
+        open_now = [one for one in store.active_attempts() if one["job_id"] == job_id]
         context = context_of(store, open_now, is_up=is_up)
-        shown = jobs.shown(row, attempts[-1] if attempts else None, context)
+        shown = jobs.job_view(row, attempts[-1] if attempts else None, context)
         spec = JobSpec.from_json(row["spec"])
         line = store.line_of(job_id)
-        return Story(
+        return JobDetail(
             now=context.now.wall,
             job=shown,
             kind=spec.kind,
@@ -61,8 +61,8 @@ def read(store: Store, job_id: int) -> Story:
             line=None if line is None else (line["path"], line["number"]),
             script=spec.script,
             arguments=tuple(masked_words(spec.arguments)),
-            need=need_now(store, row)[1],
-            raised_mib=row["raised_mib"],
+            need=current_need(store, row)[1],
+            min_vram_mib=row["raised_mib"],
             oom_used=row["oom_used"],
             oom_retries=spec.oom_retries,
             fail_used=row["fail_used"],
@@ -73,8 +73,8 @@ def read(store: Store, job_id: int) -> Story:
             venv=spec.venv,
             cwd=spec.cwd,
             env=hide_secrets(spec.env),
-            attempts=tuple(_attempt(store, one, shown, context.indices) for one in attempts),
-            history=tuple((one.at, one.kind, about(one)) for one in of_job(store, job_id)),
+            attempts=tuple(_attempt_view(store, one, shown, context.indices) for one in attempts),
+            history=tuple((one.at, one.kind, detail(one)) for one in events_of_job(store, job_id)),
         )
 
 
@@ -85,14 +85,14 @@ def _origin(job: sqlite3.Row, line: sqlite3.Row | None) -> str:
     return f"{path}, from which its line was removed" if kind == "file" else f"`{kind}`"
 
 
-def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str, int]) -> AttemptShown:
-    folder = store.home.attempt(row["job_id"], row["number"], row["token"])
+def _attempt_view(store: Store, row: sqlite3.Row, job: JobView, indices: Mapping[str, int]) -> AttemptView:
+    folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
     # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
-    seen = row["outcome"] is None and not job.recorded and job.outcome is not None
+    seen = row["outcome"] is None and not job.is_recorded and job.outcome is not None
     share = jobs.share_declared(row)
-    return AttemptShown(
+    return AttemptView(
         number=row["number"],
-        gpus=jobs.indices_of(row, indices),
+        gpus=jobs.gpu_indices(row, indices),
         outcome=job.outcome if seen else row["outcome"],
         reason=job.reason if seen else row["reason"] or row["launch_error"],
         exit_code=job.exit_code if seen else row["exit_code"],
@@ -103,50 +103,50 @@ def _attempt(store: Store, row: sqlite3.Row, job: JobShown, indices: Mapping[str
         log=row["log"],
         session=job.session if row["outcome"] is None else row["session"],
         folder=str(folder),
-        command=command_of(folder),
+        command=job_command(folder),
         survivors=tuple(json.loads(row["survivors"])),
         launches=row["launches"],
         warnings=jobs.warnings(row, indices),
         vram_declared=jobs.vram_declared(row),
         share_declared=None if share is None else share / WHOLE,
-        peaks=jobs.peaks_of(row, indices),
-        load_percent=_load(row),
-        verdict=_verdict(store, row),
+        peaks=jobs.peaks_by_index(row, indices),
+        load_percent=_mean_load(row),
+        declaration_accuracy=_declaration_accuracy(store, row),
     )
 
 
-def _load(row: sqlite3.Row) -> float | None:
+def _mean_load(row: sqlite3.Row) -> float | None:
     """Returns the mean load of an attempt's GPUs over all samples, in percent; None without samples."""
     loads = json.loads(row["loads"]).values()
     samples = sum(count for _, count in loads)
     return sum(total for total, _ in loads) / samples if samples else None
 
 
-def _verdict(store: Store, row: sqlite3.Row) -> str | None:
+def _declaration_accuracy(store: Store, row: sqlite3.Row) -> str | None:
     """Returns how accurate the declaration of an attempt was; None until its end is recorded."""
     if row["outcome"] is None:
         return None
     peaks, budgets = json.loads(row["peaks"]), json.loads(row["budgets"])
-    tolerance = started_with(store).tolerance
+    tolerance = recorded_options(store).tolerance
     completed = row["outcome"] == Outcome.COMPLETED.value
     uuids = json.loads(row["gpus"])
-    verdict = judge(
+    verdict = judge_declaration(
         [peaks.get(uuid) for uuid in uuids],
         [budgets.get(uuid) for uuid in uuids],
         tolerance,
         completed=completed,
         by_share=row["vram"] is None,
     )
-    return verdict_words(verdict, tolerance)
+    return accuracy_text(verdict, tolerance)
 
 
-def command_of(folder: Path) -> str | None:
+def job_command(folder: Path) -> str | None:
     """Returns the job's own command, read from the attempt's command.sh; None if it cannot be found."""
     try:
         text = (folder / "command.sh").read_text("utf-8", "surrogateescape")
     except OSError:
         return None
-    found = _HAND_OVER.search(text)
+    found = _JOB_COMMAND_START.search(text)
     if found is None:
         return None
     last = text[found.end() :]

@@ -10,61 +10,61 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.cli import streams
-from gpu_scheduler.cli.program import complain
-from gpu_scheduler.cli.record import home_of
+from gpu_scheduler.cli.program import print_error
+from gpu_scheduler.cli.record import data_dir_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.views.words import safe_text
 
 #: Seconds to wait for an answer of logind.
-_ASK_S = 1.0
+_LOGIND_TIMEOUT_S = 1.0
 
 
 def start(options: Namespace) -> int:
     """Runs the scheduler until it is stopped, with --daemon in the background; returns its exit code."""
     chosen = start_options(options)
-    _check(chosen)
+    _validate(chosen)
     if options.fresh:
-        _confirm(chosen, ask=not options.yes)
+        _confirm_fresh(chosen, ask=not options.yes)
     if options.daemon:
         from gpu_scheduler import background
 
-        main_log = home_of(options).log
+        main_log = data_dir_of(options).main_log
         return background.run(
-            lambda up: _run(chosen, up),
-            lambda pid: _in_background(pid, main_log),
+            lambda up: _run_scheduler(chosen, up),
+            lambda pid: _print_background_pid(pid, main_log),
             main_log,
             trust=chosen.trust_files,
         )
-    return _run(chosen, lambda: None)
+    return _run_scheduler(chosen, lambda: None)
 
 
-def _run(chosen: StartOptions, up: Callable[[], None]) -> int:
+def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
     from gpu_scheduler.service import run
 
     def is_up() -> None:
-        up()
+        on_up()
         # In a separate thread, because logind may take a second to answer and jobs need not wait for it.
-        threading.Thread(target=_log_logout, name="logind", daemon=True).start()
+        threading.Thread(target=_log_logout_warning, name="logind", daemon=True).start()
 
     try:
-        return run(chosen, up=is_up)
+        return run(chosen, on_ready=is_up)
     finally:
-        streams.flush_or_drop()  # the main log holds the printed lines as well
+        streams.flush_or_discard()  # the main log holds the printed lines as well
 
 
-def _confirm(chosen: StartOptions, *, ask: bool) -> None:
+def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
     """Asks on a terminal whether to forget the jobs. Raises SchedulerError if the answer is not yes."""
-    from gpu_scheduler.service import to_forget
+    from gpu_scheduler.service import count_jobs_to_forget
 
-    home = Home.of(chosen.state_file, chosen.data_dir)
-    jobs = to_forget(home, take_over=chosen.take_over)
+    home = DataDir.of(chosen.state_file, chosen.data_dir)
+    jobs = count_jobs_to_forget(home, take_over=chosen.take_over)
     if not jobs or not ask or not os.isatty(0):
         return
     folder = os.path.relpath(home.folder) if home.folder.is_relative_to(os.getcwd()) else str(home.folder)
     try:
-        said = input(visible(f"forget {jobs} job{'s' * (jobs != 1)} of {folder}? [y/N] "))
+        said = input(safe_text(f"forget {jobs} job{'s' * (jobs != 1)} of {folder}? [y/N] "))
     except EOFError:
         said = ""
         print()
@@ -72,24 +72,24 @@ def _confirm(chosen: StartOptions, *, ask: bool) -> None:
         raise SchedulerError("no jobs were forgotten, and the scheduler was not started")
 
 
-def _in_background(pid: int, main_log: Path) -> None:
+def _print_background_pid(pid: int, main_log: Path) -> None:
     print(f"scheduler running in the background, pid {pid}; log {main_log}", flush=True)
-    said = _logout()
+    said = _logout_warning()
     if said is not None:
-        complain(said)
+        print_error(said)
 
 
-def _log_logout() -> None:
-    said = _logout()
+def _log_logout_warning() -> None:
+    said = _logout_warning()
     if said is not None:
         logging.getLogger("gpu_scheduler").warning("%s", said)
 
 
-def _logout() -> str | None:
+def _logout_warning() -> str | None:
     """Returns a warning if logging out would end the scheduler or its jobs, otherwise None."""
     from gpu_scheduler.doctor import logind
 
-    return logind.warning(_ASK_S)
+    return logind.logout_warning(_LOGIND_TIMEOUT_S)
 
 
 def start_options(options: Namespace) -> StartOptions:
@@ -133,7 +133,7 @@ def start_options(options: Namespace) -> StartOptions:
     )
 
 
-def _check(chosen: StartOptions) -> None:
+def _validate(chosen: StartOptions) -> None:
     """Validates the options as far as possible before anything is created. Raises UsageError."""
     if chosen.simulate is not None:
         from gpu_scheduler.probes.simulated import parse_simulate

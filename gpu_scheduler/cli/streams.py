@@ -12,7 +12,7 @@ class OutputError(OSError):
     """An error in writing the standard output, such as a full disk; not raised for a closed pipe."""
 
 
-class _Output(io.FileIO):
+class _StdoutFile(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
@@ -22,7 +22,7 @@ class _Output(io.FileIO):
             raise OutputError(error.errno, error.strerror) from None
 
 
-def prepare() -> None:
+def open_standard_streams() -> None:
     """Opens streams that the caller closed (`start >&-`) on /dev/null, before a file gets their number."""
     for fd in (0, 1, 2):
         try:
@@ -39,7 +39,7 @@ def prepare() -> None:
     if was is not None and not _is_stdout(was):
         return
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Output(1, "w", closefd=False)),
+        io.BufferedWriter(_StdoutFile(1, "w", closefd=False)),
         encoding=was.encoding if was else "utf-8",
         errors="backslashreplace",
         line_buffering=os.isatty(1) or (isinstance(was, io.TextIOWrapper) and was.write_through),
@@ -54,15 +54,15 @@ def _is_stdout(stream: TextIO) -> bool:
         return False
 
 
-def flush_or_drop() -> None:
+def flush_or_discard() -> None:
     """Writes the buffered output, or discards it on an error, for commands whose output is not essential."""
     try:
         sys.stdout.flush()
     except OSError:
-        drop_output()
+        discard_output()
 
 
-def drop_output() -> None:
+def discard_output() -> None:
     """Discards the buffered output, so that the interpreter's flush at exit raises no error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())

@@ -7,14 +7,14 @@ import sys
 import time
 from io import FileIO
 
-from gpu_scheduler.core.frames import CURSOR_UP, Frames
+from gpu_scheduler.core.frames import CURSOR_UP, FrameFilter
 from gpu_scheduler.core.sanitize import Sanitizer
 from gpu_scheduler.errors import SchedulerError
 
 _CHUNK = 1 << 16
 
 
-class Shown:
+class LogFilter:
     """A filter that keeps text, colours and progress bars of a log and makes other control codes safe.
 
     draws: draw bars as the job draws them, for a terminal; otherwise print only the last frame of each bar
@@ -22,46 +22,46 @@ class Shown:
     be moved. every_s: seconds between two lines about one bar; None prints only the last one.
     """
 
-    def __init__(self, *, draws: bool, every_s: float | None = None) -> None:
-        self._every_s = every_s
-        self._frames = None if draws else Frames(every_s)
+    def __init__(self, *, draw_bars: bool, bar_interval_s: float | None = None) -> None:
+        self._bar_interval_s = bar_interval_s
+        self._frames = None if draw_bars else FrameFilter(bar_interval_s)
         self._sanitizer = Sanitizer()
 
-    def take(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> bytes:
         """Returns the text to print for the next bytes; empty bytes mean that no output came for a moment."""
         if self._frames is None and CURSOR_UP.search(data):
-            self._frames = Frames(self._every_s)
+            self._frames = FrameFilter(self._bar_interval_s)
         if self._frames is not None:
-            data = self._frames.take(data, time.monotonic())
+            data = self._frames.feed(data, time.monotonic())
         return self._sanitizer.feed(data)
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """Returns the remaining text at the end of the log."""
-        left = b"" if self._frames is None else self._frames.rest()
+        left = b"" if self._frames is None else self._frames.flush()
         ended, self._sanitizer = self._sanitizer, Sanitizer()
-        return ended.feed(left) + ended.rest()
+        return ended.feed(left) + ended.flush()
 
 
-class Tail:
+class LogPrinter:
     """A log that is being printed. Raises SchedulerError if it cannot be read.
 
     shown: the filter; None prints every byte.
     """
 
-    def __init__(self, path: str, shown: Shown | None = None) -> None:
-        self._file = _opened(path)
-        self._shown = shown
+    def __init__(self, path: str, log_filter: LogFilter | None = None) -> None:
+        self._file = _open_log(path)
+        self._log_filter = log_filter
 
-    def go_on_with(self, path: str) -> None:
+    def switch_to(self, path: str) -> None:
         """Continues with another log, from its beginning."""
         self.finish()
         self._file.close()
-        self._file = _opened(path)
+        self._file = _open_log(path)
 
     def finish(self) -> None:
         """Prints the rest of the last line, even if it is incomplete."""
-        if self._shown is not None:
-            sys.stdout.buffer.write(self._shown.rest())
+        if self._log_filter is not None:
+            sys.stdout.buffer.write(self._log_filter.finish())
             sys.stdout.buffer.flush()
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Tail:
 
     def print_last(self, lines: int | None) -> None:
         """Prints the last `lines` lines; all of them for None."""
-        self._file.seek(0 if lines is None else self._start_of(lines))
+        self._file.seek(0 if lines is None else self._offset_of_last(lines))
         self.print_new()
 
     def print_new(self) -> None:
@@ -86,9 +86,9 @@ class Tail:
         sys.stdout.buffer.flush()
 
     def _print(self, data: bytes) -> None:
-        sys.stdout.buffer.write(data if self._shown is None else self._shown.take(data))
+        sys.stdout.buffer.write(data if self._log_filter is None else self._log_filter.feed(data))
 
-    def _start_of(self, lines: int) -> int:
+    def _offset_of_last(self, lines: int) -> int:
         """Returns the offset at which the last lines begin; a last line without newline counts."""
         end = at = self._file.seek(0, os.SEEK_END)
         if lines == 0:
@@ -107,7 +107,7 @@ class Tail:
         return 0
 
 
-def _opened(path: str) -> FileIO:
+def _open_log(path: str) -> FileIO:
     try:
         return open(path, "rb", buffering=0)
     except OSError as error:

@@ -12,32 +12,32 @@ JobRef = int | range | str
 
 #: The same pattern as in core.attributes, which takes too long to import here.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
+_INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
-def number(above: float, most: float, *, least: float | None = None) -> Callable[[str], float]:
+def number(greater_than: float, maximum: float, *, minimum: float | None = None) -> Callable[[str], float]:
     """Returns a reader of numbers greater than `above` (or from `least`) up to `most`."""
-    accepted = f"greater than {above:g} and at most" if least is None else f"from {least:g} to"
+    accepted = f"greater than {greater_than:g} and at most" if minimum is None else f"from {minimum:g} to"
 
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        good = value > above if least is None else value >= least
-        if not (good and value <= most):
-            raise ArgumentTypeError(f"{text!r} is not a number {accepted} {most:g}")
+        good = value > greater_than if minimum is None else value >= minimum
+        if not (good and value <= maximum):
+            raise ArgumentTypeError(f"{text!r} is not a number {accepted} {maximum:g}")
         return value
 
     return read
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
+def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     """Returns a reader of whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
-        if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        if not _INTEGER.fullmatch(text) or not minimum <= int(text) <= maximum:
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {minimum} to {maximum}")
         return int(text)
 
     return read
@@ -62,7 +62,7 @@ def path(text: str) -> str:
     return text
 
 
-def jobs(text: str) -> JobRef:
+def job_ref(text: str) -> JobRef:
     """Reads a reference to jobs: a number, a range of numbers such as 5-9, or a name."""
     number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text)
     if number is not None:
@@ -78,9 +78,9 @@ def jobs(text: str) -> JobRef:
     return text
 
 
-def job(text: str) -> int | str:
+def single_job(text: str) -> int | str:
     """Reads a reference to one job: a number or a name."""
-    read = jobs(text)
+    read = job_ref(text)
     if isinstance(read, range):
         raise ArgumentTypeError(f"{text!r} is a range of jobs; give a single one, such as {read[0]}")
     return read

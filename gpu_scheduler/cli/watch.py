@@ -13,18 +13,18 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from gpu_scheduler.cli.record import home_of, nothing_yet, opened
-from gpu_scheduler.cli.status import report_for, screen_of_stdout
-from gpu_scheduler.errors import NoRecordError, SchedulerError, UsageError
+from gpu_scheduler.cli.record import data_dir_of, no_store_message, open_store
+from gpu_scheduler.cli.status import report_for_screen, stdout_screen
+from gpu_scheduler.errors import StoreNotFoundError, SchedulerError, UsageError
 from gpu_scheduler.views.text import to_text
-from gpu_scheduler.views.widths import wrapped
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.widths import wrap_text
+from gpu_scheduler.views.words import safe_text
 
 #: Switch to the alternate screen and hide the cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_CURSOR_HOME, _CLEAR_TO_LINE_END, _CLEAR_TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 #: Signals that end this process and by default would not restore the terminal.
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def watch(options: Namespace) -> int:
@@ -37,7 +37,7 @@ def watch(options: Namespace) -> int:
             " use `status --json`"
         )
     frame = _frame(options)  # an error here is printed before the screen changes
-    screen = _OtherScreen()
+    screen = _AlternateScreen()
     try:
         while True:
             screen.draw(frame)
@@ -46,7 +46,7 @@ def watch(options: Namespace) -> int:
             try:
                 frame = _frame(options)
             except SchedulerError as error:
-                frame = "\n".join(_told(str(error)))
+                frame = "\n".join(_wrapped_message(str(error)))
     except KeyboardInterrupt:
         return 0
     finally:
@@ -54,67 +54,67 @@ def watch(options: Namespace) -> int:
 
 
 def _frame(options: Namespace) -> str:
-    screen = screen_of_stdout()
+    screen = stdout_screen()
     # The last column stays free: clearing to the end of the line would erase a character in it.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
     try:
-        with opened(options, foreign=True) as store:
-            report = report_for(store, options, screen)
-    except NoRecordError:
-        return "\n".join(_told(nothing_yet(home_of(options))))
+        with open_store(options, foreign=True) as store:
+            report = report_for_screen(store, options, screen)
+    except StoreNotFoundError:
+        return "\n".join(_wrapped_message(no_store_message(data_dir_of(options))))
     clock = time.strftime("%H:%M:%S", time.localtime(report.now))
-    text = to_text(report, screen, everything=options.all, verbose=options.verbose, clock=clock)
+    text = to_text(report, screen, show_all=options.all, verbose=options.verbose, clock=clock)
     return "\n".join(text.splitlines()[: screen.rows])
 
 
-def _told(text: str) -> list[str]:
-    width = screen_of_stdout().width
-    lines = visible(text, lines=True).split("\n")
-    return lines if width is None else [part for line in lines for part in wrapped(line, width - 1)]
+def _wrapped_message(text: str) -> list[str]:
+    width = stdout_screen().width
+    lines = safe_text(text, keep_line_breaks=True).split("\n")
+    return lines if width is None else [part for line in lines for part in wrap_text(line, width - 1)]
 
 
-class _OtherScreen:
+class _AlternateScreen:
     """The terminal's alternate screen until `close`; signals that end or stop this process leave it first."""
 
     def __init__(self) -> None:
-        self._keys: list[Any] | None = None
-        self._woken, wake = os.pipe()
+        self._saved_terminal: list[Any] | None = None
+        self._wake_read_fd, wake = os.pipe()
         os.set_blocking(wake, False)
-        self._wake = wake
+        self._wake_write_fd = wake
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGWINCH, _nothing)
-        signal.signal(signal.SIGTSTP, self._stop)
-        for number in _ENDING:
-            signal.signal(number, self._end)
+        signal.signal(signal.SIGWINCH, _ignore_signal)
+        signal.signal(signal.SIGTSTP, self._suspend)
+        for number in _TERMINATING_SIGNALS:
+            signal.signal(number, self._terminate)
         self._enter()
 
     def draw(self, frame: str) -> None:
         """Draws a frame over the last one, in a single write."""
-        lines = "\n".join(f"{line}{_END_OF_LINE}" for line in frame.split("\n"))
-        _write(f"{_HOME}{lines}{_END_OF_SCREEN}")
+        lines = "\n".join(f"{line}{_CLEAR_TO_LINE_END}" for line in frame.split("\n"))
+        _write(f"{_CURSOR_HOME}{lines}{_CLEAR_TO_SCREEN_END}")
 
     def wait(self, seconds: float) -> bool:
         """Waits until the next frame is due or the size has changed; returns True if q was pressed."""
-        fds = [self._woken] if self._keys is None else [self._woken, 0]
+        fds = [self._wake_read_fd] if self._saved_terminal is None else [self._wake_read_fd, 0]
         ready, _, _ = select.select(fds, [], [], seconds)
-        if self._woken in ready:
-            os.read(self._woken, 4096)
+        if self._wake_read_fd in ready:
+            os.read(self._wake_read_fd, 4096)
         return 0 in ready and os.read(0, 4096) in (b"q", b"Q", b"")
 
     def close(self) -> None:
         """Restores the terminal. SIGINT is ignored meanwhile."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._leave()
-        for number in (signal.SIGWINCH, signal.SIGTSTP, *_ENDING):
+        for number in (signal.SIGWINCH, signal.SIGTSTP, *_TERMINATING_SIGNALS):
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        os.close(self._woken)
-        os.close(self._wake)
+        os.close(self._wake_read_fd)
+        os.close(self._wake_write_fd)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _enter(self) -> None:
         if os.isatty(0):
-            self._keys = termios.tcgetattr(0)
+            self._saved_terminal = termios.tcgetattr(0)
             quiet = termios.tcgetattr(0)
             quiet[3] &= ~(termios.ECHO | termios.ICANON)
             termios.tcsetattr(0, termios.TCSADRAIN, quiet)
@@ -122,24 +122,24 @@ class _OtherScreen:
 
     def _leave(self) -> None:
         _write(_LEAVE)
-        if self._keys is not None:
-            termios.tcsetattr(0, termios.TCSADRAIN, self._keys)
+        if self._saved_terminal is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, self._saved_terminal)
 
-    def _stop(self, number: int, _: FrameType | None) -> None:
+    def _suspend(self, number: int, _: FrameType | None) -> None:
         """Handles Ctrl-Z: restores the terminal for the shell, and continues here after `fg`."""
         self._leave()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-        signal.signal(number, self._stop)
+        signal.signal(number, self._suspend)
         self._enter()
 
-    def _end(self, number: int, _: FrameType | None) -> None:
+    def _terminate(self, number: int, _: FrameType | None) -> None:
         self._leave()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
-def _nothing(_: int, __: FrameType | None) -> None:
+def _ignore_signal(_: int, __: FrameType | None) -> None:
     """Handles a signal that only has to wake the process."""
 
 

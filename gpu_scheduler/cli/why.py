@@ -14,62 +14,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
-from gpu_scheduler.cli.jobrefs import job_meant
-from gpu_scheduler.cli.look import job_of
-from gpu_scheduler.cli.need import need_now
+from gpu_scheduler.cli.jobrefs import resolve_job
+from gpu_scheduler.cli.look import job_row
+from gpu_scheduler.cli.need import current_need
 from gpu_scheduler.cli.oomadvice import oom_case
-from gpu_scheduler.cli.record import opened, pid_of
-from gpu_scheduler.cli.status import context_of, screen_of_stdout, troubles_of
-from gpu_scheduler.core.command import conda_of
+from gpu_scheduler.cli.record import open_store, scheduler_pid_of
+from gpu_scheduler.cli.status import context_of, stdout_screen, health_issues_of
+from gpu_scheduler.core.command import conda_environment
 from gpu_scheduler.core.facts import Attempt
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lasterror import text_lines
+from gpu_scheduler.core.lasterror import rendered_lines
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.remedies import oom_remedy, remedy
 from gpu_scheduler.core.secrets import masked, masked_values
 from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.doctor import job as checks
-from gpu_scheduler.doctor.findings import Finding, bad, finding_object, of_trouble, ok, warn
-from gpu_scheduler.doctor.findings import line as finding_line
-from gpu_scheduler.intake.pauses import wished_pauses
-from gpu_scheduler.logtail import tail_of
-from gpu_scheduler.sight import look_at
-from gpu_scheduler.store.events import of_job
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.doctor.findings import Finding, bad, finding_object, from_health_issue, ok, warn
+from gpu_scheduler.doctor.findings import format_finding as finding_line
+from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.logtail import read_tail
+from gpu_scheduler.sight import observe_attempt
+from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import jobs
-from gpu_scheduler.views.events import dated
-from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.widths import rows
+from gpu_scheduler.views.events import dated_line
+from gpu_scheduler.views.report import JobView
+from gpu_scheduler.views.widths import wrap_words
 from gpu_scheduler.views.words import (
-    ago,
-    explanation,
-    memory_words,
-    outcome_words,
-    shortened,
-    unrepeated,
-    visible,
+    format_age,
+    end_reason,
+    memory_text,
+    outcome_text,
+    limit_length,
+    without_repetition,
+    safe_text,
 )
 
 #: Maximum lines of a failed job's log, and events of a job, that are shown.
-LAST_LINES = 10
-_ABOUT_IT = 3
+MAX_LOG_LINES = 10
+_MAX_EVENTS = 3
 #: Maximum number of jobs ahead that are named, and distance in lines within which a malformed line is near.
-_NAMED = 5
-_NEAR = 3
+_MAX_JOBS_NAMED = 5
+_NEARBY_LINES = 3
 #: Checks that say how a job ended, and checks that may say what else was wrong.
-_ENDS, _BESIDE = ("end", "held"), ("scheduler", "seen", "log")
+_END_CHECKS, _OTHER_CHECKS = ("end", "held"), ("scheduler", "seen", "log")
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobInspection:
     """One job and the facts that its checks need. attempts: all that are not reconciled, as they are now."""
 
     store: Store
     row: sqlite3.Row
     attempt: sqlite3.Row | None
-    shown: JobShown
+    view: JobView
     spec: JobSpec
     attempts: tuple[Attempt, ...]
     now: Now
@@ -77,7 +77,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Diagnosis:
     """The explanation: a headline, the checks, and for a failed job the last lines of its log."""
 
     headline: str
@@ -87,9 +87,9 @@ class Answer:
 
 def why(options: Namespace) -> int:
     """Prints the explanation."""
-    with opened(options, foreign=True) as store:
-        asked = _asked(store, job_meant(store, options.job))
-        answer = Answer(_headline(asked.shown), tuple(_findings(asked)), _last_lines(asked))
+    with open_store(options, foreign=True) as store:
+        asked = _inspect(store, resolve_job(store, options.job))
+        answer = Diagnosis(_headline(asked.view), tuple(_findings(asked)), _last_lines(asked))
     if options.json:
         sys.stdout.write(_to_json(asked, answer))
     else:
@@ -98,196 +98,196 @@ def why(options: Namespace) -> int:
     return 0
 
 
-def _asked(store: Store, job_id: int) -> Asked:
-    pid = pid_of(store)
-    with store.one_moment():
-        row = job_of(store, job_id)
-        unsettled = store.unsettled()
-        context = context_of(store, unsettled, is_up=pid is not None or store.foreign is not None)
+def _inspect(store: Store, job_id: int) -> JobInspection:
+    pid = scheduler_pid_of(store)
+    with store.snapshot():
+        row = job_row(store, job_id)
+        unsettled = store.active_attempts()
+        context = context_of(store, unsettled, is_up=pid is not None or store.other_host is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
-        shown = jobs.shown(row, newest, context)
+        shown = jobs.job_view(row, newest, context)
         shown = replace(shown, reason=shown.reason and masked(shown.reason))
-        attempts = tuple(context.open.get(one["id"]) or look_at(store, one) for one in unsettled)
-    return Asked(store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid)
+        attempts = tuple(context.open_attempts.get(one["id"]) or observe_attempt(store, one) for one in unsettled)
+    return JobInspection(store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid)
 
 
-def _headline(job: JobShown) -> str:
-    state = outcome_words(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
-    more = explanation(job.reason, job.exit_code, job.signal)
+def _headline(job: JobView) -> str:
+    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
+    more = end_reason(job.reason, job.exit_code, job.signal)
     reason = f": {more}" if more else ""
     return f"job {job.id} {'' if job.outcome else 'is '}{state}{reason}"
 
 
-def _findings(asked: Asked) -> Iterator[Finding]:
-    state = JobState(asked.shown.state)
-    host = asked.store.foreign.name if asked.store.foreign else None
-    yield checks.scheduler(asked.pid, host, waits=state in WAITING)
+def _findings(inspection: JobInspection) -> Iterator[Finding]:
+    state = JobState(inspection.view.state)
+    host = inspection.store.other_host.name if inspection.store.other_host else None
+    yield checks.scheduler(inspection.pid, host, is_waiting=state in WAITING)
     if state in WAITING:
-        yield from _of_waiting(asked, state)
+        yield from _check_waiting(inspection, state)
     elif state is JobState.FINISHED:
-        yield from _of_finished(asked)
+        yield from _check_finished(inspection)
     else:
-        yield from _of_running(asked)
-    yield from (warn("seen", warning, "") for warning in asked.shown.warnings)
-    yield from _of_logs(asked)
+        yield from _check_running(inspection)
+    yield from (warn("seen", warning, "") for warning in inspection.view.warnings)
+    yield from _check_logs(inspection)
 
 
-def _of_waiting(asked: Asked, state: JobState) -> Iterator[Finding]:
-    store, row, spec = asked.store, asked.row, asked.spec
+def _check_waiting(inspection: JobInspection, state: JobState) -> Iterator[Finding]:
+    store, row, spec = inspection.store, inspection.row, inspection.spec
     if state is JobState.HELD:
-        yield checks.held(row["id"], row["held_by"], asked.shown.reason)
-    yield from map(of_trouble, troubles_of(store))
-    yield ok("need", need_now(store, row)[1])
-    if store.foreign is None:  # processes, files and conda must be checked on the scheduler's host
-        yield from _of_gpus(asked)
-        conda_sh = started_with(store).conda_sh
-        yield from checks.environment(spec, conda_of(spec, conda_sh), conda_sh)
+        yield checks.held(row["id"], row["held_by"], inspection.view.reason)
+    yield from map(from_health_issue, health_issues_of(store))
+    yield ok("need", current_need(store, row)[1])
+    if store.other_host is None:  # processes, files and conda must be checked on the scheduler's host
+        yield from _check_gpus(inspection)
+        conda_sh = recorded_options(store).conda_sh
+        yield from checks.environment(spec, conda_environment(spec, conda_sh), conda_sh)
         yield checks.script(spec)
     if state is JobState.QUEUED:
-        yield checks.order(row["priority"], *store.before(row, _NAMED))
-    yield from checks.retry(row["id"], _wait_s(asked), row["launch_failures"])
-    yield from _of_line(asked)
+        yield checks.order(row["priority"], *store.jobs_ahead_of(row, _MAX_JOBS_NAMED))
+    yield from checks.retry(row["id"], _retry_wait_s(inspection), row["launch_failures"])
+    yield from _check_line(inspection)
 
 
-def _wait_s(asked: Asked) -> float | None:
-    at = asked.row["not_before_boot"]
-    return None if at is None or asked.row["boot_id"] != asked.now.boot_id else at - asked.now.boot
+def _retry_wait_s(inspection: JobInspection) -> float | None:
+    at = inspection.row["not_before_boot"]
+    return None if at is None or inspection.row["boot_id"] != inspection.now.boot_id else at - inspection.now.boot
 
 
-def _of_gpus(asked: Asked) -> Iterator[Finding]:
-    store, spec = asked.store, asked.spec
+def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
+    store, spec = inspection.store, inspection.spec
     rows = store.gpus()
     if not rows:
         yield bad("GPUs", "none is known yet", "`start` detects them; `doctor` shows what it would find")
         return
     from gpu_scheduler.doctor import seen  # also imports the attribution of processes
 
-    limits = started_with(store).limits
-    views = seen.views(rows, wished_pauses(store), asked.attempts, limits, asked.now)
-    need, _ = need_now(store, asked.row)
-    yield checks.placing(need, spec.allowed, views, limits)
+    limits = recorded_options(store).limits
+    views = seen.gpu_views(rows, requested_pauses(store), inspection.attempts, limits, inspection.now)
+    need, _ = current_need(store, inspection.row)
+    yield checks.placement(need, spec.allowed, views, limits)
     yield from checks.unmanaged(spec.allowed, [view.index for view in views])
     for view in views:
-        holders = {a.job_id for a in asked.attempts if view.uuid in a.gpus and a.released_at is None}
+        holders = {a.job_id for a in inspection.attempts if view.uuid in a.gpus and a.released_at is None}
         yield checks.gpu(view, need, spec.allowed, limits, holders)
     sampled = max((row["sampled_at"] for row in rows if row["sampled_at"] is not None), default=None)
-    if asked.pid is None and sampled is not None:
-        yield warn("values", f"the GPUs were last sampled {ago(sampled, asked.now.wall)}", "")
+    if inspection.pid is None and sampled is not None:
+        yield warn("values", f"the GPUs were last sampled {format_age(sampled, inspection.now.wall)}", "")
 
 
-def _of_line(asked: Asked) -> Iterator[Finding]:
-    row = asked.row
-    where = asked.store.line_of(row["id"])
+def _check_line(inspection: JobInspection) -> Iterator[Finding]:
+    row = inspection.row
+    where = inspection.store.line_of(row["id"])
     path = str(row["source"]).partition(":")[2]
-    bad_lines = [(one["number"], one["problem"]) for one in asked.store.malformed() if one["path"] == path]
+    bad_lines = [(one["number"], one["problem"]) for one in inspection.store.malformed_lines() if one["path"] == path]
     number = None if where is None else where["number"]
-    near = [one for one in bad_lines if number is not None and abs(one[0] - number) <= _NEAR]
+    near = [one for one in bad_lines if number is not None and abs(one[0] - number) <= _NEARBY_LINES]
     place = None if where is None else (where["path"], where["number"])
     wait = LineWait.from_json(row["line_wait"]) if row["line_wait"] else None
     yield from checks.line(row["source"], place, wait, near, len(bad_lines))
 
 
-def _of_running(asked: Asked) -> Iterator[Finding]:
-    job = asked.shown
+def _check_running(inspection: JobInspection) -> Iterator[Finding]:
+    job = inspection.view
     gpus = ", ".join(map(str, job.gpus))
-    since = f", started {ago(job.started_at, asked.now.wall)}" if job.started_at is not None else ""
+    since = f", started {format_age(job.started_at, inspection.now.wall)}" if job.started_at is not None else ""
     follow = f"`logs {job.id} -f` follows its output"
     if job.session:
         follow = f"`attach {job.id}` opens its session, {follow}"
     yield ok("runs", f"on GPU {gpus}{since}; {follow}")
-    memory = memory_words(job.peaks, job.vram_declared)
+    memory = memory_text(job.peaks, job.vram_declared)
     if memory:
         yield ok("memory", f"peak so far {memory}")
 
 
-def _of_finished(asked: Asked) -> Iterator[Finding]:
-    job = asked.shown
+def _check_finished(inspection: JobInspection) -> Iterator[Finding]:
+    job = inspection.view
     again = f"`retry {job.id}` runs it again"
     if job.outcome == Outcome.COMPLETED.value:
         yield ok("end", f"it exited with 0; {again}")
         return
-    told = job.reason or outcome_words(job.outcome or "ended", job.exit_code, job.signal)
+    told = job.reason or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome not in FAILED:
         yield warn("end", told, again)
         return
-    found = _oom_remedy(asked, told) or remedy(told)
+    found = _oom_remedy(inspection, told) or remedy(told)
     yield bad("end", told, f"{found}; then {again}" if found else again)
-    if asked.attempt is not None:
-        folder = asked.store.home.attempt(job.id, asked.attempt["number"], asked.attempt["token"])
-        yield checks.by_hand(str(folder))
+    if inspection.attempt is not None:
+        folder = inspection.store.data_dir.attempt_folder(job.id, inspection.attempt["number"], inspection.attempt["token"])
+        yield checks.manual_rerun(str(folder))
 
 
-def _oom_remedy(asked: Asked, told: str) -> str | None:
+def _oom_remedy(inspection: JobInspection, reason: str) -> str | None:
     """Returns the advice if the job ran out of GPU memory, judged by its log or else by its reason."""
     from gpu_scheduler.core.oom import cuda_oom  # compiling its regular expressions takes 20 ms
 
-    tail = tail_of(asked.shown.log)
-    if asked.attempt is None or cuda_oom(tail or told) is None:
+    tail = read_tail(inspection.view.log)
+    if inspection.attempt is None or cuda_oom(tail or reason) is None:
         return None
-    ended_at = asked.shown.finished_at or asked.now.wall
-    return oom_remedy(oom_case(asked.store, asked.attempt, asked.spec, ended_at))
+    ended_at = inspection.view.finished_at or inspection.now.wall
+    return oom_remedy(oom_case(inspection.store, inspection.attempt, inspection.spec, ended_at))
 
 
-def _of_logs(asked: Asked) -> Iterator[Finding]:
-    job = asked.shown
+def _check_logs(inspection: JobInspection) -> Iterator[Finding]:
+    job = inspection.view
     if job.log is not None:
         there = os.path.exists(job.log)
         yield ok("log", job.log) if there else warn("log", f"{job.log} no longer exists", "")
     else:
         yield ok("log", "none: the job was never started")
-    told = [one for one in of_job(asked.store, job.id) if one.kind != JobState.RUNNING]
-    for event in told[-_ABOUT_IT:]:
-        yield ok("events", dated(event, started_with(asked.store).tolerance))
+    told = [one for one in events_of_job(inspection.store, job.id) if one.kind != JobState.RUNNING]
+    for event in told[-_MAX_EVENTS:]:
+        yield ok("events", dated_line(event, recorded_options(inspection.store).tolerance))
 
 
-def _has_failed(asked: Asked) -> bool:
+def _has_failed(inspection: JobInspection) -> bool:
     """Returns whether the job failed, or is held because it was interrupted."""
-    return asked.shown.outcome in FAILED or asked.row["held_by"] == Outcome.INTERRUPTED.value
+    return inspection.view.outcome in FAILED or inspection.row["held_by"] == Outcome.INTERRUPTED.value
 
 
-def _last_lines(asked: Asked) -> tuple[str, ...]:
+def _last_lines(inspection: JobInspection) -> tuple[str, ...]:
     """Returns the last lines of a failed job's log; the logs of other jobs are not opened."""
-    if not _has_failed(asked):
+    if not _has_failed(inspection):
         return ()
-    return tuple(map(masked, text_lines(tail_of(asked.shown.log))[-LAST_LINES:]))
+    return tuple(map(masked, rendered_lines(read_tail(inspection.view.log))[-MAX_LOG_LINES:]))
 
 
-def _to_text(asked: Asked, answer: Answer, *, brief: bool) -> str:
+def _to_text(inspection: JobInspection, diagnosis: Diagnosis, *, brief: bool) -> str:
     """Formats the explanation; brief: only the remedies and the problems apart from the end itself."""
-    columns = screen_of_stdout().width
-    headline = visible(shortened(unrepeated(answer.headline, answer.log)))
-    lines = [*_rows(headline, columns), ""]
-    told = [*answer.log, asked.shown.reason or ""]
-    findings = [replace(one, says=unrepeated(one.says, told)) for one in answer.findings]
+    columns = stdout_screen().width
+    headline = safe_text(limit_length(without_repetition(diagnosis.headline, diagnosis.log)))
+    lines = [*_wrapped(headline, columns), ""]
+    told = [*diagnosis.log, inspection.view.reason or ""]
+    findings = [replace(one, says=without_repetition(one.message, told)) for one in diagnosis.findings]
     if brief:
-        remedies = [one.remedy for one in findings if one.check in _ENDS and one.remedy]
-        lines += [row for remedy in remedies for row in _rows(f"What to do: {visible(remedy)}", columns)]
-        findings = [one for one in findings if one.check in _BESIDE and one.grade != "ok"]
+        remedies = [one.remedy for one in findings if one.check in _END_CHECKS and one.remedy]
+        lines += [row for remedy in remedies for row in _wrapped(f"What to do: {safe_text(remedy)}", columns)]
+        findings = [one for one in findings if one.check in _OTHER_CHECKS and one.grade != "ok"]
     lines += [finding_line(finding, columns) for finding in findings]
-    if answer.log:
-        output = [*dropwhile(lambda line: line.startswith("# "), answer.log)]  # without the runner's header
-        end = [f"  {visible(shortened(line))}" for line in output]
+    if diagnosis.log:
+        output = [*dropwhile(lambda line: line.startswith("# "), diagnosis.log)]  # without the runner's header
+        end = [f"  {safe_text(limit_length(line))}" for line in output]
         lines += ["", "End of its log:", *end] if end else ["", "It printed nothing."]
     if brief:
-        lines += ["", f"`why {asked.shown.id} -v` shows every check."]
+        lines += ["", f"`why {inspection.view.id} -v` shows every check."]
     return "\n".join(lines) + "\n"
 
 
-def _rows(text: str, columns: int | None) -> list[str]:
-    return [text] if columns is None else rows(text, columns)
+def _wrapped(text: str, columns: int | None) -> list[str]:
+    return [text] if columns is None else wrap_words(text, columns)
 
 
-def _to_json(asked: Asked, answer: Answer) -> str:
-    job = asked.shown
+def _to_json(inspection: JobInspection, diagnosis: Diagnosis) -> str:
+    job = inspection.view
     value: Mapping[str, object] = {
-        "now": asked.now.wall,
+        "now": inspection.now.wall,
         "job": job.id,
         "state": job.state,
         "outcome": job.outcome,
         "reason": job.reason,
-        "recorded": job.recorded,
-        "scheduler": asked.pid,
-        "checks": masked_values([finding_object(finding) for finding in answer.findings]),
-        "log_end": list(answer.log),
+        "recorded": job.is_recorded,
+        "scheduler": inspection.pid,
+        "checks": masked_values([finding_object(finding) for finding in diagnosis.findings]),
+        "log_end": list(diagnosis.log),
     }
     return json.dumps(value, indent=1) + "\n"

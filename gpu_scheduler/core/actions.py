@@ -41,7 +41,7 @@ class Relaunch:
 
 
 @dataclass(frozen=True)
-class TakeClaim:
+class VoidClaim:
     """Links a `void` claim, so that the attempt can never run; the next round observes who won the claim.
 
     gives_up: none of the launches was claimed.
@@ -52,14 +52,14 @@ class TakeClaim:
 
 
 @dataclass(frozen=True)
-class ForgetLaunches:
+class ResetLaunchCount:
     """Resets the launch count of an attempt whose launches went unclaimed while starts were blocked."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
-class Move:
+class Transition:
     """Changes the state of a job with an open attempt, to running or stopping."""
 
     job_id: int
@@ -68,7 +68,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class WriteStop:
+class RequestStop:
     """Writes `stop` and wakes the runner. grace_s: seconds between SIGTERM and SIGKILL."""
 
     attempt_id: int
@@ -77,7 +77,7 @@ class WriteStop:
 
 
 @dataclass(frozen=True)
-class Nudge:
+class WakeRunner:
     """Signals the runner again: `stop` is written, but the attempt has not ended."""
 
     attempt_id: int
@@ -91,23 +91,23 @@ class KillRunner:
 
 
 @dataclass(frozen=True)
-class NoteRunner:
+class RecordRunner:
     """Records the runner process that the claim names. start_ticks: its start time since boot."""
 
     attempt_id: int
     pid: int
-    ticks: int
+    start_ticks: int
 
 
 @dataclass(frozen=True)
-class NoteDead:
+class RecordRunnerDeath:
     """Records that the runner died without a result; its processes now have 60 s to exit."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
-class NoteStray:
+class RecordMisplacedProcess:
     """Records a process on a GPU (UUID) outside the attempt's allocation, once per attempt and GPU."""
 
     job_id: int
@@ -117,7 +117,7 @@ class NoteStray:
 
 
 @dataclass(frozen=True)
-class NoteWindowClosed:
+class RecordWindowClosed:
     """Records, once, that the Screen window of this attempt was closed while its job continues."""
 
     job_id: int
@@ -125,7 +125,7 @@ class NoteWindowClosed:
 
 
 @dataclass(frozen=True)
-class NoteUse:
+class RecordUsage:
     """Records the resource use of a running attempt in the sample of `sampled_at` (boot seconds).
 
     usage: for each of its GPUs (UUID, memory of its processes in MiB, load of the GPU in percent); None =
@@ -134,12 +134,12 @@ class NoteUse:
 
     job_id: int
     attempt_id: int
-    at: float
-    seen: tuple[tuple[str, int | None, float | None], ...]
+    sampled_at: float
+    usage: tuple[tuple[str, int | None, float | None], ...]
 
 
 @dataclass(frozen=True)
-class NoteExceeded:
+class RecordOveruse:
     """Records that an attempt uses more memory on a GPU (UUID) than declared, once per attempt and GPU.
 
     share: the declared share in thousandths, which comes to declared_mib; None: vram was declared.
@@ -148,13 +148,13 @@ class NoteExceeded:
     job_id: int
     attempt_id: int
     uuid: str
-    seen_mib: int
+    used_mib: int
     declared_mib: int
     share: int | None = None
 
 
 @dataclass(frozen=True)
-class NoteForeignLoad:
+class RecordForeignLoad:
     """Records the load of foreign processes in the last samples, percent, newest last (None = unknown).
 
     sampled_at: time of the newest sample, boot seconds.
@@ -162,15 +162,15 @@ class NoteForeignLoad:
 
     uuid: str
     loads: tuple[float | None, ...]
-    at: float | None
+    sampled_at: float | None
 
 
 @dataclass(frozen=True)
-class NoteHeld:
+class RecordForeignPeaks:
     """Records the peak memory use of each living foreign process on a GPU (UUID): (pid, start, MiB)."""
 
     uuid: str
-    held: tuple[tuple[int, float, int], ...]
+    peaks: tuple[tuple[int, float, int], ...]
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Close:
+class FinishAttempt:
     """Records the end of an attempt and moves its job to `state`.
 
     not_before: boot seconds before which a requeued job does not start; launch_failures, oom_retries_used and
@@ -201,30 +201,30 @@ class Close:
     survivors: tuple[int, ...] = ()
     launch_failures: int = 0
     not_before: float | None = None
-    oom_used: int = 0
-    fail_used: int = 0
-    raised_mib: int | None = None
+    oom_retries_used: int = 0
+    fail_retries_used: int = 0
+    min_vram_mib: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
     shortage: int | None = None
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseAllocation:
     """Releases the allocation of an ended attempt that has no process left."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
-class Cooled:
+class RecordMemoryReleased:
     """Records that the memory of the attempt's GPUs is free again, or that 60 s have passed."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishJob:
     """Ends a waiting job without an attempt."""
 
     job_id: int
@@ -233,7 +233,7 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class Hold:
+class HoldJob:
     """Holds a queued job. by: "user" or "line"."""
 
     job_id: int
@@ -242,7 +242,7 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Requeue:
+class RequeueJob:
     """Queues a held or finished job again and resets its count of failed launches."""
 
     job_id: int
@@ -250,7 +250,7 @@ class Requeue:
 
 
 @dataclass(frozen=True)
-class OpenCancel:
+class RecordCancel:
     """Records a cancel for a job with an open attempt; it stays pending until that attempt has ended."""
 
     job_id: int
@@ -268,10 +268,10 @@ class SetAttribute:
 
 
 @dataclass(frozen=True)
-class SetPlaces:
+class SetQueuePositions:
     """Sets the queue positions of waiting jobs: (job id, position)."""
 
-    places: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -284,27 +284,27 @@ class SetPaused:
 
 
 @dataclass(frozen=True)
-class Wait:
+class SetWaitReason:
     """Sets the reason why the jobs of one resource spec wait. need: of each of them, None = unknown."""
 
-    ask: str
+    spec_key: str
     reason: str
     infeasible: bool
     need: Need | None = None
 
 
 @dataclass(frozen=True)
-class PassedOver:
+class RecordBypassed:
     """Records that a job behind this one in the queue was started before it."""
 
     job_id: int
 
 
 @dataclass(frozen=True)
-class WishDone:
+class AnswerRequest:
     """Answers a request: it was carried out, or why it was not."""
 
-    wish_id: int
+    request_id: int
     answer: str
 
 
@@ -316,33 +316,33 @@ class EndScheduler:
 Action = (
     Start
     | Relaunch
-    | TakeClaim
-    | ForgetLaunches
-    | Move
-    | WriteStop
-    | Nudge
+    | VoidClaim
+    | ResetLaunchCount
+    | Transition
+    | RequestStop
+    | WakeRunner
     | KillRunner
-    | NoteRunner
-    | NoteDead
-    | NoteStray
-    | NoteWindowClosed
-    | NoteUse
-    | NoteExceeded
-    | NoteForeignLoad
-    | NoteHeld
+    | RecordRunner
+    | RecordRunnerDeath
+    | RecordMisplacedProcess
+    | RecordWindowClosed
+    | RecordUsage
+    | RecordOveruse
+    | RecordForeignLoad
+    | RecordForeignPeaks
     | Sweep
-    | Close
-    | Release
-    | Cooled
-    | Finish
-    | Hold
-    | Requeue
-    | OpenCancel
+    | FinishAttempt
+    | ReleaseAllocation
+    | RecordMemoryReleased
+    | FinishJob
+    | HoldJob
+    | RequeueJob
+    | RecordCancel
     | SetAttribute
-    | SetPlaces
+    | SetQueuePositions
     | SetPaused
-    | Wait
-    | PassedOver
-    | WishDone
+    | SetWaitReason
+    | RecordBypassed
+    | AnswerRequest
     | EndScheduler
 )

@@ -13,30 +13,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core import cuda
-from gpu_scheduler.core.activation import Environment, activation, environment_of
-from gpu_scheduler.core.environment import inherited
+from gpu_scheduler.core.activation import JobEnvironment, activation_text, environment_of
+from gpu_scheduler.core.environment import inherited_environment
 from gpu_scheduler.core.jobspec import CudaIds, JobSpec
 
-__all__ = ["Command", "build", "conda_of", "shown"]
+__all__ = ["AttemptCommand", "build_command", "conda_environment", "display_command"]
 
-_HEAD = """\
+_HEADER = """\
 # Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
 fail() {{ printf '%s\\n' "$1" >&2; {{ printf '!%s' "$1" >&3; }} 2>/dev/null; builtin exit 1; }}
 """
 
-_PYTHON = """\
+_FIND_PYTHON = """\
 if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
 """
 
 #: A python further down PATH belongs to another environment.
-_OWN_PYTHON = """\
+_FIND_ENVIRONMENT_PYTHON = """\
 if [ -x {programs}/python ]; then python=python; else python=python3; fi
 [ -x {programs}/"$python" ] || fail {missing}
 """
 
 #: torchrun starts python with its own interpreter and -u. Its module is equivalent to the program.
-_TORCHRUN = """\
+_FIND_TORCHRUN = """\
 if {there}; then torchrun=(torchrun); else
     torchrun=("$python" -u -m torch.distributed.run)
     "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
@@ -45,9 +45,9 @@ fi
 """
 
 #: Variables with other names reach the job only through its environment.
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Reports the start, then closes the descriptors. Starts no process and survives `set -e` of an activation.
-BEGIN = """\
+REPORT_START = """\
 record() {
     local own
     mapfile -t own </proc/self/stat
@@ -59,7 +59,7 @@ record() {
 
 
 @dataclass(frozen=True)
-class Command:
+class AttemptCommand:
     """The command of an attempt.
 
     env: the whole environment; command_sh: the text of that file; shown: the job's own command for display;
@@ -68,11 +68,11 @@ class Command:
 
     env: dict[str, str]
     command_sh: str
-    shown: str
-    runs_in: str
+    display_text: str
+    environment_label: str
 
 
-def build(
+def build_command(
     spec: JobSpec,
     gpus: Sequence[int],
     base_env: Mapping[str, str],
@@ -82,7 +82,7 @@ def build(
     conda_sh: str | None,
     cuda_ids_default: CudaIds,
     extra: Mapping[str, str] | None = None,
-) -> Command:
+) -> AttemptCommand:
     """Builds the command of an attempt on these GPUs.
 
     base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
@@ -99,76 +99,76 @@ def build(
         "GPU_SCHEDULER_JOB": str(job_id),
         "GPU_SCHEDULER_ATTEMPT": str(attempt),
     }
-    replaced = environment.programs is not None
-    env = {**inherited(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
-    ids = cuda.ids_text(gpus, spec.cuda_ids or cuda_ids_default)
-    shown, last = _work(spec, ids, environment)
+    replaced = environment.bin_folder is not None
+    env = {**inherited_environment(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
+    ids = cuda.format_ids(gpus, spec.cuda_ids or cuda_ids_default)
+    shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
     # Variables set by the line override those of the environment; activation itself extends PATH.
-    exports = [f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _NAME.fullmatch(name)]
+    exports = [f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _SHELL_NAME.fullmatch(name)]
     parts = [
-        _HEAD.format(job_id=job_id, attempt=attempt),
+        _HEADER.format(job_id=job_id, attempt=attempt),
         f"cd -- {shlex.quote(spec.cwd)} || fail {unreachable}\n",
         *(text for text in exports if text.startswith("export PATH=")),
-        activation(environment),
+        activation_text(environment),
         *(text for text in exports if not text.startswith("export PATH=")),
         last,
     ]
-    return Command(env, "".join(parts), shown, _runs_in(environment, base_env))
+    return AttemptCommand(env, "".join(parts), shown, _environment_label(environment, base_env))
 
 
-def shown(spec: JobSpec, ids: str) -> str:
+def display_command(spec: JobSpec, ids: str) -> str:
     """Returns the job's own command for display. ids: text that stands for the indices of its GPUs."""
-    return _work(spec, ids, Environment(None, None, None))[0]
+    return _job_command(spec, ids, JobEnvironment(None, None, None))[0]
 
 
-def conda_of(spec: JobSpec, conda_sh: str | None) -> str | None:
+def conda_environment(spec: JobSpec, conda_sh: str | None) -> str | None:
     """Returns the conda environment to activate, if any."""
     return environment_of(spec, conda_sh).conda
 
 
-def _runs_in(environment: Environment, base_env: Mapping[str, str]) -> str:
-    active = Environment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
-    if environment.programs is not None or active.programs is None:
-        return environment.short
-    return f"{environment.short}, so the scheduler's: {active.short}"
+def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str]) -> str:
+    active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
+    if environment.bin_folder is not None or active.bin_folder is None:
+        return environment.heading
+    return f"{environment.heading}, so the scheduler's: {active.heading}"
 
 
-def _work(spec: JobSpec, ids: str, environment: Environment) -> tuple[str, str]:
+def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[str, str]:
     """Returns the job's own command for display, and the text that checks and executes it."""
     if spec.kind == "csv":
-        return _script(spec, spec.script or "", ids, environment)
-    command = cuda.in_command(spec.command or "", ids, spec.cuda or "rewrite")
+        return _csv_command(spec, spec.script or "", ids, environment)
+    command = cuda.rewrite_command(spec.command or "", ids, spec.cuda or "rewrite")
     if command is None:
         reason = (
             f"cuda=add: cannot tell where --cuda belongs in this command; write --cuda {ids} in its place"
         )
         return spec.command or "", f"fail {shlex.quote(reason)}\n"
-    return command, f"{BEGIN}exec bash -c {shlex.quote(command)}\n"
+    return command, f"{REPORT_START}exec bash -c {shlex.quote(command)}\n"
 
 
-def _script(spec: JobSpec, script: str, ids: str, environment: Environment) -> tuple[str, str]:
+def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
     """Does the same for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects the GPU of each process."""
     missing = shlex.quote(f"script {script} does not exist")
-    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python(environment)}"
+    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python_check(environment)}"
     if spec.torchrun is None:
-        rest = shlex.join(["-u", script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "add")])
-        return f"python {rest}", f'{check}{BEGIN}exec "$python" {rest}\n'
+        rest = shlex.join(["-u", script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "add")])
+        return f"python {rest}", f'{check}{REPORT_START}exec "$python" {rest}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
-    rest = shlex.join([*flags, script, *cuda.in_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
-    return f"torchrun {rest}", f'{check}{_torchrun(environment)}{BEGIN}exec "${{torchrun[@]}}" {rest}\n'
+    rest = shlex.join([*flags, script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
+    return f"torchrun {rest}", f'{check}{_torchrun_check(environment)}{REPORT_START}exec "${{torchrun[@]}}" {rest}\n'
 
 
-def _python(environment: Environment) -> str:
-    if environment.programs is None:
-        return _PYTHON
-    missing = shlex.quote(f"{environment.named} has no python (neither bin/python nor bin/python3)")
-    return _OWN_PYTHON.format(programs=environment.programs, missing=missing)
+def _python_check(environment: JobEnvironment) -> str:
+    if environment.bin_folder is None:
+        return _FIND_PYTHON
+    missing = shlex.quote(f"{environment.label} has no python (neither bin/python nor bin/python3)")
+    return _FIND_ENVIRONMENT_PYTHON.format(programs=environment.bin_folder, missing=missing)
 
 
-def _torchrun(environment: Environment) -> str:
-    if environment.programs is None:
+def _torchrun_check(environment: JobEnvironment) -> str:
+    if environment.bin_folder is None:
         missing = "torchrun is not on the PATH of the job, and its python has no torch"
-        return _TORCHRUN.format(there="type -P torchrun >/dev/null", missing=shlex.quote(missing))
-    missing = f"{environment.named} has neither torchrun nor torch"
-    return _TORCHRUN.format(there=f"[ -x {environment.programs}/torchrun ]", missing=shlex.quote(missing))
+        return _FIND_TORCHRUN.format(there="type -P torchrun >/dev/null", missing=shlex.quote(missing))
+    missing = f"{environment.label} has neither torchrun nor torch"
+    return _FIND_TORCHRUN.format(there=f"[ -x {environment.bin_folder}/torchrun ]", missing=shlex.quote(missing))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from gpu_scheduler.core.jobline import LineResult, Malformed, Parsed, format_csv_line, parse_line
+from gpu_scheduler.core.jobline import LineResult, Malformed, ParsedJob, format_csv_line, parse_line
 
 #: Precedes a command that would be parsed as something else: `[ -f x ] && …`, `7,a.py,b`.
-_NEUTRAL = "true && "
+_NO_OP_PREFIX = "true && "
 
 
-def script_line(
+def format_script_line(
     items: Sequence[str],
     script: str,
     conda: str | None,
@@ -27,12 +27,12 @@ def script_line(
     script: absolute path; args: its arguments as one text, quoted as for a shell. Raises ValueError for
     values that no line can express.
     """
-    line = _block(items) + format_csv_line(script, conda, args, priority, allowed)
-    _check(_read(line))
+    line = _format_block(items) + format_csv_line(script, conda, args, priority, allowed)
+    _raise_if_malformed(_parse_back(line))
     return line
 
 
-def command_line(items: Sequence[str], words: Sequence[str]) -> str:
+def format_command_line(items: Sequence[str], words: Sequence[str]) -> str:
     """Returns the line of a command. words: its command line; a single word is shell text and kept as it is.
 
     Raises ValueError for values that no line can express.
@@ -40,23 +40,23 @@ def command_line(items: Sequence[str], words: Sequence[str]) -> str:
     text = words[0].strip() if len(words) == 1 else shlex.join(words)
     if not text or text.startswith("#"):
         raise ValueError(f"{text!r} runs nothing")
-    first = _read(f"{_block(items)}{text}")
-    if isinstance(first, Parsed) and first.spec.kind == "command":
-        return f"{_block(items)}{text}"
-    line = f"{_block(items)}{_NEUTRAL}{text}"
-    second = _read(line)
-    _check(first if isinstance(second, Malformed) else second)
+    first = _parse_back(f"{_format_block(items)}{text}")
+    if isinstance(first, ParsedJob) and first.spec.kind == "command":
+        return f"{_format_block(items)}{text}"
+    line = f"{_format_block(items)}{_NO_OP_PREFIX}{text}"
+    second = _parse_back(line)
+    _raise_if_malformed(first if isinstance(second, Malformed) else second)
     return line
 
 
-def _block(items: Sequence[str]) -> str:
+def _format_block(items: Sequence[str]) -> str:
     return f"[{' '.join(map(shlex.quote, items))}] " if items else ""
 
 
-def _read(line: str) -> LineResult:
+def _parse_back(line: str) -> LineResult:
     return parse_line(line, "/", "/", None)
 
 
-def _check(read: LineResult) -> None:
+def _raise_if_malformed(read: LineResult) -> None:
     if isinstance(read, Malformed):
         raise ValueError(read.reason)

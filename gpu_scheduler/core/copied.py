@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_scheduler.core.actions import Action, Close, Cooled, Release
+from gpu_scheduler.core.actions import Action, FinishAttempt, RecordMemoryReleased, ReleaseAllocation
 from gpu_scheduler.core.facts import Attempt, Settings
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.settle import settle
+from gpu_scheduler.core.settle import reconcile
 from gpu_scheduler.core.states import JobState, Outcome
 
 
-def leave(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
+def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
     """Returns the actions for an attempt, without a process scan. original: the original data directory.
 
     An attempt with a result ended before the copy was made; the job of any other attempt is held.
     """
     this = attempt.attempt_id
     if attempt.outcome is not None:
-        return [*([] if attempt.released_at is not None else [Release(this)]), Cooled(this)]
-    if attempt.sighting.result is not None:
-        return [*settle(replace(attempt, survivors=()), now, settings), Cooled(this)]
+        return [*([] if attempt.released_at is not None else [ReleaseAllocation(this)]), RecordMemoryReleased(this)]
+    if attempt.status.result is not None:
+        return [*reconcile(replace(attempt, survivors=()), now, settings), RecordMemoryReleased(this)]
     reason = f"it belongs to {original}, and this is a copy; `retry {attempt.job_id}` runs it here"
-    held = Close(
+    held = FinishAttempt(
         attempt.job_id, this, Outcome.INTERRUPTED, JobState.HELD, None, reason=reason,
-        oom_used=attempt.oom_used, fail_used=attempt.fail_used,
+        oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
     )  # fmt: skip
-    return [held, Release(this), Cooled(this)]
+    return [held, ReleaseAllocation(this), RecordMemoryReleased(this)]

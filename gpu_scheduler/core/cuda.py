@@ -13,16 +13,16 @@ from itertools import zip_longest
 from gpu_scheduler.core.jobspec import CudaIds, CudaMode
 
 _OPTION = "--cuda"
-_BLANKS = " \t\n"
+_WHITESPACE = " \t\n"
 _OPERATORS = "|&;()<>`"
 
 
-def ids_text(gpus: Sequence[int], ids: CudaIds) -> str:
+def format_ids(gpus: Sequence[int], ids: CudaIds) -> str:
     """Returns the value of `--cuda`: the indices of the GPUs, or 0..n-1 for scripts that use visible ids."""
     return ",".join(map(str, gpus if ids == "physical" else range(len(gpus))))
 
 
-def in_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
+def rewrite_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
     """Returns the arguments of a script with `--cuda IDS`. Nothing is added to a bare flag `--cuda`."""
     if mode == "off":
         return tuple(arguments)
@@ -42,7 +42,7 @@ def in_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[st
     return tuple(changed)
 
 
-def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
+def rewrite_command(command: str, ids: str, mode: CudaMode) -> str | None:
     """Returns shell text with `--cuda IDS`, None if it should be added but its place is unclear.
 
     Adds it to the last command of a list (`a && b`), never to a pipeline, a group or a here-document.
@@ -52,54 +52,54 @@ def in_command(command: str, ids: str, mode: CudaMode) -> str | None:
     words = shell_words(command)
     changed, done, present = [], 0, False
     for word, following in zip_longest(words, words[1:]):
-        if word.plain.startswith(f"{_OPTION}="):
+        if word.unquoted.startswith(f"{_OPTION}="):
             changed += [command[done : word.start], f"{_OPTION}={ids}"]
             done, present = word.end, True
-        elif word.plain == _OPTION:
+        elif word.unquoted == _OPTION:
             present = True
-            if following is not None and _follows(command, word, following):
+            if following is not None and _is_value_of(command, word, following):
                 changed += [command[done : following.start], ids]
                 done = following.end
     if mode == "add" and not present:
-        return f"{command.rstrip()} {_OPTION} {ids}" if _takes_more(command, words) else None
+        return f"{command.rstrip()} {_OPTION} {ids}" if _can_append(command, words) else None
     return "".join(changed) + command[done:]
 
 
 @dataclass(frozen=True)
-class Word:
+class ShellWord:
     """A word of shell text by its position; `plain` is the word without its quotes."""
 
     start: int
     end: int
-    plain: str
+    unquoted: str
 
 
-def shell_words(command: str) -> list[Word]:
+def shell_words(command: str) -> list[ShellWord]:
     """Returns the words of a shell text, which blanks and operators separate."""
-    words: list[Word] = []
+    words: list[ShellWord] = []
     start, plain, i = -1, "", 0
 
     def close(end: int) -> None:
         nonlocal start, plain
         if start >= 0:
-            words.append(Word(start, end, plain))
+            words.append(ShellWord(start, end, plain))
         start, plain = -1, ""
 
     while i < len(command):
         char = command[i]
-        if char in _BLANKS or char in _OPERATORS:
+        if char in _WHITESPACE or char in _OPERATORS:
             close(i)
             i += 1
             continue
         start = i if start < 0 else start
-        text, length = _piece(command, i)
+        text, length = _read_piece(command, i)
         plain += text
         i += length
     close(len(command))
     return words
 
 
-def _piece(command: str, at: int) -> tuple[str, int]:
+def _read_piece(command: str, at: int) -> tuple[str, int]:
     """Returns one character or quoted stretch without its quotes, and its length in the text."""
     char = command[at]
     if char == "\\":
@@ -115,12 +115,12 @@ def _piece(command: str, at: int) -> tuple[str, int]:
     return char, 1
 
 
-def _follows(command: str, option: Word, value: Word) -> bool:
+def _is_value_of(command: str, option: ShellWord, value: ShellWord) -> bool:
     between = command[option.end : value.start]
-    return between.strip(_BLANKS) == "" and "\n" not in between and not value.plain.startswith("-")
+    return between.strip(_WHITESPACE) == "" and "\n" not in between and not value.unquoted.startswith("-")
 
 
-def _takes_more(command: str, words: Sequence[Word]) -> bool:
+def _can_append(command: str, words: Sequence[ShellWord]) -> bool:
     """Returns whether words appended to the text would become arguments of the intended command."""
     outside, done = [], 0
     for word in words:
@@ -129,5 +129,5 @@ def _takes_more(command: str, words: Sequence[Word]) -> bool:
     outside.append(command[done:])
     operators = "".join(outside).replace("||", "")
     ends_in_word = bool(words) and command[words[-1].end :].strip() == ""
-    group = any(word.plain in ("}", "fi", "done", "esac", "]]") for word in words)
+    group = any(word.unquoted in ("}", "fi", "done", "esac", "]]") for word in words)
     return ends_in_word and not group and not re.search(r"[|()`]|<<|\n", operators)

@@ -12,30 +12,30 @@ from collections.abc import Callable, Mapping
 #: Variables of the terminal, another interpreter, a surrounding batch system, and the scheduler itself.
 _DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
 #: Variables set by an active environment. Settings of conda itself (CONDA_ENVS_PATH …) belong to the user.
-_ACTIVE = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
+_ACTIVE_ENVIRONMENT = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
 #: Variables that `conda deactivate` relies on.
-_STACK = re.compile(
+_CONDA_STACK = re.compile(
     r"CONDA_(DEFAULT_ENV|PREFIX(_\d+)?|PROMPT_MODIFIER|SHLVL|STACKED_\d+)|__CONDA_SHLVL_\d+_.*"
 )
-_ROOT = re.compile(r"VIRTUAL_ENV|CONDA_PREFIX(_\d+)?")
+_ENVIRONMENT_ROOT = re.compile(r"VIRTUAL_ENV|CONDA_PREFIX(_\d+)?")
 
 _CONDA_SH = "etc/profile.d/conda.sh"
 _INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda", "miniconda", "anaconda")
 
 
-def inherited(base: Mapping[str, str], replaced: bool, conda: bool) -> dict[str, str]:
+def inherited_environment(base: Mapping[str, str], replaces_active: bool, conda_available: bool) -> dict[str, str]:
     """Returns the part of the scheduler's environment that a job inherits.
 
     replaced: the job has its own conda or venv, so an active one is removed, also from PATH. conda: conda is
     available, so command.sh deactivates with it and needs the variables that tell conda what is active.
     """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
-    if not replaced:
+    if not replaces_active:
         return env
-    gone = {posixpath.join(value, "bin") for name, value in env.items() if _ROOT.fullmatch(name) and value}
-    env = {name: value for name, value in env.items() if not _ACTIVE.fullmatch(name)}
-    if not conda:
-        env = {name: value for name, value in env.items() if not _STACK.fullmatch(name)}
+    gone = {posixpath.join(value, "bin") for name, value in env.items() if _ENVIRONMENT_ROOT.fullmatch(name) and value}
+    env = {name: value for name, value in env.items() if not _ACTIVE_ENVIRONMENT.fullmatch(name)}
+    if not conda_available:
+        env = {name: value for name, value in env.items() if not _CONDA_STACK.fullmatch(name)}
     if "PATH" in env:
         env["PATH"] = ":".join(part for part in env["PATH"].split(":") if part.rstrip("/") not in gone)
     return env

@@ -12,7 +12,7 @@ ESCAPE = re.compile(
 _HEADER, _TRAILER = "# ", "--- "
 
 
-def last_frame(tail: str) -> str | None:
+def last_visible_line(tail: str) -> str | None:
     """Returns the last line of a log's tail that is not blank; for a progress bar, its newest state.
 
     None: the job has printed nothing yet.

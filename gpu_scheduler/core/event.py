@@ -27,4 +27,4 @@ class Event:
     command: str = ""
     name: str | None = None
     spec: str = "{}"
-    new: bool = False
+    is_new_job: bool = False

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_scheduler.core.gpu import GpuSample
-from gpu_scheduler.core.ledger import Booking
-from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.ledger import Allocation
+from gpu_scheduler.core.needs import ResourceSpec, LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.sighting import Evidence, Sighting
+from gpu_scheduler.core.sighting import FailureContext, AttemptStatus
 from gpu_scheduler.core.states import JobState, Outcome
 
 
@@ -33,10 +33,10 @@ class Settings:
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0
-    launches: int = 3
+    max_launches: int = 3
     grace_s: float = 10.0
-    cooling_s: float = 60.0
-    survivor_s: float = 60.0
+    memory_release_s: float = 60.0
+    survivor_wait_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class QueuedJob:
 
     job_id: int
     priority: int
-    place: int
-    passed_over: bool = False
+    position: int
+    bypassed: bool = False
 
 
 @dataclass(frozen=True)
-class Line:
+class PendingGroup:
     """The first waiting jobs with the same resource spec, in order. has_more: others follow them."""
 
-    ask: Ask
+    resources: ResourceSpec
     jobs: tuple[QueuedJob, ...]
-    more: bool = False
+    has_more: bool = False
     reason: str | None = None
 
 
@@ -97,36 +97,36 @@ class Attempt:
     budgets: Mapping[str, int | None] = field(default_factory=dict)
     peaks: Mapping[str, int] = field(default_factory=dict)
     measured_at: float | None = None
-    exceeded: tuple[str, ...] = ()
-    ask: Ask = field(default_factory=Ask)
-    oom_used: int = 0
-    fail_used: int = 0
+    overused_gpus: tuple[str, ...] = ()
+    resources: ResourceSpec = field(default_factory=ResourceSpec)
+    oom_retries_used: int = 0
+    fail_retries_used: int = 0
     baseline_mib: Mapping[str, int] = field(default_factory=dict)
     outcome: Outcome | None = None
-    sighting: Sighting = field(default_factory=Sighting)
+    status: AttemptStatus = field(default_factory=AttemptStatus)
     survivors: tuple[int, ...] | None = None
-    made: bool = True
-    begun: bool = False
-    launches: int = 1
+    folder_complete: bool = True
+    command_began: bool = False
+    launch_count: int = 1
     launch_deadline: float = 0.0
     launch_error: str | None = None
     stopping_at: float | None = None
     signalled_at: float | None = None
-    dead_at: float | None = None
+    runner_died_at: float | None = None
     swept_at: float | None = None
     released_at: float | None = None
     cancel: Cancel | None = None
     launch_failures: int = 0
-    lineless: bool = False
+    source_missing: bool = False
     number: int = 1
-    evidence: Evidence | None = None
-    strays: tuple[str, ...] = ()
-    window_closed: bool = False
+    failure_context: FailureContext | None = None
+    misplaced_gpus: tuple[str, ...] = ()
+    window_closed_recorded: bool = False
     runner: tuple[int, int] | None = None
 
-    def booking(self, uuid: str) -> Booking:
+    def allocation(self, uuid: str) -> Allocation:
         """Returns its allocation on one of its GPUs."""
-        return Booking(self.share, self.vram, self.whole, self.peaks.get(uuid))
+        return Allocation(self.share, self.vram, self.whole, self.peaks.get(uuid))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class JobFact:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """A request from a front end (docs/design.md, Store and requests).
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
@@ -148,7 +148,7 @@ class Wish:
     it}, places {places: [[job id, queue position], …]}.
     """
 
-    wish_id: int
+    request_id: int
     verb: str
     target: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -171,11 +171,11 @@ class Gpu:
     paused: bool = False
     sample: GpuSample | None = None
     sampled_at: float | None = None
-    load: float | None = None
+    mean_load: float | None = None
     owners: Mapping[int, int | None] = field(default_factory=dict)
-    starts: Mapping[int, float] = field(default_factory=dict)
-    unmatched: bool = False
-    held: Mapping[tuple[int, float], int] = field(default_factory=dict)
+    process_starts: Mapping[int, float] = field(default_factory=dict)
+    has_unmatched_process: bool = False
+    foreign_peaks: Mapping[tuple[int, float], int] = field(default_factory=dict)
     total_mib: int | None = None
     foreign_loads: tuple[float | None, ...] = ()
     foreign_load_at: float | None = None
@@ -195,12 +195,12 @@ class Facts:
     settings: Settings
     config: LlmConfig
     gpus: tuple[Gpu, ...] = ()
-    others: tuple[Gpu, ...] = ()
-    complete: bool = True
-    blind: str | None = None
-    trouble: str | None = None
+    unmanaged_gpus: tuple[Gpu, ...] = ()
+    all_sampled: bool = True
+    probe_error: str | None = None
+    storage_issue: str | None = None
     attempts: tuple[Attempt, ...] = ()
-    lines: tuple[Line, ...] = ()
-    wishes: tuple[Wish, ...] = ()
+    pending_groups: tuple[PendingGroup, ...] = ()
+    requests: tuple[Request, ...] = ()
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
-    learned: Mapping[str, int] = field(default_factory=dict)
+    learned_mib: Mapping[str, int] = field(default_factory=dict)

@@ -9,39 +9,39 @@ from __future__ import annotations
 import re
 
 #: Most bytes of a frame that are held back; a longer frame is passed on as it comes.
-LONGEST = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 #: Sequence that moves the cursor up, as a bar inside another bar does.
 CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
 #: Sequence that sets colours and draws nothing.
 _COLOURS = re.compile(rb"\x1b\[[\d:;]*m")
 #: Most bytes of a sequence that is searched for at the end of a frame.
-_SEQUENCE = 32
+_MAX_SEQUENCE_BYTES = 32
 
 
-class Frames:
+class FrameFilter:
     """A filter that passes output on line by line, with only the last frame of each line.
 
     update_interval_s: seconds between two updates; an update passes the newest frame of an unfinished line
     on as a line of its own. None: no updates.
     """
 
-    def __init__(self, every_s: float | None = None) -> None:
-        self._every_s = every_s
+    def __init__(self, update_interval_s: float | None = None) -> None:
+        self._update_interval_s = update_interval_s
         self._updated_at = float("-inf")
-        self._open = b""  # text after the last carriage return or newline
+        self._unfinished = b""  # text after the last carriage return or newline
         self._frame = b""  # the last complete frame of this line
         self._above = b""  # the last frame of the lines above, which this line may overwrite
-        self._shown = b""  # the last frame of this bar that was passed on
+        self._last_emitted = b""  # the last frame of this bar that was passed on
         self._is_bar = self._moves_up = False
-        self._is_begun = False  # the beginning of this line has been passed on
+        self._is_partly_emitted = False  # the beginning of this line has been passed on
 
-    def take(self, data: bytes, now: float) -> bytes:
+    def feed(self, data: bytes, now: float) -> bytes:
         """Returns the lines that `data` completes, and an update if one is due. now: seconds from any origin.
 
         Empty data means that no output came for a moment: the text after a carriage return is then complete.
         """
         out: list[bytes] = []
-        is_within = self._is_bar or self._open or self._above or self._is_begun
+        is_within = self._is_bar or self._unfinished or self._above or self._is_partly_emitted
         if not is_within and b"\r" not in data and b"\x1b" not in data:
             whole = data.rfind(b"\n") + 1  # plain lines, as nearly all are
             out.append(data[:whole])
@@ -56,12 +56,12 @@ class Frames:
         self._update(out, now, is_quiet)
         return b"".join(out)
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """Returns the last frame of an unfinished line, without a newline, at the end of the output."""
         out: list[bytes] = []
-        if self._open or self._frame or self._is_begun:
+        if self._unfinished or self._frame or self._is_partly_emitted:
             self._end_line(out, 0.0)
-        self._print_above(out)
+        self._emit_above(out)
         return b"".join(out).removesuffix(b"\n")
 
     def _draw(self, text: bytes, out: list[bytes]) -> None:
@@ -69,69 +69,69 @@ class Frames:
         *frames, last = text.split(b"\r")
         for frame in frames:
             self._extend(frame, out)
-            if self._is_begun:
+            if self._is_partly_emitted:
                 out.append(b"\n")
-                self._is_begun = False
-            self._frame, self._open = _drawn_over(self._frame, self._open), b""
+                self._is_partly_emitted = False
+            self._frame, self._unfinished = _overwritten(self._frame, self._unfinished), b""
             self._is_bar = True
         self._extend(last, out)
 
     def _extend(self, text: bytes, out: list[bytes]) -> None:
-        self._open += text
-        if self._is_begun or len(self._open) > LONGEST:
-            out.append(self._open)
-            self._open = b""
-            self._is_begun = True
+        self._unfinished += text
+        if self._is_partly_emitted or len(self._unfinished) > MAX_FRAME_BYTES:
+            out.append(self._unfinished)
+            self._unfinished = b""
+            self._is_partly_emitted = True
 
     def _end_line(self, out: list[bytes], now: float) -> None:
-        last = _drawn_over(self._frame, self._open)
-        if self._is_begun:
+        last = _overwritten(self._frame, self._unfinished)
+        if self._is_partly_emitted:
             out.append(b"\n")
         elif self._moves_up:
-            self._above = _whole(last) or self._above
+            self._above = _visible(last) or self._above
         else:
-            self._print_above(out)
-            if not (self._is_bar and last and last == self._shown):
+            self._emit_above(out)
+            if not (self._is_bar and last and last == self._last_emitted):
                 out.append(last + b"\n")
-            self._shown = b""
+            self._last_emitted = b""
             self._updated_at = now if self._is_bar else self._updated_at
-        self._open = self._frame = b""
-        self._is_bar = self._moves_up = self._is_begun = False
+        self._unfinished = self._frame = b""
+        self._is_bar = self._moves_up = self._is_partly_emitted = False
 
-    def _print_above(self, out: list[bytes]) -> None:
-        if self._above and self._above != self._shown:
+    def _emit_above(self, out: list[bytes]) -> None:
+        if self._above and self._above != self._last_emitted:
             out.append(self._above + b"\n")
         self._above = b""
 
     def _update(self, out: list[bytes], now: float, is_quiet: bool) -> None:
-        if self._every_s is None or now < self._updated_at + self._every_s:
+        if self._update_interval_s is None or now < self._updated_at + self._update_interval_s:
             return
-        newest = _whole(_drawn_over(self._frame, self._open if is_quiet and self._is_bar else b""))
+        newest = _visible(_overwritten(self._frame, self._unfinished if is_quiet and self._is_bar else b""))
         newest = newest or self._above
-        if newest and newest != self._shown:
+        if newest and newest != self._last_emitted:
             out.append(newest + b"\n")
-            self._shown, self._updated_at = newest, now
+            self._last_emitted, self._updated_at = newest, now
             if newest is self._above:
                 self._above = b""
 
 
-def _whole(frame: bytes) -> bytes:
+def _visible(frame: bytes) -> bytes:
     """Returns a frame as a line of its own; empty if it only clears the line."""
-    text = _without_end(frame, CURSOR_UP)
+    text = _strip_trailing(frame, CURSOR_UP)
     return text if text.strip() else b""
 
 
-def _drawn_over(frame: bytes, text: bytes) -> bytes:
+def _overwritten(frame: bytes, text: bytes) -> bytes:
     """Returns the line after `text` overwrote it from its beginning. Text of colours alone is appended."""
-    if not frame or _without_end(text, _COLOURS):
+    if not frame or _strip_trailing(text, _COLOURS):
         return text
-    return _without_end(frame, _COLOURS) + text if text else frame
+    return _strip_trailing(frame, _COLOURS) + text if text else frame
 
 
-def _without_end(text: bytes, sequence: re.Pattern[bytes]) -> bytes:
+def _strip_trailing(text: bytes, sequence: re.Pattern[bytes]) -> bytes:
     """Returns the text without the sequences of this kind at its end, in linear time."""
     end = len(text)
-    while (begin := text.rfind(b"\x1b[", max(0, end - _SEQUENCE), end)) >= 0:
+    while (begin := text.rfind(b"\x1b[", max(0, end - _MAX_SEQUENCE_BYTES), end)) >= 0:
         if sequence.fullmatch(text, begin, end) is None:
             break
         end = begin

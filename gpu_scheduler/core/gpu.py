@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 #: Prefix of the identity of a GPU whose UUID was never read; the rest is its index.
-NAMELESS = "unknown-"
+UNKNOWN_UUID_PREFIX = "unknown-"
 #: Prefix of the identity of a simulated GPU; the rest is its index.
-SIMULATED = "SIM-"
+SIMULATED_UUID_PREFIX = "SIM-"
 #: Upper bound of plausible GPU memory, MiB: 1 PiB.
-MOST_MIB = 1 << 30
+MAX_MIB = 1 << 30
 #: Number of samples over which loads are averaged.
 LOAD_SAMPLES = 3
 
 
 def is_simulated(uuid: str) -> bool:
     """Returns whether this identity belongs to a simulated GPU."""
-    return uuid.startswith(SIMULATED)
+    return uuid.startswith(SIMULATED_UUID_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Snapshot:
     gpus: tuple[GpuSample, ...]
 
 
-def without_impossible(sample: GpuSample) -> GpuSample:
+def without_impossible_values(sample: GpuSample) -> GpuSample:
     """Returns the sample with every impossible value replaced by None, so that no placement relies on it."""
     total, used, load = sample.total_mib, sample.used_mib, sample.load_percent
-    if total is not None and not 0 < total <= MOST_MIB:
+    if total is not None and not 0 < total <= MAX_MIB:
         total = None
-    if used is not None and not 0 <= used <= (MOST_MIB if total is None else total):
+    if used is not None and not 0 <= used <= (MAX_MIB if total is None else total):
         used = None
     if load is not None and not 0 <= load <= 100:
         load = None

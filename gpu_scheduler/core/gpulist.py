@@ -10,27 +10,27 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 #: The largest accepted index, so that a range such as 0-999999999 is never expanded.
-LARGEST_INDEX = 1023
+MAX_INDEX = 1023
 
-ACCEPTED = "a list such as 0,2 or 0-3 or 0-3,5, or all"
+ACCEPTED_SYNTAX = "a list such as 0,2 or 0-3 or 0-3,5, or all"
 
 _ITEM = re.compile(r"[ \t]*([0-9]{1,9})[ \t]*(?:-[ \t]*([0-9]{1,9})[ \t]*)?")
 
 
-def gpu_items(text: str) -> tuple[int, ...]:
+def parse_gpu_items(text: str) -> tuple[int, ...]:
     """Parses the indices of a list in the written order. Raises ValueError for a malformed item."""
     gpus: list[int] = []
     for item in text.split(","):
         match = _ITEM.fullmatch(item)
         if match is None:
             what = f"GPU {item.strip()!r} is not a number or range" if item.strip() else "an item is empty"
-            raise ValueError(f"GPU list {text.strip()!r}: {what}; write {ACCEPTED}")
+            raise ValueError(f"GPU list {text.strip()!r}: {what}; write {ACCEPTED_SYNTAX}")
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
         if last < first:
             raise ValueError(f"GPU list {text.strip()!r}: {first}-{last} runs backward; write {last}-{first}")
-        if last > LARGEST_INDEX:
-            raise ValueError(f"GPU list {text.strip()!r}: GPU {last} is above the largest, {LARGEST_INDEX}")
+        if last > MAX_INDEX:
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {last} is above the largest, {MAX_INDEX}")
         gpus.extend(range(first, last + 1))
     return tuple(gpus)
 
@@ -44,7 +44,7 @@ def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int,
     """
     if text.strip(" \t").lower() in ("", "all"):
         return None
-    gpus = gpu_items(text)
+    gpus = parse_gpu_items(text)
     seen: set[int] = set()
     for gpu in gpus:
         if gpu in seen:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Collection
 
 from gpu_scheduler.core.attributes import FLAGS
-from gpu_scheduler.core.csvline import meant_as_csv
+from gpu_scheduler.core.csvline import looks_like_csv
 from gpu_scheduler.core.jobline import Malformed
 from gpu_scheduler.core.lines import Line
 
 REASON = "a second line was appended to a line that had no line ending"
-MALFORMED = Malformed(REASON, "two lines; or, if it is one, the same line with [] in front of it")
+TORN_APPEND = Malformed(REASON, "two lines; or, if it is one, the same line with [] in front of it")
 
 _PROGRAMS = re.compile(
     r"(?:python|pypy|bash|sh|zsh|env|conda|mamba|micromamba|torchrun|accelerate|deepspeed|uv|uvx|poetry|pipenv"
@@ -35,7 +35,7 @@ def first_word(command: str) -> str:
     return words[0] if words else ""
 
 
-def holds_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
+def contains_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
     """Returns whether `now`, which replaced `before`, is that line followed by the beginning of another.
 
     programs: words that begin commands elsewhere in the file.
@@ -43,15 +43,15 @@ def holds_second_line(before: Line, now: Line, programs: Collection[str]) -> boo
     grown = now.raw.rstrip("\r\n")
     old = before.raw.rstrip("\r\n")
     return (
-        not before.ends
+        not before.has_newline
         and not before.malformed
         and grown != old
         and grown.startswith(old)
-        and begins_a_line(grown[len(old) :], {*programs, first_word(before.text)})
+        and starts_a_line(grown[len(old) :], {*programs, first_word(before.text)})
     )
 
 
-def begins_a_line(tail: str, programs: Collection[str]) -> bool:
+def starts_a_line(tail: str, programs: Collection[str]) -> bool:
     """Returns whether text that was joined to a line looks like the beginning of another line."""
     if not tail or tail[0] in " \t#":
         return False
@@ -59,7 +59,7 @@ def begins_a_line(tail: str, programs: Collection[str]) -> bool:
     block = _BLOCK.match(tail)
     if block is not None:
         return all("=" in item or item in FLAGS for item in block["items"].split())
-    if meant_as_csv(tail) and _SECOND_IS_PATH.match(tail):
+    if looks_like_csv(tail) and _SECOND_IS_PATH.match(tail):
         return True
     word = first_word(tail)
     assigned = bool(word) and not tail.startswith(word)

@@ -11,22 +11,22 @@ from functools import lru_cache
 from typing import Any
 
 from gpu_scheduler.core import attributes, csvline, cuda, shelltext
-from gpu_scheduler.core.attributes import Block
+from gpu_scheduler.core.attributes import AttributeBlock
 from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.words import BLANK, comment_at
+from gpu_scheduler.core.words import BLANK, find_comment
 
 #: Maximum length of a line, in bytes of UTF-8.
-LONGEST = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedJob:
     """A job. notes: remarks to log about the line; ask_bash: `bash -n` may still reject it."""
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
-    ask_bash: bool = False
+    needs_bash_check: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Malformed:
     """A malformed line: the reason and the accepted form. unfinished: the next lines may belong to it."""
 
     reason: str
-    accepted: str
+    accepted_form: str
     unfinished: bool = False
 
 
-LineResult = Parsed | Malformed | None
+LineResult = ParsedJob | Malformed | None
 
 
 @dataclass(frozen=True)
-class _Place:
+class _PathContext:
     cwd: str
     home: str
     known_gpus: frozenset[int] | None
@@ -50,7 +50,7 @@ class _Place:
 
 def parse_line(
     text: str, cwd: str, home: str, known_gpus: frozenset[int] | None = None
-) -> Parsed | Malformed | None:
+) -> ParsedJob | Malformed | None:
     """Parses a line; returns None for a blank line, a comment or the header.
 
     cwd: absolute working folder of the file's lines; home: the expansion of `~/`; known_gpus: the existing
@@ -59,33 +59,33 @@ def parse_line(
     text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
     if not text or text.startswith("#"):
         return None
-    wrong = _unreadable(text)
+    wrong = _reject_unreadable(text)
     if wrong is not None:
         return wrong
-    accepted, bare, rest = attributes.ACCEPTED, text, text
+    accepted, bare, rest = attributes.ACCEPTED_FORM, text, text
     try:
         block = attributes.parse_block(text, known_gpus) if text.startswith("[") else None
         rest = text if block is None else block.rest
-        comment = comment_at(rest)
+        comment = find_comment(rest)
         bare = rest if comment is None else rest[:comment].strip(BLANK)
         if block is None and csvline.first_field(bare).casefold() == "priority":
             return None
-        _check_behind(block, bare)
-        given = Block({}, rest, True) if block is None else block
-        if csvline.meant_as_csv(bare):
-            accepted = csvline.ACCEPTED
-            return _csv(given, bare, _Place(cwd, home, known_gpus))
-        accepted = shelltext.ACCEPTED
-        return _command(given, bare, _Place(cwd, home, known_gpus))
+        _check_after_block(block, bare)
+        given = AttributeBlock({}, rest, True) if block is None else block
+        if csvline.looks_like_csv(bare):
+            accepted = csvline.ACCEPTED_FORM
+            return _parse_csv_job(given, bare, _PathContext(cwd, home, known_gpus))
+        accepted = shelltext.ACCEPTED_FORM
+        return _parse_command_job(given, bare, _PathContext(cwd, home, known_gpus))
     except csvline.UnquotedCommas as error:
         front = text.removesuffix(rest)
-        return Malformed(str(error), ", or ".join(front + line for line in error.lines))
+        return Malformed(str(error), ", or ".join(front + line for line in error.suggestions))
     except ValueError as error:
-        return Malformed(str(error), accepted, accepted == shelltext.ACCEPTED and bare.endswith("\\"))
+        return Malformed(str(error), accepted, accepted == shelltext.ACCEPTED_FORM and bare.endswith("\\"))
 
 
-def _unreadable(text: str) -> Malformed | None:
-    if len(text) > LONGEST // 4 and len(text.encode("utf-8", "surrogatepass")) > LONGEST:
+def _reject_unreadable(text: str) -> Malformed | None:
+    if len(text) > MAX_LINE_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > MAX_LINE_BYTES:
         return Malformed("the line is longer than 64 KiB", "a shorter line; put long arguments into a file")
     for bad, name in (("\0", "NUL byte"), ("\r", "carriage return"), ("\n", "line break")):
         at = text.find(bad)
@@ -95,12 +95,12 @@ def _unreadable(text: str) -> Malformed | None:
     return None
 
 
-def _check_behind(block: Block | None, bare: str) -> None:
+def _check_after_block(block: AttributeBlock | None, command: str) -> None:
     if block is None:
         return
-    if not bare:
+    if not command:
         raise ValueError("nothing follows the attributes")
-    if bare.startswith("[") and not block.empty:
+    if command.startswith("[") and not block.is_empty:
         raise ValueError(
             "a second block follows the attributes; put all attributes into one, and write a shell test as"
             " `test …`"
@@ -115,44 +115,44 @@ def _absolute(path: str, cwd: str, home: str) -> str:
     return joined[1:] if joined.startswith("//") else joined
 
 
-def _settled(values: dict[str, Any], place: _Place) -> dict[str, Any]:
+def _with_absolute_paths(values: dict[str, Any], context: _PathContext) -> dict[str, Any]:
     """Returns the attributes with absolute paths; `cwd` is always among them. Raises ValueError."""
-    attributes.check_together(values)
+    attributes.check_conflicts(values)
     settled = dict(values)
-    settled["cwd"] = _absolute(values.get("cwd", place.cwd), place.cwd, place.home)
+    settled["cwd"] = _absolute(values.get("cwd", context.cwd), context.cwd, context.home)
     if "venv" in values:
-        settled["venv"] = _absolute(values["venv"], settled["cwd"], place.home)
+        settled["venv"] = _absolute(values["venv"], settled["cwd"], context.home)
     conda = values.get("conda")
     if conda is not None and conda.startswith(("/", "~")):
-        settled["conda"] = _absolute(conda, place.cwd, place.home)
+        settled["conda"] = _absolute(conda, context.cwd, context.home)
     return settled
 
 
-def _csv(block: Block, text: str, place: _Place) -> Parsed:
-    line = csvline.parse_csv(block.rest, place.known_gpus)
+def _parse_csv_job(block: AttributeBlock, text: str, context: _PathContext) -> ParsedJob:
+    line = csvline.parse_csv(block.rest, context.known_gpus)
     values = dict(block.values)
     fields = (
         ("priority", line.priority is not None, line.priority),
         ("conda", line.conda is not None, line.conda),
-        ("allowed", line.names_gpus, line.allowed),
+        ("allowed", line.has_gpu_list, line.allowed),
     )
     for name, given, value in fields:
         if given and name in values:
             raise ValueError(f"{name} is given both in the attributes and in its CSV field; give it once")
         if given:
             values[name] = value
-    if line.torchrun is not None:
+    if line.torchrun_processes is not None:
         _check_torchrun(values)
-    settled = _settled(values, place)
+    settled = _with_absolute_paths(values, context)
     spec = JobSpec(
         kind="csv",
         text=text,
-        script=_absolute(line.script, settled["cwd"], place.home),
+        script=_absolute(line.script, settled["cwd"], context.home),
         arguments=line.arguments,
-        torchrun=line.torchrun,
+        torchrun=line.torchrun_processes,
         **settled,
     )
-    return Parsed(spec, (line.note,) if line.note else ())
+    return ParsedJob(spec, (line.note,) if line.note else ())
 
 
 def _check_torchrun(values: dict[str, Any]) -> None:
@@ -164,15 +164,15 @@ def _check_torchrun(values: dict[str, Any]) -> None:
             )
 
 
-def _command(block: Block, text: str, place: _Place) -> Parsed:
-    shelltext.refuse_unfinished(text)
-    note = shelltext.cuda_note(text)
-    spec = JobSpec(kind="command", text=text, command=text, **_settled(block.values, place))
-    if spec.cuda == "add" and cuda.in_command(text, "0", "add") is None:
+def _parse_command_job(block: AttributeBlock, text: str, context: _PathContext) -> ParsedJob:
+    shelltext.check_finished(text)
+    note = shelltext.cuda_override_note(text)
+    spec = JobSpec(kind="command", text=text, command=text, **_with_absolute_paths(block.values, context))
+    if spec.cuda == "add" and cuda.rewrite_command(text, "0", "add") is None:
         raise ValueError(
             "cuda=add: cannot tell where --cuda belongs in this command; write --cuda 0 in its place"
         )
-    return Parsed(spec, (note,) if note else (), shelltext.needs_bash(text))
+    return ParsedJob(spec, (note,) if note else (), shelltext.needs_bash(text))
 
 
 def format_csv_line(

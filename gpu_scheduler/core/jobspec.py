@@ -20,7 +20,7 @@ CudaMode = Literal["add", "rewrite", "off"]
 CudaIds = Literal["physical", "visible"]
 
 #: Attributes that are compared one by one between readings; they are not part of the identity.
-ATTRIBUTES = (
+COMPARED_ATTRIBUTES = (
     "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
     "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
 )  # fmt: skip
@@ -76,7 +76,7 @@ class JobSpec:
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes by name, as compared between readings."""
-        return {name: getattr(self, name) for name in ATTRIBUTES}
+        return {name: getattr(self, name) for name in COMPARED_ATTRIBUTES}
 
     def words(self) -> tuple[str, ...]:
         """Returns the words of the command line, as far as they can be known without running a shell."""

@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 #: Most objects and lists inside each other; Python's own parser raises RecursionError for more.
-MOST_LEVELS = 100
+MAX_DEPTH = 100
 #: Most digits of one number; the time to read a number grows with their square.
-MOST_DIGITS = 1000
+MAX_DIGITS = 1000
 
 
 def decode(data: bytes) -> str:
@@ -44,7 +44,7 @@ def parse(text: str) -> Any:
     return value
 
 
-_TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    _check(digits)
+    _check_digits(digits)
     return int(digits)
 
 
 def _float(digits: str) -> float:
-    _check(digits)
+    _check_digits(digits)
     value = float(digits)
     if math.isinf(value):
         # Python would write it as Infinity, which is not JSON.
@@ -72,14 +72,14 @@ def _float(digits: str) -> float:
     return value
 
 
-def _check(digits: str) -> None:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number has {len(digits):,} digits; at most {MOST_DIGITS:,} are allowed")
+def _check_digits(digits: str) -> None:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits; at most {MAX_DIGITS:,} are allowed")
 
 
 def _is_too_deep(value: Any) -> bool:
     level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(MOST_LEVELS):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from gpu_scheduler.core.escapes import ESCAPE
 
 #: Most lines of one traceback that are searched for its end.
-_LONGEST = 400
+_MAX_TRACEBACK_LINES = 400
 #: Beginnings of what Python prints about errors that did not end the program.
-_HARMLESS = ("Exception ignored in", "Error in atexit", "--- Logging error", "Exception in thread")
-_CHAINED = ("The above exception was", "During handling of the above")
+_HARMLESS_HEADERS = ("Exception ignored in", "Error in atexit", "--- Logging error", "Exception in thread")
+_CHAINED_HEADERS = ("The above exception was", "During handling of the above")
 
 #: Prefixes that launchers put before each line of a process: torch, torchrun, accelerate, ray.
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|stderr: |\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ")
@@ -24,13 +24,13 @@ _MARGIN = re.compile(r"( +)(?:[|+](?: |$)|\+[-+]{3,}.*)")
 _HEADER = re.compile(r"(?:Exception Group |Original )?Traceback \(most recent call last\):")
 _NAME = r"[^\W\d][\w.]*(?:\.<locals>[\w.]*)*"
 _ERROR = re.compile(rf"{_NAME}(?::(?: .*)?)?")
-_LOOSE = re.compile(r"(?:[^\W\d][\w.]*\.)?\w*(?:Error|Exception)(?:: .*)?")
+_LOOSE_ERROR = re.compile(r"(?:[^\W\d][\w.]*\.)?\w*(?:Error|Exception)(?:: .*)?")
 #: Errors by which a program only reports that another one failed.
 _WRAPPER = re.compile(r"(?:.*\.)?(?:ChildFailedError|CalledProcessError)\b.*")
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
-_FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
+_SUMMARY_FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
 #: Last lines of other programs: the shell, argparse and the like, Python without its script, aborting C++.
-_OTHERS = re.compile(
+_NON_PYTHON_ERROR = re.compile(
     r".*: (?:command not found|No such file or directory|Permission denied|Is a directory|cannot execute.*)"
     r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"
 )
@@ -46,29 +46,29 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Traceback:
     """The end of one traceback."""
 
     text: str
-    at: int
+    index: int
     rank: str
-    harmless: bool
+    is_harmless: bool
 
 
-def last_error(tail: str, near: int | None = None) -> str | None:
+def last_error(tail: str, max_lines_after: int | None = None) -> str | None:
     """Returns the line that names the error that ended the program; None if there is none.
 
     max_lines_after: an error followed by more lines than this did not end the program.
     """
     lines = list(_lines(tail))
     found = _tracebacks(lines)
-    chosen = _chosen(found, lines)
-    if chosen is None or (near is not None and len(lines) - chosen.at > near):
-        return _other(lines)
+    chosen = _final_traceback(found, lines)
+    if chosen is None or (max_lines_after is not None and len(lines) - chosen.index > max_lines_after):
+        return _last_loose_error(lines)
     return chosen.text
 
 
-def text_lines(tail: str) -> list[str]:
+def rendered_lines(tail: str) -> list[str]:
     """Returns a log's lines as a terminal finally shows them: no colours, only the last state of each bar."""
     shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPE.sub("", tail).split("\n")]
     if shown and not shown[-1]:
@@ -80,7 +80,7 @@ def text_lines(tail: str) -> list[str]:
 
 
 def _lines(tail: str) -> Iterator[_Line]:
-    for text in text_lines(tail):
+    for text in rendered_lines(tail):
         rank = _RANK.match(text)
         if rank is not None:
             text = text[rank.end() :]
@@ -92,8 +92,8 @@ def _lines(tail: str) -> Iterator[_Line]:
             yield _Line(text[margin.end() :], number, len(margin[1]))
 
 
-def _tracebacks(lines: Sequence[_Line]) -> list[_Found]:
-    found: list[_Found] = []
+def _tracebacks(lines: Sequence[_Line]) -> list[_Traceback]:
+    found: list[_Traceback] = []
     group: int | None = None
     for index, line in enumerate(lines):
         header = _HEADER.search(line.text)
@@ -102,27 +102,27 @@ def _tracebacks(lines: Sequence[_Line]) -> list[_Found]:
         if group is not None and line.depth > group:
             continue  # part of the group, reported with it
         group = None
-        end = _end(lines, index, line)
+        end = _error_index(lines, index, line)
         if end is None:
             continue
-        text = _with_more(lines, end)
+        text = _with_continuation(lines, end)
         if header[0].startswith("Exception Group"):
             group = line.depth
-            text += _first_of_group(lines, end, line.depth)
-        found.append(_Found(text, end, line.rank, _is_harmless(lines, index, found)))
+            text += _first_group_error(lines, end, line.depth)
+        found.append(_Traceback(text, end, line.rank, _is_harmless(lines, index, found)))
     return found
 
 
-def _end(lines: Sequence[_Line], header: int, like: _Line) -> int | None:
+def _error_index(lines: Sequence[_Line], header: int, header_line: _Line) -> int | None:
     """Returns the index of the error line of the traceback that begins at `header`; None if it has none."""
     base: int | None = None
-    for index in range(header + 1, min(len(lines), header + 1 + _LONGEST)):
+    for index in range(header + 1, min(len(lines), header + 1 + _MAX_TRACEBACK_LINES)):
         line = lines[index]
-        if line.rank != like.rank:
+        if line.rank != header_line.rank:
             continue  # another process's line in between
-        if line.depth >= 0 > like.depth:
+        if line.depth >= 0 > header_line.depth:
             continue  # a bar in the source text
-        if line.depth != like.depth or _HEADER.search(line.text):
+        if line.depth != header_line.depth or _HEADER.search(line.text):
             return None
         text = line.text.lstrip(" ")
         indent = len(line.text) - len(text)
@@ -133,12 +133,12 @@ def _end(lines: Sequence[_Line], header: int, like: _Line) -> int | None:
     return None
 
 
-def _with_more(lines: Sequence[_Line], at: int) -> str:
+def _with_continuation(lines: Sequence[_Line], index: int) -> str:
     """Returns the error's line, joined with a later line if its message begins there."""
-    text = lines[at].text.strip()
+    text = lines[index].text.strip()
     if not text.endswith(":"):
         return text
-    for line in lines[at + 1 : at + 4]:
+    for line in lines[index + 1 : index + 4]:
         more = line.text.strip()
         if _HEADER.search(more):
             break
@@ -147,8 +147,8 @@ def _with_more(lines: Sequence[_Line], at: int) -> str:
     return text.rstrip(":")
 
 
-def _first_of_group(lines: Sequence[_Line], at: int, depth: int) -> str:
-    for line in lines[at + 1 : at + 1 + _LONGEST]:
+def _first_group_error(lines: Sequence[_Line], index: int, depth: int) -> str:
+    for line in lines[index + 1 : index + 1 + _MAX_TRACEBACK_LINES]:
         if line.depth < 0:
             break
         if line.depth > depth and ":" in line.text and not line.text.startswith(" "):
@@ -159,18 +159,18 @@ def _first_of_group(lines: Sequence[_Line], at: int, depth: int) -> str:
     return ""
 
 
-def _is_harmless(lines: Sequence[_Line], header: int, before: Sequence[_Found]) -> bool:
+def _is_harmless(lines: Sequence[_Line], header: int, before: Sequence[_Traceback]) -> bool:
     above = [line.text.strip() for line in lines[max(0, header - 3) : header] if line.text.strip()]
     if not above:
         return False
-    if above[-1].startswith(_CHAINED):
-        return bool(before) and before[-1].harmless
-    return above[-1].startswith(_HARMLESS)
+    if above[-1].startswith(_CHAINED_HEADERS):
+        return bool(before) and before[-1].is_harmless
+    return above[-1].startswith(_HARMLESS_HEADERS)
 
 
-def _chosen(found: Sequence[_Found], lines: Sequence[_Line]) -> _Found | None:
+def _final_traceback(tracebacks: Sequence[_Traceback], lines: Sequence[_Line]) -> _Traceback | None:
     """Returns the traceback that ended the program: the last one that does not only report another error."""
-    serious = [one for one in found if not one.harmless] or list(found)
+    serious = [one for one in tracebacks if not one.is_harmless] or list(tracebacks)
     if not serious or not _WRAPPER.fullmatch(serious[-1].text):
         return serious[-1] if serious else None
     cause = _root_cause(lines)
@@ -184,8 +184,8 @@ def _chosen(found: Sequence[_Found], lines: Sequence[_Line]) -> _Found | None:
     name = last.text.partition(":")[0].rpartition(".")[2]
     details = [cause.get("exitcode", "?"), cause.get("traceback", "")]
     details = [text for text in details if text and not text.startswith("To enable traceback")]
-    return _Found(
-        f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(details)}", last.at, "", False
+    return _Traceback(
+        f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(details)}", last.index, "", False
     )
 
 
@@ -194,14 +194,14 @@ def _root_cause(lines: Sequence[_Line]) -> dict[str, str]:
     index = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE.search(lines[i].text)), None)
     if index is None:
         return {}
-    fields = (_FIELD.fullmatch(line.text) for line in lines[index + 1 : index + 10])
+    fields = (_SUMMARY_FIELD.fullmatch(line.text) for line in lines[index + 1 : index + 10])
     return {field[1]: field[2].strip() for field in fields if field is not None}
 
 
-def _other(lines: Sequence[_Line]) -> str | None:
+def _last_loose_error(lines: Sequence[_Line]) -> str | None:
     """Returns the last of the final 20 lines that has the form of an error; None if there is none."""
     for line in reversed(lines[-20:]):
         text = line.text
-        if _LOOSE.fullmatch(text.strip()) or _OTHERS.fullmatch(text):
+        if _LOOSE_ERROR.fullmatch(text.strip()) or _NON_PYTHON_ERROR.fullmatch(text):
             return text.strip()
     return None

@@ -18,7 +18,7 @@ DRIVER_MIB = 512
 
 
 @dataclass(frozen=True)
-class Booking:
+class Allocation:
     """The allocation of an attempt on one GPU.
 
     share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: no other job of ours may
@@ -28,51 +28,51 @@ class Booking:
     share: int = 0
     vram: int | None = None
     whole: bool = False
-    peak: int | None = None
+    peak_mib: int | None = None
 
     @classmethod
-    def of_row(cls, row: Any, uuid: str) -> Booking:
+    def of_row(cls, row: Any, uuid: str) -> Allocation:
         """Returns the allocation on one GPU from a row of the table `attempt`."""
         return cls(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
 
 
-def declared_mib(booking: Booking, total_mib: int | None) -> int | None:
+def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:
     """Returns the MiB that a declared vram or share comes to; None: the size of the GPU is unknown.
 
     A share with the GPU to itself counts as all of its memory.
     """
-    if booking.vram is not None:
-        return booking.vram
+    if allocation.vram is not None:
+        return allocation.vram
     if not total_mib:
         return None
-    return total_mib if booking.whole else max(1, booking.share * total_mib // WHOLE)
+    return total_mib if allocation.whole else max(1, allocation.share * total_mib // WHOLE)
 
 
-def buffered(peak_mib: int, spike: float) -> int:
+def with_spike_buffer(peak_mib: int, spike_buffer: float) -> int:
     """Returns an observed peak plus its spike buffer, MiB. spike_buffer: the fraction of `--spike-buffer`."""
     # A fraction such as 0.1 is not exact: 10000 MiB must become 11000, never 11001.
-    return math.ceil(round(peak_mib * (1 + spike), 6))
+    return math.ceil(round(peak_mib * (1 + spike_buffer), 6))
 
 
-def memory_of(booking: Booking, total_mib: int, spike: float) -> int:
+def allocated_mib(allocation: Allocation, total_mib: int, spike_buffer: float) -> int:
     """Returns the memory that an allocation counts for, MiB."""
-    if booking.whole or (booking.vram is None and not booking.share):
+    if allocation.whole or (allocation.vram is None and not allocation.share):
         return total_mib
-    peak = booking.peak or 0
-    if booking.vram is not None:
-        return booking.vram if peak <= booking.vram else buffered(peak, spike)
-    return max(declared_mib(booking, total_mib) or 0, buffered(peak, spike))
+    peak = allocation.peak_mib or 0
+    if allocation.vram is not None:
+        return allocation.vram if peak <= allocation.vram else with_spike_buffer(peak, spike_buffer)
+    return max(declared_mib(allocation, total_mib) or 0, with_spike_buffer(peak, spike_buffer))
 
 
-def share_of(booking: Booking, total_mib: int | None, spike: float) -> int:
+def allocated_share(allocation: Allocation, total_mib: int | None, spike_buffer: float) -> int:
     """Returns the share that an allocation counts for, thousandths.
 
     total_mib None: the size is unknown, and declared memory counts as the whole GPU.
     """
-    if booking.whole or (booking.vram is None and not booking.share):
+    if allocation.whole or (allocation.vram is None and not allocation.share):
         return WHOLE
-    if booking.share:
-        return booking.share
+    if allocation.share:
+        return allocation.share
     if not total_mib:
         return WHOLE
-    return min(WHOLE, -(-WHOLE * memory_of(booking, total_mib, spike) // total_mib))
+    return min(WHOLE, -(-WHOLE * allocated_mib(allocation, total_mib, spike_buffer) // total_mib))

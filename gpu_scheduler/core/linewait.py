@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["malformed", "gone", "changed"]
+LineWaitKind = Literal["malformed", "gone", "changed"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class LineWait:
     due_at       boot seconds; None = unknown, because a program still has the file open for writing.
     """
 
-    kind: Kind
-    number: int | None = None
-    due: float | None = None
+    kind: LineWaitKind
+    line_number: int | None = None
+    due_at: float | None = None
 
     def to_json(self) -> str:
         """Returns the stored form of the value."""
-        return json.dumps([self.kind, self.number, self.due])
+        return json.dumps([self.kind, self.line_number, self.due_at])
 
     @staticmethod
     def from_json(text: str) -> LineWait:

@@ -6,17 +6,17 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from gpu_scheduler.core.attributes import end_of_block
+from gpu_scheduler.core.attributes import find_block_end
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line
 from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.core.words import BLANK, comment_at
+from gpu_scheduler.core.words import BLANK, find_comment
 
 #: For each current line, the index of its line in the last reading; None if the line is new.
-Pairs = tuple["int | None", ...]
+LinePairs = tuple["int | None", ...]
 
 
-def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> Pairs:
+def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> LinePairs:
     """Matches each new line with an old one.
 
     The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line by
@@ -27,13 +27,13 @@ def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact])
     pairs: list[int | None] = [None] * len(new)
     shorter = min(len(old), len(new))
     head = 0
-    while head < shorter and old[head].same_as(new[head]):
+    while head < shorter and old[head].is_equivalent_to(new[head]):
         head += 1
     tail = 0
-    while tail < shorter - head and old[-1 - tail].same_as(new[-1 - tail]):
+    while tail < shorter - head and old[-1 - tail].is_equivalent_to(new[-1 - tail]):
         tail += 1
     if len(old) != len(new):
-        head, tail = _widened(old, new, head, tail)
+        head, tail = _widen_stretch(old, new, head, tail)
     for i in range(head):
         pairs[i] = i
     for i in range(1, tail + 1):
@@ -41,7 +41,7 @@ def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact])
     olds, news = range(head, len(old) - tail), range(head, len(new) - tail)
     if len(old) == len(new):
         for i in news:
-            if old[i].what == new[i].what:
+            if old[i].content_key == new[i].content_key:
                 pairs[i] = i
     kept = set(pairs)
     _match_stretch(
@@ -50,16 +50,16 @@ def match(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact])
     return tuple(pairs)
 
 
-def _widened(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> tuple[int, int]:
+def _widen_stretch(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> tuple[int, int]:
     """Returns head and tail without the lines that adjoin the changed stretch and are equal to one in it.
 
     The position of the difference does not tell which of several equal lines was removed.
     """
-    inside = {line.what for line in old[head : len(old) - tail]}
-    inside.update(line.what for line in new[head : len(new) - tail])
-    while head and old[head - 1].what in inside:
+    inside = {line.content_key for line in old[head : len(old) - tail]}
+    inside.update(line.content_key for line in new[head : len(new) - tail])
+    while head and old[head - 1].content_key in inside:
         head -= 1
-    while tail and old[-tail].what in inside:
+    while tail and old[-tail].content_key in inside:
         tail -= 1
     return head, tail
 
@@ -78,14 +78,14 @@ def _match_stretch(
         return line.key
 
     def by_identity(line: Line) -> Hashable:
-        return line.what
+        return line.content_key
 
     for same in (by_key, by_identity):
-        left = _grouped(old, olds, same)
-        for group, new_group in _grouped(new, news, same).items():
+        left = _group_by(old, olds, same)
+        for group, new_group in _group_by(new, news, same).items():
             old_group = left.get(group, [])
             if len(old_group) > len(new_group):
-                old_group = sorted(sorted(old_group, key=lambda i: _loses(old[i], jobs))[-len(new_group) :])
+                old_group = sorted(sorted(old_group, key=lambda i: _removal_rank(old[i], jobs))[-len(new_group) :])
             for new_index, old_index in zip(new_group, old_group, strict=False):
                 pairs[new_index] = old_index
         taken = set(pairs)
@@ -93,29 +93,29 @@ def _match_stretch(
         news = [i for i in news if pairs[i] is None]
 
 
-def _grouped(
-    lines: Sequence[Line], indices: Iterable[int], same: Callable[[Line], Hashable]
+def _group_by(
+    lines: Sequence[Line], indices: Iterable[int], key_of: Callable[[Line], Hashable]
 ) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index in indices:
-        groups[same(lines[index])].append(index)
+        groups[key_of(lines[index])].append(index)
     return groups
 
 
-def typos(old: Sequence[Line], new: Sequence[Line], pairs: Pairs) -> dict[int, int]:
+def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> dict[int, int]:
     """Maps each new malformed line, by index, to the missing line of the last reading that it is a typo of.
 
     That is a line with the same text after its attribute block, else the nearest one. Each missing line is
     used once; a malformed line for which none is left is not in the map.
     """
     fresh = [
-        i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].fresh)
+        i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].is_typo)
     ]
     kept = set(pairs)
     lost = [at for at, line in enumerate(old) if at not in kept and not line.malformed] if fresh else []
     if not lost:
         return {}
-    places = _places(pairs)
+    places = _expected_indices(pairs)
     texts: dict[str, list[int]] = defaultdict(list)
     for at in lost:
         texts[_without_block(old[at].raw)].append(at)
@@ -132,7 +132,7 @@ def typos(old: Sequence[Line], new: Sequence[Line], pairs: Pairs) -> dict[int, i
     return found
 
 
-def _places(pairs: Pairs) -> list[int]:
+def _expected_indices(pairs: LinePairs) -> list[int]:
     """Returns where each line would be in the last reading: its index there, or after the line before it."""
     places: list[int] = []
     for at in pairs:
@@ -140,9 +140,9 @@ def _places(pairs: Pairs) -> list[int]:
     return places
 
 
-def _take_nearest(ascending: list[int], place: int) -> int:
-    at = bisect_left(ascending, place)
-    if at == len(ascending) or (at and place - ascending[at - 1] <= ascending[at] - place):
+def _take_nearest(ascending: list[int], index: int) -> int:
+    at = bisect_left(ascending, index)
+    if at == len(ascending) or (at and index - ascending[at - 1] <= ascending[at] - index):
         at -= 1
     return ascending.pop(at)
 
@@ -151,13 +151,13 @@ def _without_block(raw: str) -> str:
     """Returns a line without its attribute block, even a malformed one, and without its comment."""
     text = raw.strip("\ufeff\r\n" + BLANK)
     if text.startswith("["):
-        end = end_of_block(text)
+        end = find_block_end(text)
         text = text[(text.find("]") if end is None else end) + 1 :].strip(BLANK)
-    comment = comment_at(text)
+    comment = find_comment(text)
     return text if comment is None else text[:comment].strip(BLANK)
 
 
-def _loses(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
+def _removal_rank(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
     """Returns a sort key: of several equal lines, the one with the smallest key loses its job first.
 
     A finished job comes first, then a running, then a held, then the newest queued one.

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core import jsontext
 from gpu_scheduler.core.share import WHOLE, format_share, parse_share
-from gpu_scheduler.core.units import parse_mib, shown_mib
+from gpu_scheduler.core.units import parse_mib, human_mib
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.jobspec import JobSpec
 
-_NOTHING: Mapping[str, int] = {}
+_NOTHING_LEARNED: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
-class Ask:
+class ResourceSpec:
     """The GPU resources that a line requests. None = not stated; share: thousandths; allowed: GPU indices.
 
     vram: MiB on each GPU. workload_class: see `workload_class_of`, set only where needs are learned and the
@@ -36,42 +36,42 @@ class Ask:
     share: int | None = None
     gpus: int | None = None
     llm: str | None = None
-    command: bool = False
+    is_command: bool = False
     allowed: tuple[int, ...] | None = None
     vram: int | None = None
     exclusive: bool = False
-    family: str | None = None
-    raised: int | None = None
+    workload_class: str | None = None
+    min_vram_mib: int | None = None
 
     @classmethod
-    def of(cls, spec: JobSpec, raised_mib: int | None = None, *, learn: bool = False) -> Ask:
+    def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
         """Returns the resource spec of a job. torchrun sets the number of whole GPUs, whatever the model."""
         share, gpus, llm = spec.share, spec.gpus, spec.llm
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
             share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
-        elif learn and share is None and gpus is None and spec.vram is None:
-            family = family_of(spec)
-        return cls(share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, raised_mib)
+        elif learn_needs and share is None and gpus is None and spec.vram is None:
+            family = workload_class_of(spec)
+        return cls(share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
     def key(self) -> str:
         """Returns the text that identifies this spec; `from_key` parses it."""
-        stated = [self.share, self.gpus, self.llm, self.command, self.allowed]
-        extra = [self.vram, self.exclusive, self.family]
-        if self.raised is not None:
-            return json.dumps([*stated, *extra, self.raised], ensure_ascii=False)
+        stated = [self.share, self.gpus, self.llm, self.is_command, self.allowed]
+        extra = [self.vram, self.exclusive, self.workload_class]
+        if self.min_vram_mib is not None:
+            return json.dumps([*stated, *extra, self.min_vram_mib], ensure_ascii=False)
         return json.dumps(stated + extra if any(extra) else stated, ensure_ascii=False)
 
     @classmethod
     @lru_cache(maxsize=4096)
-    def from_key(cls, key: str) -> Ask:
+    def from_key(cls, key: str) -> ResourceSpec:
         """Returns the spec with this key."""
         share, gpus, llm, command, allowed, *extra = json.loads(key)
         return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed), *extra)
 
 
-def family_of(spec: JobSpec) -> str:
+def workload_class_of(spec: JobSpec) -> str:
     """Returns the workload class: program (or script) and `--llm`. Its jobs are expected to need the same."""
     return json.dumps([spec.program, spec.llm], ensure_ascii=False)
 
@@ -104,11 +104,11 @@ class Need:
         many = "a GPU" if self.count == 1 else f"{self.count} GPUs"
         if self.vram is not None and self.share == WHOLE:
             free = f"{self.count} free GPU{'' if self.count == 1 else 's'}"
-            return f"{free} with {shown_mib(self.vram)}{'' if self.count == 1 else ' each'}"
+            return f"{free} with {human_mib(self.vram)}{'' if self.count == 1 else ' each'}"
         if self.vram is not None:
             part = f"{format_share(self.share)} and " if self.share else ""
             shared = "" if not self.exclusive else ", alone" if self.count == 1 else ", each alone"
-            return f"{part}{shown_mib(self.vram)} of {each}{many}{shared}"
+            return f"{part}{human_mib(self.vram)} of {each}{many}{shared}"
         if self.share == WHOLE or self.alone or not self.share:
             kind = "idle" if self.alone else "free"
             return f"{self.count} {kind} GPU{'' if self.count == 1 else 's'}"
@@ -184,33 +184,33 @@ def _share(key: str, value: Any) -> int:
         raise ValueError(f"{key}: {error}") from None
 
 
-def resolve(ask: Ask, config: LlmConfig, learned: Mapping[str, int] = _NOTHING) -> Need:
+def resolve(resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int] = _NOTHING_LEARNED) -> Need:
     """Returns the need for a resource spec: from its attributes, else its model, else the MiB learned for its
     workload class, else the default (docs/design.md, Needs); with at least `min_vram_mib` of memory."""
-    need = _said(ask, config, learned)
-    if ask.raised is None:
+    need = _stated_need(resources, config, learned_mib)
+    if resources.min_vram_mib is None:
         return need
     # A job that had its GPUs to itself now has a known memory need.
     share = 0 if need.alone else need.share
-    vram = max(ask.raised, need.vram or 0)
-    return Need(need.count, share, vram=vram, exclusive=ask.exclusive)
+    vram = max(resources.min_vram_mib, need.vram or 0)
+    return Need(need.count, share, vram=vram, exclusive=resources.exclusive)
 
 
-def _said(ask: Ask, config: LlmConfig, learned: Mapping[str, int]) -> Need:
-    if ask.share is not None or ask.gpus is not None or ask.vram is not None:
-        return _need(ask.share, ask.gpus, ask.vram, ask.exclusive)
-    if ask.llm not in config.models:
-        vram = learned.get(ask.family) if ask.family is not None else None
+def _stated_need(resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int]) -> Need:
+    if resources.share is not None or resources.gpus is not None or resources.vram is not None:
+        return _declared_need(resources.share, resources.gpus, resources.vram, resources.exclusive)
+    if resources.llm not in config.models:
+        vram = learned_mib.get(resources.workload_class) if resources.workload_class is not None else None
         if vram is not None:
-            return Need(1, vram=vram, exclusive=ask.exclusive, learned=True)
-        if ask.command and ask.llm is None:
+            return Need(1, vram=vram, exclusive=resources.exclusive, learned=True)
+        if resources.is_command and resources.llm is None:
             return Need(1, WHOLE, alone=True, assumed=True)
-    requirement = config.of(ask.llm)
-    need = _need(requirement.share, requirement.gpus, requirement.vram, ask.exclusive)
-    return need if ask.llm in config.models else replace(need, assumed=True)
+    requirement = config.of(resources.llm)
+    need = _declared_need(requirement.share, requirement.gpus, requirement.vram, resources.exclusive)
+    return need if resources.llm in config.models else replace(need, assumed=True)
 
 
-def _need(share: int | None, gpus: int | None, vram: int | None, exclusive: bool) -> Need:
+def _declared_need(share: int | None, gpus: int | None, vram: int | None, exclusive: bool) -> Need:
     if share is None and vram is None:
         return Need(gpus or 1, WHOLE, alone=True, assumed=True)
     if share is not None and share > WHOLE:

@@ -15,156 +15,156 @@ class Signature(NamedTuple):
     name: str
     pattern: re.Pattern[str]
     example: str
-    is_name: bool = False
+    is_error_name: bool = False
 
 
-def _row(name: str, pattern: str, example: str, *, is_name: bool = False) -> Signature:
+def _signature(name: str, pattern: str, example: str, *, is_name: bool = False) -> Signature:
     return Signature(name, re.compile(pattern), example, is_name)
 
 
 SIGNATURES = (
-    _row(
+    _signature(
         "PyTorch",
         r"(?:CUDA|HIP) out of memory(?:\.? Tried to allocate| occurred when)"
         r"|(?:Error|Exception): (?:CUDA|HIP) out of memory",
         "RuntimeError: CUDA out of memory. Tried to allocate 1.02 GiB (GPU 0; 11.17 GiB total capacity)",
     ),
-    _row(
+    _signature(
         "PyTorch, the class",
         r"\btorch\.(?:cuda\.)?OutOfMemoryError(?::\s*\S|$)|\bOutOfMemoryError: Allocation on device",
         "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
         is_name=True,
     ),
-    _row(
+    _signature(
         "PyTorch without NVML figures",
         r'NVML_SUCCESS == .{0,200}INTERNAL ASSERT FAILED at ".{0,200}CUDACachingAllocator\.cpp"',
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830',
     ),
-    _row(
+    _signature(
         "accelerate", r"\bNo executable batch size found\b", "No executable batch size found, reached zero."
     ),
-    _row(
+    _signature(
         "CUDA, message",
         r"(?i:\b(?:cuda|hip|rocm) (?:runtime |driver )?error\b.{0,200}?\bout of memory)",
         "RuntimeError: CUDA error: out of memory",
     ),
-    _row(
+    _signature(
         "CUDA, error name",
         r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory",
         "CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
     ),
-    _row(
+    _signature(
         "cudaMalloc (ggml, MXNet, Faiss, PyCUDA)",
         r"\b(?:(?:cuda|hip)Malloc(?!Host)\w*|cuMem\w+)(?:\(.{0,200}?\))?(?: retry)?"
         r" (?:failed(?: with error)?:?|error) out of memory",
         "allocating 7825.94 MiB on device 0: cudaMalloc failed: out of memory",
     ),
-    _row(
+    _signature(
         "CUDA failed (CTranslate2, NCCL, ONNX Runtime)",
         r"(?i:\bcuda fail(?:ed|ure)\b.{0,200}?\bout of memory)",
         "RuntimeError: CUDA failed with error out of memory",
     ),
-    _row("NCCL", r"\bFailed to CUDA calloc\b", "Failed to CUDA calloc async 608 bytes"),
-    _row(
+    _signature("NCCL", r"\bFailed to CUDA calloc\b", "Failed to CUDA calloc async 608 bytes"),
+    _signature(
         "CUDA libraries",
         r"\b(?:CU|HIP)(?:BLAS|DNN|SOLVER|SPARSE|TENSOR)_STATUS_ALLOC_FAILED"
         r"|\b(?:CU|HIP)FFT_ALLOC_FAILED|\bCURAND_STATUS_ALLOCATION_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ),
-    _row(
+    _signature(
         "cuDNN, out of memory",
         r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)\b.{0,200}?\bout of memory",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR (out of memory)",
     ),
-    _row(
+    _signature(
         "XLA",
         r"\bOut of memory while trying to allocate\b|\bFailed to allocate \d+ bytes for new constant"
         r"|\bFailed to allocate request for .{0,60} on device ordinal",
         "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7406166528 bytes.",
     ),
-    _row(
+    _signature(
         "TensorFlow",
         r"OOM when allocating tensor[^/]{0,1000}/\S{0,200}[Gg][Pp][Uu]:\d",
         "OOM when allocating tensor with shape[128,768] and type float on /job:localhost/device:GPU:0",
     ),
-    _row(
+    _signature(
         "TensorFlow's allocator",
         r"Allocator \(GPU_\d+_bfc\) ran out of memory",
         "W tensorflow/core/common_runtime/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran out of memory",
     ),
-    _row(
+    _signature(
         "CuPy",
         r"\bOut of memory allocating [\d,]+ bytes \(allocated so far"
         r"|\bout of memory to allocate \d+ bytes \(total|\bcupy\.cuda\.memory\.OutOfMemoryError",
         "Out of memory allocating 25,600,000 bytes (allocated so far: 3,635,267,072 bytes).",
     ),
-    _row(
+    _signature(
         "RMM (cuDF, cuML)",
         r"std::bad_alloc: out_of_memory|\bRMM_ERROR_OUT_OF_MEMORY\b|\bRMM failure.{0,300}pool size exceeded",
         "MemoryError: std::bad_alloc: out_of_memory: RMM failure at: Maximum pool size exceeded",
     ),
-    _row(
+    _signature(
         "PaddlePaddle",
         r"\bOut of memory error on GPU \d",
         "Out of memory error on GPU 0. Cannot allocate 25MB",
     ),
-    _row(
+    _signature(
         "ONNX Runtime",
         r"BFCArena::AllocateRawInternal.{0,300}Failed to allocate memory for requested buffer",
         "BFCArena::AllocateRawInternal(size_t) Failed to allocate memory for requested buffer of size 6",
     ),
-    _row(
+    _signature(
         "TensorRT",
         r"Cuda Runtime \(out of memory\)|\bError Code 2: OutOfMemory\b",
         "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
     ),
-    _row(
+    _signature(
         "Triton server", r"(?i:\bfailed to allocate (?:GPU|CUDA) memory\b)", "failed to allocate GPU memory"
     ),
-    _row(
+    _signature(
         "vLLM",
         r"\bNo available memory for the cache blocks\b"
         r"|\bFree memory on device\b.{0,100}\bis less than desired GPU memory utilization\b",
         "ValueError: No available memory for the cache blocks.",
     ),
-    _row(
+    _signature(
         "SGLang",
         r"\bNot enough memory\. Please try .{0,40}--mem-fraction-static",
         "Not enough memory. Please try to increase --mem-fraction-static.",
     ),
-    _row(
+    _signature(
         "Text Generation Inference",
         r"\bNot enough memory to handle \d+ (?:prefill|total) tokens",
         'Error: Warmup(Generation("Not enough memory to handle 4096 prefill tokens."))',
     ),
-    _row(
+    _signature(
         "bitsandbytes",
         r"\bError out of memory at line \d+ in file\b",
         "Error out of memory at line 8 in file ops.cu",
     ),
-    _row(
+    _signature(
         "CatBoost",
         r"\bTOutOfMemoryError\b|\bError: Out of memory\. Requested [\d.]+(?: MB)?; Free\b",
         "Error: Out of memory. Requested 8880 MB; Free 5902.061425 MB",
     ),
-    _row(
+    _signature(
         "LightGBM", r"\[CUDA\] out of memory\b", "[LightGBM] [Fatal] [CUDA] out of memory cuda_utils.hpp 37"
     ),
-    _row(
+    _signature(
         "OpenCV",
         r"Gpu API call(?:\) | \()out of memory",
         "(-217:Gpu API call) out of memory in function 'allocate'",
     ),
-    _row(
+    _signature(
         "CUDA.jl, Blender",
         r"(?i:\bout of GPU memory\b)",
         "ERROR: Out of GPU memory trying to allocate 8.000 GiB",
     ),
-    _row("Vulkan", r"\bErrorOutOfDeviceMemory\b", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
+    _signature("Vulkan", r"\bErrorOutOfDeviceMemory\b", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
 )
 
 #: A line that contains none of these in lower case matches no signature.
-KEY_WORDS = (
+KEYWORDS = (
     *("out of memory", "outofmemory", "out_of_memory", "out of gpu memory"),
     *("outofdevicememory", "memoryallocation", "cudacachingallocator"),
     *("oom when allocating", "alloc_failed", "allocation_failed", "failed to allocate", "cuda calloc"),
@@ -174,25 +174,25 @@ KEY_WORDS = (
 
 #: Text that a program prints after it caught the error. The same words occur in help, settings and
 #: statistics: they report exhausted memory only between CLAUSE_START and CLAUSE_END.
-PHRASE = re.compile(
+PRINTED_ERROR = re.compile(
     r"(?i:\b(?:CUDA|HIP) out of memory\b)"
     r"|(?<![\w.])(?:(?:CUDA |torch\.(?:cuda\.)?)?OutOfMemoryError)\b(?!: (?!.{0,200}(?:CUDA|HIP|GPU)\b))"
 )
 #: Start of a clause: a line start, a log's time or level, punctuation, some verbs, a JSON log's message.
-BEFORE = re.compile(
+CLAUSE_START = re.compile(
     r"(?i)(?:^\W*|[:\]>|!*)]\s*|[^\w\s\x00-\x7f]\s*|[.-]\s+|\d\d:\d\d(?::[\d.,]+)?\s+|<class '"
     r"|\b(?:error|exception|fatal|critical|warning|info|caught|got|hit|encountered|raised|due to|because of"
     r"|caused by|(?:failed|crashed|died|ended|exit(?:ed|ing)|abort(?:ed|ing)|stopp(?:ed|ing)|terminated)"
     r" (?:with|on|by|from))\s+(?:an? |the )?|\"(?:message|msg|error|exception|event|reason)\": ?\")$"
 )
 #: End of a clause, or words that go on with the time or place of the error.
-BEHIND = re.compile(
+CLAUSE_END = re.compile(
     r"(?i)(?:'>|\(\))?(?:\s+(?:error|exception))?"
     r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
     r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
 )
 #: Words before an error name that only mention it: a setting, a list item, advice, another run.
-ABOUT = re.compile(
+MENTION = re.compile(
     r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
     r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"
     r"|(?:^|[\W_])(?:on|catch(?:es|ing)?|except|handl\w*|retry\w*|retries|ignor\w*|skip\w*|notes?|hints?"

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_scheduler.core.attributes import FLAGS, written
+from gpu_scheduler.core.attributes import FLAGS, format_attribute
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading
-from gpu_scheduler.core.matching import Pairs
+from gpu_scheduler.core.matching import LinePairs
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
 
@@ -22,17 +22,17 @@ class NewJob:
 
     index: int
     number: int
-    same_as: str | None = None
+    duplicate_of: str | None = None
 
-    def say(self, job_id: int) -> str:
+    def log_message(self, job_id: int) -> str:
         """Returns the message to log once the job has its id."""
-        if self.same_as is None:
+        if self.duplicate_of is None:
             return f"line {self.number}: job {job_id}"
-        return f"line {self.number}: same text as {self.same_as} → job {job_id}"
+        return f"line {self.number}: same text as {self.duplicate_of} → job {job_id}"
 
 
 @dataclass(frozen=True)
-class Bind:
+class BindLine:
     """Assigns line `index` to an existing job."""
 
     index: int
@@ -40,7 +40,7 @@ class Bind:
 
 
 @dataclass(frozen=True)
-class Requeue:
+class RequeueFinished:
     """Queues the finished job of line `index` again, with the attributes of the line (`hold` holds it)."""
 
     index: int
@@ -71,18 +71,18 @@ class CancelRunning:
     job_id: int
 
 
-ReadingAction = NewJob | Bind | Requeue | LineRemoved | AttributeChanged | CancelRunning
+DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedLines:
     """The lines that count now, each with its index in the last reading.
 
     appended: the lines are new and follow all lines of the last reading, which are unchanged and not listed.
     """
 
     lines: tuple[Line, ...]
-    pairs: Pairs
+    pairs: LinePairs
     appended: bool = False
 
     def new_identities(self) -> frozenset[str]:
@@ -90,7 +90,7 @@ class Accepted:
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
-    def whole(self, previous: Reading, newest: Mapping[str, JobFact]) -> Accepted:
+    def with_previous(self, previous: Reading, newest: Mapping[str, JobFact]) -> AcceptedLines:
         """Returns all lines if an appended CSV line may be equal to one of the last reading, else `self`.
 
         `diff` has to compare both lines then. newest: as for `diff`.
@@ -99,40 +99,40 @@ class Accepted:
             line.kind == "csv" and line.identity in newest for line in self.lines
         ):
             return self
-        return Accepted(previous + self.lines, (*range(len(previous)), *self.pairs))
+        return AcceptedLines(previous + self.lines, (*range(len(previous)), *self.pairs))
 
 
 @dataclass(frozen=True)
-class ReadingResult:
+class DiffResult:
     """The actions in order, the messages to log, and the reading to keep.
 
     The reading consists of `before`, unchanged, followed by `lines` with their `jobs`; new jobs have no id
     yet.
     """
 
-    actions: tuple[ReadingAction, ...]
-    said: tuple[str, ...]
+    actions: tuple[DiffAction, ...]
+    messages: tuple[str, ...]
     lines: Reading
     jobs: Sequence[int | None]
-    before: Reading = ()
+    unchanged: Reading = ()
 
-    def bound(self, new_jobs: Mapping[int, int]) -> Reading:
+    def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
         """Returns the reading to keep. new_jobs: index of a NewJob -> the id of its job."""
         kept = enumerate(zip(self.lines, self.jobs, strict=True))
-        return (*self.before, *(line.bound(new_jobs.get(i, job)) for i, (line, job) in kept))
+        return (*self.unchanged, *(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept))
 
 
-def diff(
-    previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact], newest: Mapping[str, JobFact]
-) -> ReadingResult:
+def diff_reading(
+    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], newest: Mapping[str, JobFact]
+) -> DiffResult:
     """Compares the accepted lines with the previous reading.
 
     accepted: see `Accepted.whole`; jobs: the jobs of the previous reading; newest: the newest job of each of
     `accepted.new_identities()` that has one, from any file or front end.
     """
     if accepted.appended:
-        return replace(_Diff((), accepted, jobs, newest).result(), before=previous)
-    return _Diff(previous, accepted, jobs, newest).result()
+        return replace(_ReadingDiff((), accepted, jobs, newest).result(), before=previous)
+    return _ReadingDiff(previous, accepted, jobs, newest).result()
 
 
 def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
@@ -140,41 +140,41 @@ def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
     return tuple(line.job_id for line in reading if line.job_id is not None)
 
 
-def share_out(order: Sequence[int], places: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     """Redistributes the queue positions of a file's queued jobs among them, in the order of its lines.
 
     places: the positions of the file's queued jobs only. Returns (job, position) for those that move.
     """
-    queued = [job for job in order if job in places]
-    free = sorted(places[job] for job in queued)
-    return tuple((job, place) for job, place in zip(queued, free, strict=True) if places[job] != place)
+    queued = [job for job in order if job in positions]
+    free = sorted(positions[job] for job in queued)
+    return tuple((job, place) for job, place in zip(queued, free, strict=True) if positions[job] != place)
 
 
-class _Diff:
+class _ReadingDiff:
     """One comparison. Collects actions and messages while walking the lines in order."""
 
     def __init__(
         self,
         previous: Reading,
-        accepted: Accepted,
+        accepted: AcceptedLines,
         jobs: Mapping[int, JobFact],
         newest: Mapping[str, JobFact],
     ) -> None:
         self.previous, self.accepted, self.jobs, self.newest = previous, accepted, jobs, newest
-        self.actions: list[ReadingAction] = []
-        self.said: list[str] = []
-        self.bound: list[int | None] = [None] * len(accepted.lines)
-        self.first_before: dict[str, Line] = {}
-        self.job_before: dict[str, int] = {}
+        self.actions: list[DiffAction] = []
+        self.messages: list[str] = []
+        self.job_ids: list[int | None] = [None] * len(accepted.lines)
+        self.previous_lines: dict[str, Line] = {}
+        self.previous_jobs: dict[str, int] = {}
         for line in previous:
             if line.kind == "csv" and line.identity is not None:
-                self.first_before.setdefault(line.identity, line)
+                self.previous_lines.setdefault(line.identity, line)
                 if line.job_id is not None:
-                    self.job_before.setdefault(line.identity, line.job_id)
+                    self.previous_jobs.setdefault(line.identity, line.job_id)
 
-    def result(self) -> ReadingResult:
+    def result(self) -> DiffResult:
         lines, pairs = self.accepted.lines, self.accepted.pairs
-        self._removed()
+        self._diff_removed()
         newly = {
             line.identity: line for line, old in zip(lines, pairs, strict=True) if old is None
         }  # the last of equal ones
@@ -183,18 +183,18 @@ class _Diff:
             if line.identity is None:
                 continue
             if old is None:
-                self.said += [f"line {line.number}: {note}" for note in line.notes]
+                self.messages += [f"line {line.number}: {note}" for note in line.notes]
             if line.kind == "command":
-                self._command(index, line, None if old is None else self.previous[old])
+                self._diff_command(index, line, None if old is None else self.previous[old])
             elif line.identity not in first:
                 first[line.identity] = index
-                self._csv(index, line, newly.get(line.identity), old is None)
+                self._diff_csv(index, line, newly.get(line.identity), old is None)
             elif old is None:
                 number = lines[first[line.identity]].number
-                self.said.append(f"line {line.number}: duplicate of line {number}; both are one job")
-        return ReadingResult(tuple(self.actions), tuple(self.said), lines, self.bound)
+                self.messages.append(f"line {line.number}: duplicate of line {number}; both are one job")
+        return DiffResult(tuple(self.actions), tuple(self.messages), lines, self.job_ids)
 
-    def _removed(self) -> None:
+    def _diff_removed(self) -> None:
         kept = {old for old in self.accepted.pairs if old is not None}
         still = {line.identity for line in self.accepted.lines if line.kind == "csv"}
         for index, line in enumerate(self.previous):
@@ -204,53 +204,53 @@ class _Diff:
             if job is not None and job.state in WAITING:
                 self.actions.append(LineRemoved(line.job_id))
             elif job is not None and job.state in ACTIVE:
-                self.said.append(
+                self.messages.append(
                     f"the line of job {line.job_id} was removed; the job is {job.state} and continues"
                 )
 
-    def _command(self, index: int, line: Line, old: Line | None) -> None:
+    def _diff_command(self, index: int, line: Line, old: Line | None) -> None:
         if old is not None and old.job_id is not None:
-            self.bound[index] = old.job_id
+            self.job_ids[index] = old.job_id
             if old.attributes != line.attributes:
-                self._attributes(line, self.jobs.get(old.job_id), old.attributes)
+                self._diff_attributes(line, self.jobs.get(old.job_id), old.attributes)
             return
         same = self.newest.get(line.identity or "")
-        self.actions.append(NewJob(index, line.number, _named(same) if same is not None else None))
+        self.actions.append(NewJob(index, line.number, _job_label(same) if same is not None else None))
 
-    def _csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
+    def _diff_csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
         """Handles the first line of its identity. new: the last new line of that identity, if any."""
         assert line.identity is not None
-        before = self.first_before.get(line.identity)
-        job_id = self.job_before.get(line.identity)
+        before = self.previous_lines.get(line.identity)
+        job_id = self.previous_jobs.get(line.identity)
         if job_id is not None and new is None:
-            self.bound[index] = job_id
+            self.job_ids[index] = job_id
             old = before.attributes if before is not None else line.attributes
             if old != line.attributes:
-                self._attributes(line, self.jobs.get(job_id), old)
+                self._diff_attributes(line, self.jobs.get(job_id), old)
             return
         job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
         if job is None:
             self.actions.append(NewJob(index, line.number))
             return
         new = new or line
-        self.bound[index] = job.job_id
+        self.job_ids[index] = job.job_id
         ended = job.state is JobState.FINISHED and job.outcome is not Outcome.COMPLETED
         if ended and not line.attributes.get("cancel"):
-            self.actions.append(Requeue(index, job.job_id))
+            self.actions.append(RequeueFinished(index, job.job_id))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
-            self.said.append(f"line {new.number}: {_named(job)} is queued again{of}")
+            self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
             return
-        self.actions.append(Bind(index, job.job_id))
+        self.actions.append(BindLine(index, job.job_id))
         if job.state is JobState.FINISHED:
-            self.said.append(
+            self.messages.append(
                 f"line {new.number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
             )
         elif is_new:
-            self.said.append(f"line {line.number}: already {_named(job)}")
+            self.messages.append(f"line {line.number}: already {_job_label(job)}")
         applied = before.attributes if before is not None else {**line.attributes, "cancel": None}
-        self._attributes(line, job, applied)
+        self._diff_attributes(line, job, applied)
 
-    def _attributes(self, line: Line, job: JobFact | None, old: Mapping[str, Any]) -> None:
+    def _diff_attributes(self, line: Line, job: JobFact | None, old: Mapping[str, Any]) -> None:
         """Applies changed attributes one by one.
 
         They apply to a waiting job, and to a finished one for its next run (except `hold` and `cancel`, which
@@ -272,12 +272,12 @@ class _Diff:
         changed = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
         self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
         if changed and job.state is JobState.FINISHED:
-            changes = ", ".join(written(name, value) for name, _, value in changed)
-            self.said.append(
+            changes = ", ".join(format_attribute(name, value) for name, _, value in changed)
+            self.messages.append(
                 f"line {line.number}: {changes} for job {job.job_id}, which is finished; `retry {job.job_id}`"
                 " runs it with this change"
             )
 
 
-def _named(job: JobFact) -> str:
+def _job_label(job: JobFact) -> str:
     return f"job {job.job_id} ({job.outcome if job.state is JobState.FINISHED else job.state})"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: "same": perhaps under another name. "moved": the old path no longer exists. "copied": it still exists.
-Verdict = Literal["same", "moved", "copied"]
+FolderRelation = Literal["same", "moved", "copied"]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedFolder:
     """The data directory recorded in the store: a random id, its real path, its inode.
 
     The device number is not part of it, because a reboot changes it.
@@ -25,7 +25,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Place:
+class ObservedFolder:
     """A folder at present. id: the contents of its id file; None = missing or unreadable."""
 
     path: str
@@ -35,11 +35,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnreadableFolder:
     """Something exists at the recorded path but cannot be read."""
 
 
-def judge(recorded: Recorded | None, here: Place, there: Place | Unknown | None) -> Verdict:
+def compare_folders(recorded: RecordedFolder | None, current: ObservedFolder, at_recorded_path: ObservedFolder | UnreadableFolder | None) -> FolderRelation:
     """Compares the folder `current` with the recorded one.
 
     at_recorded_path: the folder that is there now; None = there is none.
@@ -47,13 +47,13 @@ def judge(recorded: Recorded | None, here: Place, there: Place | Unknown | None)
     The inode alone is not conclusive: a restore changes it, and two file systems can have the same one. The
     folder at the recorded path decides, if it has the same id.
     """
-    if recorded is None or here.path == recorded.path:
+    if recorded is None or current.path == recorded.path:
         return "same"
-    if isinstance(there, Place) and (there.device, there.inode) == (here.device, here.inode):
+    if isinstance(at_recorded_path, ObservedFolder) and (at_recorded_path.device, at_recorded_path.inode) == (current.device, current.inode):
         return "same"
-    if there is None or (isinstance(there, Place) and there.id not in (recorded.id, None)):
-        return "same" if here.inode == recorded.inode else "moved"
-    if here.inode != recorded.inode:
+    if at_recorded_path is None or (isinstance(at_recorded_path, ObservedFolder) and at_recorded_path.id not in (recorded.id, None)):
+        return "same" if current.inode == recorded.inode else "moved"
+    if current.inode != recorded.inode:
         return "copied"
     # Renamed, with a copy at the old path, unless the inodes are equal by chance.
-    return "same" if isinstance(there, Place) and there.inode != recorded.inode else "copied"
+    return "same" if isinstance(at_recorded_path, ObservedFolder) and at_recorded_path.inode != recorded.inode else "copied"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.placement import ForeignUse, GpuView, Limits, foreign_use
+from gpu_scheduler.core.placement import ForeignUse, GpuAvailability, Limits, foreign_use
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.needs import Need
@@ -75,19 +75,19 @@ _FOREIGN_REMEDIES = {
 }
 
 
-def gpu_remedy(gpu: GpuView, need: Need, limits: Limits, why: str) -> str:
+def gpu_remedy(gpu: GpuAvailability, need: Need, limits: Limits, obstacle: str) -> str:
     """Returns a remedy for the obstacle that placement reports for a GPU; "" if it is only our own jobs."""
-    if why == "paused":
+    if obstacle == "paused":
         return f"`resume {gpu.index}` makes it available again"
-    if why in ("awaiting memory release", "being released"):
+    if obstacle in ("awaiting memory release", "being released"):
         return "it takes jobs again in a few seconds"
-    if why.startswith("quarantined"):
+    if obstacle.startswith("quarantined"):
         return "end that process (kill -9)"
-    if gpu.closed is not None:
+    if gpu.unavailable_reason is not None:
         return f"check it with `nvidia-smi -i {gpu.index}` and `doctor`"
-    if why == "memory unknown":
+    if obstacle == "memory unknown":
         return f"check its memory with `nvidia-smi -q -i {gpu.index}`"
-    if not why.startswith("foreign "):
+    if not obstacle.startswith("foreign "):
         return ""
     use = foreign_use(gpu, need, limits)
     return f"wait for the process to end, or end it; {_FOREIGN_REMEDIES[use]}" if use is not None else ""
@@ -102,30 +102,30 @@ class OomCase:
     than its own.
     """
 
-    gpus: int = 1
-    alone: bool = False
+    gpu_count: int = 1
+    had_gpus_alone: bool = False
     at_limit: bool = False
-    larger: tuple[int, ...] = ()
+    larger_gpus: tuple[int, ...] = ()
 
 
 def oom_remedy(case: OomCase) -> str:
     """Advises on a job that ran out of GPU memory: requesting more only where more exists."""
-    if not (case.alone or case.at_limit):
+    if not (case.had_gpus_alone or case.at_limit):
         return (
             "the GPU was full, and others used it too: request more memory (vram= or share=), retry it with"
             " more (oom-retries=), or use a smaller batch"
         )
-    one = case.gpus == 1
-    had = f"its GPU{'' if one else 's'} to itself" if case.alone else "the most memory that a GPU can give"
-    indices = ", ".join(map(str, case.larger))
-    where = f" (GPU{'' if len(case.larger) == 1 else 's'} {indices})" if case.larger else ""
-    more = "two" if one else str(case.gpus + 1)
+    one = case.gpu_count == 1
+    had = f"its GPU{'' if one else 's'} to itself" if case.had_gpus_alone else "the most memory that a GPU can give"
+    indices = ", ".join(map(str, case.larger_gpus))
+    where = f" (GPU{'' if len(case.larger_gpus) == 1 else 's'} {indices})" if case.larger_gpus else ""
+    more = "two" if one else str(case.gpu_count + 1)
     return (
-        f"it had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs ([gpus={case.gpus + 1}]) if"
+        f"it had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs ([gpus={case.gpu_count + 1}]) if"
         " the program can split its model"
     )
 
 
-def remedy(told: str) -> str | None:
+def remedy(explanation: str) -> str | None:
     """Returns the first remedy that matches a failure explanation; None if no remedy matches."""
-    return next((text or None for pattern, text in _REMEDIES if pattern.search(told)), None)
+    return next((text or None for pattern, text in _REMEDIES if pattern.search(explanation)), None)

@@ -8,50 +8,50 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_scheduler.core.actions import Action, Close, Cooled, Move, Release
+from gpu_scheduler.core.actions import Action, FinishAttempt, RecordMemoryReleased, Transition, ReleaseAllocation
 from gpu_scheduler.core.facts import Attempt, Settings
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.settle import settle
+from gpu_scheduler.core.settle import reconcile
 from gpu_scheduler.core.states import JobState, Outcome
 
 
-def take_in(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for the newest attempt of a job.
 
     Without a FinishAttempt among them the attempt stays open, because it runs or has processes left; it is
     then reconciled like every open attempt.
     """
-    status = attempt.sighting
+    status = attempt.status
     if status.result is None and status.claim == "void":
         reason = f"it had not begun when the store was lost; `retry {attempt.job_id}` runs it"
-        return _over(_closed(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
+        return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
     # Counting its source as missing keeps its retries from running it again.
     orphaned = replace(attempt, lineless=True, survivors=attempt.survivors or ())
-    actions = settle(orphaned, now, settings)
-    ended = next((action for action in actions if isinstance(action, Close)), None)
+    actions = reconcile(orphaned, now, settings)
+    ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
     if ended is None:
-        return [action for action in actions if isinstance(action, Move)]
-    return [ended] if attempt.survivors else _over(ended)
+        return [action for action in actions if isinstance(action, Transition)]
+    return [ended] if attempt.survivors else _with_release(ended)
 
 
 def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for an attempt that a later attempt followed: it ends, but its job does not."""
-    ended = next((one for one in take_in(attempt, now, settings) if isinstance(one, Close)), None)
+    ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
     if ended is None:
-        ended = _closed(attempt, Outcome.INTERRUPTED, JobState.QUEUED, "followed by another attempt")
+        ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, "followed by another attempt")
     ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
-    return [ended] if attempt.survivors else _over(ended)
+    return [ended] if attempt.survivors else _with_release(ended)
 
 
-def _closed(attempt: Attempt, outcome: Outcome, state: JobState, reason: str) -> Close:
-    return Close(
+def _finish_attempt(attempt: Attempt, outcome: Outcome, state: JobState, reason: str) -> FinishAttempt:
+    return FinishAttempt(
         attempt.job_id, attempt.attempt_id, outcome, state, None, reason=reason,
-        oom_used=attempt.oom_used, fail_used=attempt.fail_used,
+        oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
     )  # fmt: skip
 
 
-def _over(ended: Close) -> list[Action]:
+def _with_release(ended: FinishAttempt) -> list[Action]:
     """Returns the end of an attempt without processes; its GPUs need not wait for memory release."""
-    return [ended, Release(ended.attempt_id), Cooled(ended.attempt_id)]
+    return [ended, ReleaseAllocation(ended.attempt_id), RecordMemoryReleased(ended.attempt_id)]

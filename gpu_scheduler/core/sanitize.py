@@ -15,12 +15,12 @@ from enum import Enum, auto
 _SPECIAL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]")
 _PARAMETERS = re.compile(r"[ -?]*")
 _STRING_END = re.compile(r"[\x07\n\x18\x1a\x1b\x9c\udc9c]")
-_PASSED = re.compile(r"[0-9:;]*m|[0-2]?K")
+_ALLOWED_SEQUENCE = re.compile(r"[0-9:;]*m|[0-2]?K")
 #: Most characters of a sequence that passes; a longer one is dropped.
-_LONGEST = 64
+_MAX_PARAMETER_CHARS = 64
 
 
-class _In(Enum):
+class _State(Enum):
     TEXT = auto()
     ESCAPE = auto()
     INTERMEDIATE = auto()
@@ -33,87 +33,87 @@ class Sanitizer:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._in = _In.TEXT
+        self._state = _State.TEXT
         self._parameters = ""
 
     def feed(self, data: bytes) -> bytes:
         """Returns the safe part of the next piece. A cut character or sequence waits for the rest."""
-        return self._passed(self._decoder.decode(data))
+        return self._filter(self._decoder.decode(data))
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """Returns the remaining bytes if the output ends within a character."""
-        return self._passed(self._decoder.decode(b"", final=True))
+        return self._filter(self._decoder.decode(b"", final=True))
 
-    def _passed(self, text: str) -> bytes:
-        if self._in is _In.TEXT and _SPECIAL.search(text) is None:
+    def _filter(self, text: str) -> bytes:
+        if self._state is _State.TEXT and _SPECIAL.search(text) is None:
             return text.encode("utf-8", "surrogateescape")
         out: list[str] = []
         index = 0
         while index < len(text):
-            if self._in is _In.TEXT:
-                index = self._text(text, index, out)
-            elif self._in is _In.CONTROL:
-                index = self._control(text, index, out)
-            elif self._in is _In.STRING:
-                index = self._string(text, index)
+            if self._state is _State.TEXT:
+                index = self._filter_text(text, index, out)
+            elif self._state is _State.CONTROL:
+                index = self._filter_control(text, index, out)
+            elif self._state is _State.STRING:
+                index = self._filter_string(text, index)
             else:
-                index = self._escape(text, index)
+                index = self._filter_escape(text, index)
         return "".join(out).encode("utf-8", "surrogateescape")
 
-    def _text(self, text: str, at: int, out: list[str]) -> int:
-        found = _SPECIAL.search(text, at)
+    def _filter_text(self, text: str, index: int, out: list[str]) -> int:
+        found = _SPECIAL.search(text, index)
         if found is None:
-            out.append(text[at:])
+            out.append(text[index:])
             return len(text)
-        out.append(text[at : found.start()])
+        out.append(text[index : found.start()])
         byte = ord(found[0]) & 0xFF
         if byte == 0x1B:
-            self._in = _In.ESCAPE
+            self._state = _State.ESCAPE
         elif byte == 0x9B:
-            self._in = _In.CONTROL
+            self._state = _State.CONTROL
         elif byte in (0x90, 0x98, 0x9D, 0x9E, 0x9F):
-            self._in = _In.STRING
+            self._state = _State.STRING
         return found.end()
 
-    def _escape(self, text: str, at: int) -> int:
+    def _filter_escape(self, text: str, index: int) -> int:
         """Continues after ESC, or after ESC and intermediate characters."""
-        begun, character = self._in, text[at]
-        self._in = _In.TEXT
+        begun, character = self._state, text[index]
+        self._state = _State.TEXT
         if " " <= character <= "/":
-            self._in = _In.INTERMEDIATE
-        elif begun is _In.ESCAPE and character == "[":
-            self._in = _In.CONTROL
-        elif begun is _In.ESCAPE and character in "]PX^_":
-            self._in = _In.STRING
+            self._state = _State.INTERMEDIATE
+        elif begun is _State.ESCAPE and character == "[":
+            self._state = _State.CONTROL
+        elif begun is _State.ESCAPE and character in "]PX^_":
+            self._state = _State.STRING
         elif not "0" <= character <= "~":
-            return at  # not part of a sequence
-        return at + 1
+            return index  # not part of a sequence
+        return index + 1
 
-    def _control(self, text: str, at: int, out: list[str]) -> int:
+    def _filter_control(self, text: str, index: int, out: list[str]) -> int:
         """Continues after CSI: parameters, then the final character that selects the function."""
-        run = _PARAMETERS.match(text, at)
+        run = _PARAMETERS.match(text, index)
         assert run is not None
-        self._parameters = (self._parameters + run[0])[: _LONGEST + 1]
-        at = run.end()
-        if at == len(text):
-            return at
-        sequence, self._parameters, self._in = self._parameters + text[at], "", _In.TEXT
-        if not "@" <= text[at] <= "~":
-            return at
-        if len(sequence) <= _LONGEST and _PASSED.fullmatch(sequence):
+        self._parameters = (self._parameters + run[0])[: _MAX_PARAMETER_CHARS + 1]
+        index = run.end()
+        if index == len(text):
+            return index
+        sequence, self._parameters, self._state = self._parameters + text[index], "", _State.TEXT
+        if not "@" <= text[index] <= "~":
+            return index
+        if len(sequence) <= _MAX_PARAMETER_CHARS and _ALLOWED_SEQUENCE.fullmatch(sequence):
             out.append(f"\x1b[{sequence}")
-        return at + 1
+        return index + 1
 
-    def _string(self, text: str, at: int) -> int:
+    def _filter_string(self, text: str, index: int) -> int:
         """Skips a title, a link or the like, which ends at a newline at the latest."""
-        end = _STRING_END.search(text, at)
+        end = _STRING_END.search(text, index)
         if end is None:
             return len(text)
-        self._in = _In.ESCAPE if end[0] == "\x1b" else _In.TEXT
+        self._state = _State.ESCAPE if end[0] == "\x1b" else _State.TEXT
         return end.start() if end[0] == "\n" else end.end()
 
 
 def sanitized(data: bytes) -> bytes:
     """Returns complete output, made safe for a terminal."""
     sanitizer = Sanitizer()
-    return sanitizer.feed(data) + sanitizer.rest()
+    return sanitizer.feed(data) + sanitizer.flush()

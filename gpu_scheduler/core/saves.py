@@ -15,20 +15,20 @@ from gpu_scheduler.core import grown
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.matching import Pairs, match, typos
-from gpu_scheduler.core.reading import Accepted
+from gpu_scheduler.core.matching import LinePairs, match_lines, find_typos
+from gpu_scheduler.core.reading import AcceptedLines
 from gpu_scheduler.core.states import ACTIVE, WAITING
 
 #: Seconds for which the file must have been present and unchanged before …
-CHANGED_S = 2.0  # … a new or changed line counts, unless it was appended,
-LAST_LINE_S = 5.0  # … a last line without a line ending counts,
-FEWER_S = 10.0  # … removed or reordered lines count.
+CHANGED_DELAY_S = 2.0  # … a new or changed line counts, unless it was appended,
+LAST_LINE_DELAY_S = 5.0  # … a last line without a line ending counts,
+REMOVED_DELAY_S = 10.0  # … removed or reordered lines count.
 #: Seconds after which a file that a process has open for writing is read again.
-WRITER_S = 1.0
+WRITER_RECHECK_S = 1.0
 
 
 @dataclass(frozen=True)
-class Content:
+class CurrentLines:
     """The current lines of the file, without comments and blank lines.
 
     since: the monotonic time since which the file has been present and unchanged; written: a process has it
@@ -37,13 +37,13 @@ class Content:
     """
 
     lines: tuple[Line, ...]
-    since: float
-    written: bool = False
-    appended: bool = False
+    unchanged_since: float
+    open_for_writing: bool = False
+    only_appended: bool = False
 
 
 @dataclass(frozen=True)
-class Decision:
+class AcceptDecision:
     """The result of `decide`.
 
     accepted: the lines that count now, None if nothing changes; waits: the jobs that must not start because
@@ -52,57 +52,57 @@ class Decision:
     last reading is missing.
     """
 
-    accepted: Accepted | None
+    accepted: AcceptedLines | None
     waits: Mapping[int, LineWait]
-    next_look: float | None
-    whole: bool
+    recheck_at: float | None
+    none_missing: bool
 
 
-def decide(previous: Reading, content: Content, jobs: Mapping[int, JobFact], now: float) -> Decision:
+def decide_accepted(previous: Reading, current: CurrentLines, jobs: Mapping[int, JobFact], now: float) -> AcceptDecision:
     """Decides which lines count now. jobs: the jobs of the previous reading.
 
     A line that became malformed stays in the reading, with its job, until it is fixed; every other missing
     line counts as removed once its delay is over.
     """
-    if content.appended:
-        return _appended(content, now)
-    lines = _without_grown(previous, content.lines)
-    counted, last_due = _without_unfinished(previous, lines, content, now)
-    pairs = match(previous, counted, jobs)
-    malformed = typos(previous, counted, pairs)
-    lost = _lost(previous, pairs)
+    if current.only_appended:
+        return _decide_appended(current, now)
+    lines = _mark_torn_appends(previous, current.lines)
+    counted, last_due = _drop_unfinished(previous, lines, current, now)
+    pairs = match_lines(previous, counted, jobs)
+    malformed = find_typos(previous, counted, pairs)
+    lost = _missing_lines(previous, pairs)
     removed = [old for old in lost if old not in set(malformed.values())]
     due: float | None = None
     removed_at: float | None = None
     if not removed and not _reordered(previous, pairs):
-        accepted = _as_it_stands(previous, counted, pairs, malformed)
-        due = None if _is_appended(previous, counted, pairs) else content.since + CHANGED_S
-    elif content.written or now < content.since + FEWER_S:
-        accepted = _merged(previous, counted, pairs, malformed)
-        due = content.since + CHANGED_S
-        removed_at = None if now >= content.since + FEWER_S else content.since + FEWER_S
-        last_due = _sooner(last_due, now + WRITER_S if removed_at is None else removed_at)
+        accepted = _lines_as_in_file(previous, counted, pairs, malformed)
+        due = None if _is_append_only(previous, counted, pairs) else current.unchanged_since + CHANGED_DELAY_S
+    elif current.open_for_writing or now < current.unchanged_since + REMOVED_DELAY_S:
+        accepted = _merge_with_previous(previous, counted, pairs, malformed)
+        due = current.unchanged_since + CHANGED_DELAY_S
+        removed_at = None if now >= current.unchanged_since + REMOVED_DELAY_S else current.unchanged_since + REMOVED_DELAY_S
+        last_due = _earlier(last_due, now + WRITER_RECHECK_S if removed_at is None else removed_at)
     else:
-        accepted = _as_it_stands(previous, counted, pairs, malformed)
+        accepted = _lines_as_in_file(previous, counted, pairs, malformed)
         removed = []  # from here on, `reading` reports them
-    waits = _waits(previous, counted, removed, removed_at, malformed, jobs)
+    waits = _waits_for_lost_lines(previous, counted, removed, removed_at, malformed, jobs)
     if due is not None and now < due:
-        waits = {**_unheard(previous, accepted, jobs, due), **waits}
-        return Decision(None, waits, due if _changes(previous, accepted) else last_due, not lost)
-    return Decision(accepted if _changes(previous, accepted) else None, waits, last_due, not lost)
+        waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}
+        return AcceptDecision(None, waits, due if _differs(previous, accepted) else last_due, not lost)
+    return AcceptDecision(accepted if _differs(previous, accepted) else None, waits, last_due, not lost)
 
 
-def _appended(content: Content, now: float) -> Decision:
+def _decide_appended(current: CurrentLines, now: float) -> AcceptDecision:
     """Decides for appended lines: they count at once, except an unfinished last one."""
-    lines, due = _without_unfinished((), content.lines, content, now)
-    accepted = Accepted(lines, (None,) * len(lines), appended=True) if lines else None
-    return Decision(accepted, {}, due, True)
+    lines, due = _drop_unfinished((), current.lines, current, now)
+    accepted = AcceptedLines(lines, (None,) * len(lines), appended=True) if lines else None
+    return AcceptDecision(accepted, {}, due, True)
 
 
-def _without_grown(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+def _mark_torn_appends(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
     """Returns the lines, marking as malformed one that grew after it was read and contains a second line."""
     known = {line.raw.rstrip("\r\n") for line in previous if line.problem == grown.REASON}
-    open_line = next((line for line in previous if not line.ends and not line.malformed), None)
+    open_line = next((line for line in previous if not line.has_newline and not line.malformed), None)
     if open_line is not None and any(line.key == open_line.key for line in lines):
         open_line = None
     if open_line is None and not known:
@@ -110,54 +110,54 @@ def _without_grown(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ..
     programs = {grown.first_word(line.text) for line in previous if line.kind == "command"}
     changed = list(lines)
     for i, line in enumerate(lines):
-        here = open_line is not None and grown.holds_second_line(open_line, line, programs)
+        here = open_line is not None and grown.contains_second_line(open_line, line, programs)
         if here or line.raw.rstrip("\r\n") in known:
             changed[i] = replace(
                 line, kind=None, identity=None, attributes={}, spec=None, notes=(), text=line.raw.strip(),
-                problem=grown.MALFORMED.reason, accepted=grown.MALFORMED.accepted,
+                problem=grown.TORN_APPEND.reason, accepted=grown.TORN_APPEND.accepted_form,
             )  # fmt: skip
     return tuple(changed)
 
 
-def _without_unfinished(
-    previous: Reading, lines: tuple[Line, ...], content: Content, now: float
+def _drop_unfinished(
+    previous: Reading, lines: tuple[Line, ...], current: CurrentLines, now: float
 ) -> tuple[tuple[Line, ...], float | None]:
     """Returns the lines without a new last one that has no line ending yet, and when that one is due."""
-    if not lines or lines[-1].ends:
+    if not lines or lines[-1].has_newline:
         return lines, None
     last = lines[-1].key
     before = sum(1 for line in previous if line.key == last)
     if before > sum(1 for line in lines[:-1] if line.key == last):
         return lines, None
-    due = content.since + LAST_LINE_S
+    due = current.unchanged_since + LAST_LINE_DELAY_S
     if now < due:
         return lines[:-1], due
-    return (lines[:-1], now + WRITER_S) if content.written else (lines, None)
+    return (lines[:-1], now + WRITER_RECHECK_S) if current.open_for_writing else (lines, None)
 
 
-def _lost(previous: Reading, pairs: Pairs) -> list[int]:
+def _missing_lines(previous: Reading, pairs: LinePairs) -> list[int]:
     kept = set(pairs)
     return [i for i, line in enumerate(previous) if i not in kept and not line.malformed]
 
 
-def _reordered(previous: Reading, pairs: Pairs) -> bool:
+def _reordered(previous: Reading, pairs: LinePairs) -> bool:
     olds = [old for old in pairs if old is not None and not previous[old].malformed]
     return any(a > b for a, b in pairwise(olds))
 
 
-def _is_appended(previous: Reading, counted: Sequence[Line], pairs: Pairs) -> bool:
+def _is_append_only(previous: Reading, counted: Sequence[Line], pairs: LinePairs) -> bool:
     return pairs[: len(previous)] == tuple(range(len(previous))) and all(
-        old.same_as(line) for old, line in zip(previous, counted, strict=False)
+        old.is_equivalent_to(line) for old, line in zip(previous, counted, strict=False)
     )
 
 
-def _settled(line: Line, fresh: bool) -> Line:
-    return line if line.fresh == fresh else replace(line, fresh=fresh)
+def _with_typo_flag(line: Line, is_typo: bool) -> Line:
+    return line if line.is_typo == is_typo else replace(line, fresh=is_typo)
 
 
-def _as_it_stands(
-    previous: Reading, counted: Sequence[Line], pairs: Pairs, malformed: Mapping[int, int]
-) -> Accepted:
+def _lines_as_in_file(
+    previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
+) -> AcceptedLines:
     """Returns the lines as in the file; each line that became malformed follows its last good version."""
     lines: list[Line] = []
     olds: list[int | None] = []
@@ -165,14 +165,14 @@ def _as_it_stands(
         if i in malformed:
             lines.append(previous[malformed[i]])
             olds.append(malformed[i])
-        lines.append(_settled(line, i in malformed))
+        lines.append(_with_typo_flag(line, i in malformed))
         olds.append(old)
-    return Accepted(tuple(lines), tuple(olds))
+    return AcceptedLines(tuple(lines), tuple(olds))
 
 
-def _merged(
-    previous: Reading, counted: Sequence[Line], pairs: Pairs, malformed: Mapping[int, int]
-) -> Accepted:
+def _merge_with_previous(
+    previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
+) -> AcceptedLines:
     """Merges the lines of the last reading, in their order, with the current ones.
 
     Each old line is taken as it is written now or, if it is missing, as it was. It is followed by the
@@ -184,10 +184,10 @@ def _merged(
     for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
         if old is not None:
             at = old
-            written[old] = _settled(line, i in malformed)
+            written[old] = _with_typo_flag(line, i in malformed)
         else:
             at = malformed.get(i, at)
-            behind.setdefault(at, []).append(_settled(line, i in malformed))
+            behind.setdefault(at, []).append(_with_typo_flag(line, i in malformed))
     lines: list[Line] = []
     olds: list[int | None] = []
     for i in range(-1, len(previous)):
@@ -196,10 +196,10 @@ def _merged(
             olds.append(i)
         lines += behind.get(i, [])
         olds += [None] * len(behind.get(i, []))
-    return Accepted(tuple(lines), tuple(olds))
+    return AcceptedLines(tuple(lines), tuple(olds))
 
 
-def _waits(
+def _waits_for_lost_lines(
     previous: Reading,
     counted: Sequence[Line],
     removed: Collection[int],
@@ -212,7 +212,7 @@ def _waits(
     A missing line affects waiting jobs only. A malformed one affects jobs in every state, because a retry may
     queue them before the line is fixed.
     """
-    lost = {old: LineWait("gone", due=removed_at) for old in removed}
+    lost = {old: LineWait("gone", due_at=removed_at) for old in removed}
     lost |= {old: LineWait("malformed", counted[i].number) for i, old in malformed.items()}
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
     waits: dict[int, LineWait] = {}
@@ -225,8 +225,8 @@ def _waits(
     return waits
 
 
-def _unheard(
-    previous: Reading, accepted: Accepted, jobs: Mapping[int, JobFact], due: float
+def _waits_for_changes(
+    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], due: float
 ) -> dict[int, LineWait]:
     """Returns the waits of jobs without an open attempt whose line has changed attributes.
 
@@ -234,20 +234,20 @@ def _unheard(
     """
     waits: dict[int, LineWait] = {}
     for line, old in zip(accepted.lines, accepted.pairs, strict=True):
-        if old is not None and not line.same_as(previous[old]):
+        if old is not None and not line.is_equivalent_to(previous[old]):
             job = jobs.get(previous[old].job_id or 0)
             if job is not None and job.state not in ACTIVE:
                 waits[job.job_id] = LineWait("changed", line.number, due)
     return waits
 
 
-def _changes(previous: Reading, accepted: Accepted) -> bool:
+def _differs(previous: Reading, accepted: AcceptedLines) -> bool:
     """Returns whether the reading would change, if only in the number or the line ending of a line."""
     return len(previous) != len(accepted.lines) or any(
-        old != i or not line.is_written_as(previous[i])
+        old != i or not line.is_identical_to(previous[i])
         for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))
     )
 
 
-def _sooner(a: float | None, b: float | None) -> float | None:
+def _earlier(a: float | None, b: float | None) -> float | None:
     return min((time for time in (a, b) if time is not None), default=None)

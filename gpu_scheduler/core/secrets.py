@@ -12,15 +12,15 @@ from typing import Any
 #: Replaces a secret value in everything shown or logged.
 HIDDEN = "(hidden)"
 
-_WORDS = "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
+_SECRET_WORDS = "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
 #: Names of variables that contain one of these words but whose values are not secret.
-_HARMLESS = (
+_NOT_SECRET = (
     r"(?:OLD)?PWD|PASS_(?:AT_)?K"
     r"|(?:\w*_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
     r"|(?:TOKENS?|KEYS?)_(?:DIM|LEN|LENGTH|COUNT|LIMIT|BUDGET|SIZE|PER_\w*)|TOKENS?_IDS?"
     r"|(?:\w*_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
 )
-_VARIABLE = rf"(?!(?:{_HARMLESS})(?:=|\Z))(?:\w*_)?(?:{_WORDS})(?:_\w*)?"
+_VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w*_)?(?:{_SECRET_WORDS})(?:_\w*)?"
 _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
 #: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The word is
 #: matched as one piece, so that no part of it is tried.
@@ -34,28 +34,28 @@ _ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
 
 #: Pieces of a word in a shell, in POSIX quoting or in a quoted CSV field (doubled quotes). A quote at the
 #: end of a word closes the quotation around the word.
-_PIECE = (
+_WORD_PIECE = (
     r"""(?:""[^"\s][^"]*""|\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
 )  # fmt: skip
 #: An unclosed quote extends to the end of the text.
-_OPEN = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
+_UNCLOSED_QUOTE = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
 #: The match begins with the character before a name, so that nothing inside a word is tried.
-_NAMED = re.compile(
+_NAMED_SECRET = re.compile(
     # Quoted as a whole: '--api-key=…'. The word after `bash -c` is a command, not such an option.
     rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
-    rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_PIECE}*"""
+    rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_WORD_PIECE}*"""
     rf"""|(?P<name>{_ASSIGNED}"""
     rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|(?:""|\\?["'])\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
-    rf"(?P<value>{_OPEN}|{_PIECE}+))"
+    rf"(?P<value>{_UNCLOSED_QUOTE}|{_WORD_PIECE}+))"
 )
 #: Values that hide nothing: of a flag, a variable that a shell expands, placeholders in our own texts.
-_NO_VALUE = re.compile(
+_NOT_A_VALUE = re.compile(
     r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
 )
 #: Text after a value: the GPU list of a CSV line.
-_GPUS = re.compile(r",[-\d,]*\Z")
+_TRAILING_GPU_LIST = re.compile(r",[-\d,]*\Z")
 
-_IN_URL = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
+_URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
 #: Searched in lower case: an expression that begins with a literal is found as fast as the literal.
 _WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
 _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
@@ -70,13 +70,13 @@ _TOKEN = re.compile(
 def masked(text: str) -> str:
     """Returns the text with every secret replaced by `(hidden)`."""
     lowered = text.lower()
-    if _may_name_one(text, lowered):
-        text = _NAMED.sub(_hidden, f" {text}")[1:]
+    if _may_name_secret(text, lowered):
+        text = _NAMED_SECRET.sub(_hide_value, f" {text}")[1:]
     if "://" in text and "@" in text:
-        text = _IN_URL.sub(rf"\g<name>{HIDDEN}", text)
+        text = _URL_PASSWORD.sub(rf"\g<name>{HIDDEN}", text)
     if _WANDB.search(lowered):
         text = _WANDB_KEY.sub(rf"\g<name>{HIDDEN}", text)
-    if _may_hold_one(text):
+    if _may_hold_token(text):
         text = _TOKEN.sub(HIDDEN, text)
     return text
 
@@ -86,10 +86,10 @@ def masked_words(words: Sequence[str]) -> list[str]:
     masked_list: list[str] = []
     for index, word in enumerate(words):
         before = words[index - 1] if index else ""
-        given = _IS_GIVEN.match(word)
-        if _IS_OPTION.fullmatch(before) and not word.startswith("--") and not _NO_VALUE.fullmatch(word):
+        given = _ASSIGNMENT.match(word)
+        if _SECRET_OPTION.fullmatch(before) and not word.startswith("--") and not _NOT_A_VALUE.fullmatch(word):
             masked_list.append(HIDDEN)
-        elif given and not _NO_VALUE.fullmatch(word, given.end()):
+        elif given and not _NOT_A_VALUE.fullmatch(word, given.end()):
             masked_list.append(f"{given[0]}{HIDDEN}")
         else:
             masked_list.append(masked(word))
@@ -114,13 +114,13 @@ def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
 
-_IS_GIVEN = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
-_IS_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
+_ASSIGNMENT = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
+_SECRET_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
 
 
 # These run on every text that is shown. Few texts contain any of these strings, and searching for each of
 # them takes a tenth of the time of a regular expression or of a loop.
-def _may_name_one(text: str, lowered: str) -> bool:
+def _may_name_secret(text: str, lowered: str) -> bool:
     """Returns whether the text may contain a name that `_NAMED_SECRET` matches."""
     return (
         "api" in lowered or "secret" in lowered or "password" in lowered or "env:" in lowered
@@ -134,7 +134,7 @@ def _may_name_one(text: str, lowered: str) -> bool:
     )  # fmt: skip
 
 
-def _may_hold_one(text: str) -> bool:
+def _may_hold_token(text: str) -> bool:
     """Returns whether the text may contain a value that `_TOKEN` matches."""
     return (
         "hf_" in text or "sk-" in text or "gho_" in text or "ghp_" in text or "ghr_" in text or "ghs_" in text
@@ -147,14 +147,14 @@ def _is_secret(name: str, value: str) -> bool:
     return _IS_VARIABLE.fullmatch(name) is not None or masked(value) != value
 
 
-def _hidden(found: re.Match[str]) -> str:
+def _hide_value(found: re.Match[str]) -> str:
     before, name, value = found.group("before", "name", "value")
     if name is None:
         return f"{before}{found['quoted']}{HIDDEN}{before}"
-    if _NO_VALUE.fullmatch(value):
+    if _NOT_A_VALUE.fullmatch(value):
         return found[0]
     behind = value[len(value.rstrip("`:,;")) :]
-    if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _GPUS.search(value)):
+    if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _TRAILING_GPU_LIST.search(value)):
         behind = gpus[0]
     elif value.endswith("]") and name.startswith("env:"):
         behind = "]"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 #: Screen silently fails to bind the sockets of longer names.
-LONGEST = 40
+MAX_LENGTH = 40
 
 
 def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
@@ -17,13 +17,13 @@ def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
     ("0-7"), then as the first one and their number ("0.x16").
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
-    room = LONGEST - len(f"gpujob___{job_id}")
-    texts = (",".join(map(str, gpus)), _ranges(gpus), f"{min(gpus)}.x{len(gpus)}" if gpus else "")
+    room = MAX_LENGTH - len(f"gpujob___{job_id}")
+    texts = (",".join(map(str, gpus)), _format_ranges(gpus), f"{min(gpus)}.x{len(gpus)}" if gpus else "")
     ids = next((text for text in texts if len(text) < room), texts[-1])
     return f"gpujob_{ids}_{word[: max(0, room - len(ids))]}_{job_id}"
 
 
-def _ranges(gpus: Sequence[int]) -> str:
+def _format_ranges(gpus: Sequence[int]) -> str:
     runs: list[tuple[int, int]] = []
     for gpu in sorted(gpus):
         if runs and gpu == runs[-1][1] + 1:
@@ -33,6 +33,6 @@ def _ranges(gpus: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
-def log_name(job_id: int, when: datetime) -> str:
+def log_file_name(job_id: int, when: datetime) -> str:
     """Returns `job_<job_id>_<timestamp>.log`, with microseconds."""
     return f"job_{job_id}_{when:%Y%m%d_%H%M%S_%f}.log"

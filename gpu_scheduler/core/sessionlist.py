@@ -21,7 +21,7 @@ class SessionList:
     attached: Mapping[str, bool] = field(default_factory=dict)
 
 
-def parse(text: str) -> SessionList:
+def parse_session_list(text: str) -> SessionList:
     """Parses the output of `screen -ls`."""
     folder = _FOLDER.search(text.strip())
     states = {found["name"]: found["state"].lower() for found in _SESSION.finditer(text)}

@@ -10,7 +10,7 @@ import re
 
 from gpu_scheduler.core.words import quotes_closed
 
-ACCEPTED = "one whole shell command on one line, in the foreground; or a script that holds the rest"
+ACCEPTED_FORM = "one whole shell command on one line, in the foreground; or a script that holds the rest"
 
 RESERVED = (
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",
@@ -31,18 +31,18 @@ SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 
 
-def refuse_unfinished(text: str) -> None:
+def check_finished(text: str) -> None:
     """Raises ValueError for a command that ends in an unquoted `&` or a backslash."""
-    if text.endswith("\\") and _odd_backslashes(text):
+    if text.endswith("\\") and _ends_in_odd_backslashes(text):
         raise ValueError("it ends in a backslash: a command cannot continue on the next line")
-    if re.search(r"(?<!&)&$", text) and quotes_closed(text) and not _odd_backslashes(text[:-1]):
+    if re.search(r"(?<!&)&$", text) and quotes_closed(text) and not _ends_in_odd_backslashes(text[:-1]):
         raise ValueError(
             "it ends in `&`: the job would complete at once and its processes be ended; remove the `&`, the"
             " scheduler runs every line in the background"
         )
 
 
-def _odd_backslashes(text: str) -> bool:
+def _ends_in_odd_backslashes(text: str) -> bool:
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
@@ -53,7 +53,7 @@ def needs_bash(text: str) -> bool:
     return re.split(r"[ \t]", text, maxsplit=1)[0] in RESERVED
 
 
-def cuda_note(text: str) -> str | None:
+def cuda_override_note(text: str) -> str | None:
     """Returns the warning for a command that sets CUDA_VISIBLE_DEVICES itself, None if it does not."""
     if not _SETS_CUDA.search(text):
         return None

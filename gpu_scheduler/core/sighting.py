@@ -22,7 +22,7 @@ class StopNote:
 
     cause: str
     grace_s: float
-    follow: Literal["kill", "withdraw"] = "kill"
+    on_timeout: Literal["kill", "withdraw"] = "kill"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ResultNote:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class FailureContext:
     """The context of a failed command, from which its failure is explained.
 
     log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to it, if they differ from the
@@ -56,14 +56,14 @@ class Evidence:
     not set.
     """
 
-    tail: str = ""
-    ids: tuple[int, ...] = ()
+    log_tail: str = ""
+    cuda_ids: tuple[int, ...] = ()
     oom_retries: int | None = None
     fail_retries: int | None = None
 
 
 @dataclass(frozen=True)
-class Sighting:
+class AttemptStatus:
     """The status of an attempt, observed in its folder at one moment.
 
     anomalies: unexpected contents, as phrases. window_open: whether the Screen window of a live runner still
@@ -79,8 +79,8 @@ class Sighting:
     withdrawn: bool = False
     result: ResultNote | None = None
     log: str | None = None
-    strange: tuple[str, ...] = ()
-    window: bool | None = None
+    anomalies: tuple[str, ...] = ()
+    window_open: bool | None = None
     runner: tuple[int, int] | None = None
     damage: str | None = None
-    is_there: bool = True
+    folder_exists: bool = True

@@ -52,7 +52,7 @@ FAILED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_STARTED})
 _H, _Q, _S, _R, _P, _F = JobState
 #: State -> the states that may follow it. When an attempt ends, its job moves to FINISHED, to QUEUED (a
 #: failed launch, a retry) or to HELD (interrupted, preempted).
-CHANGES: dict[JobState, frozenset[JobState]] = {
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _H: frozenset({_Q, _F}),
     _Q: frozenset({_H, _S, _F}),
     _S: frozenset({_R, _P, _Q, _H, _F}),
@@ -73,7 +73,7 @@ class IllegalTransitionError(RuntimeError):
         self.new = new
 
 
-def check_change(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
+def check_transition(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
     """Raises IllegalTransitionError unless `old -> new` is allowed; staying in a state always is."""
-    if new is not old and new not in CHANGES[old]:
+    if new is not old and new not in TRANSITIONS[old]:
         raise IllegalTransitionError(job_id, old, new, history)

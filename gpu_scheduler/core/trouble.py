@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Trouble:
+class HealthIssue:
     """A problem with one location.
 
     subject: its name ("log folder"); problem: a predicate ("is on a full disk"); blocks_starts: no job starts
     while the problem lasts. Running jobs continue in any case.
     """
 
-    what: str
+    subject: str
     path: str
     problem: str
     remedy: str
-    stops: bool
+    blocks_starts: bool
 
     def __str__(self) -> str:
-        return f"{self.what} {self.path} {self.problem}: {self.remedy}"
+        return f"{self.subject} {self.path} {self.problem}: {self.remedy}"

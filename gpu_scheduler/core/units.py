@@ -6,9 +6,9 @@ import re
 from decimal import Decimal
 
 #: The most memory that can be requested of one GPU, MiB: 1 PiB.
-MOST_MIB = 1 << 30
+MAX_MIB = 1 << 30
 #: The longest time limit, seconds: a year.
-MOST_S = 366 * 86400
+MAX_S = 366 * 86400
 
 _MEMORY = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,6})?)(?:([MG])(?:i?B)?)?", re.IGNORECASE)
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")
@@ -25,8 +25,8 @@ def parse_mib(text: str) -> int:
         raise ValueError(f"memory {text!r} is not valid; write MiB such as 18000, or 18G or 17.5GiB")
     factor = 1024 if (match[2] or "").upper() == "G" else 1
     mib = int((Decimal(match[1]) * factor).to_integral_value(rounding="ROUND_CEILING"))
-    if not 1 <= mib <= MOST_MIB:
-        raise ValueError(f"memory {text!r} is not between 1 MiB and {MOST_MIB // 1024} GiB")
+    if not 1 <= mib <= MAX_MIB:
+        raise ValueError(f"memory {text!r} is not between 1 MiB and {MAX_MIB // 1024} GiB")
     return mib
 
 
@@ -35,7 +35,7 @@ def format_mib(mib: int) -> str:
     return f"{mib // 1024}G" if mib >= 1024 and mib % 1024 == 0 else str(mib)
 
 
-def shown_mib(mib: int) -> str:
+def human_mib(mib: int) -> str:
     """Formats MiB for people: "17.6 GiB", "900 MiB"."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
 
@@ -46,8 +46,8 @@ def parse_seconds(text: str) -> float:
     if match is None:
         raise ValueError(f"time {text!r} is not valid; write 90s, 15m, 2h or 1d")
     seconds = float(Decimal(match[1]) * _SECONDS[match[2]])
-    if not 0 < seconds <= MOST_S:
-        raise ValueError(f"time {text!r} must be above 0 and at most {MOST_S // 86400}d")
+    if not 0 < seconds <= MAX_S:
+        raise ValueError(f"time {text!r} must be above 0 and at most {MAX_S // 86400}d")
     return seconds
 
 

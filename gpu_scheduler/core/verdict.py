@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DeclarationAccuracy:
     """The accuracy of a declaration on the GPU with the largest ratio of peak to declaration.
 
     percent: deviation of the peak from the declaration, negative if below it; mib: the declaration there.
@@ -19,14 +19,14 @@ class Verdict:
     mib: int
 
 
-def judge(
+def judge_declaration(
     peaks: Sequence[int | None],
-    budgets: Sequence[int | None],
+    declared: Sequence[int | None],
     tolerance: float,
     *,
     completed: bool,
     by_share: bool = False,
-) -> Verdict | None:
+) -> DeclarationAccuracy | None:
     """Returns the accuracy, from the peak and the declared MiB on each GPU (None = unknown).
 
     by_share: a share was declared, which may refer to compute; only its overuse is judged.
@@ -37,7 +37,7 @@ def judge(
     """
     known = [
         (peak, budget)
-        for peak, budget in zip(peaks, budgets, strict=False)
+        for peak, budget in zip(peaks, declared, strict=False)
         if peak is not None and budget is not None
     ]
     if not known:
@@ -45,7 +45,7 @@ def judge(
     peak, budget = max(known, key=lambda one: one[0] / one[1])
     percent = round(100 * (peak - budget) / budget)
     if peak > budget * (1 + tolerance):
-        return Verdict("under", percent, budget)
+        return DeclarationAccuracy("under", percent, budget)
     if by_share or not completed or len(known) < len(peaks):
         return None
-    return Verdict("within" if peak >= budget * (1 - tolerance) else "over", percent, budget)
+    return DeclarationAccuracy("within" if peak >= budget * (1 - tolerance) else "over", percent, budget)

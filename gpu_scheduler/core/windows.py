@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.actions import NoteWindowClosed
+from gpu_scheduler.core.actions import RecordWindowClosed
 from gpu_scheduler.core.facts import Facts
 
 
-def closed_windows(facts: Facts) -> list[NoteWindowClosed]:
+def closed_windows(facts: Facts) -> list[RecordWindowClosed]:
     """Returns the closed windows of open attempts that are not recorded yet."""
     return [
-        NoteWindowClosed(attempt.job_id, attempt.attempt_id)
+        RecordWindowClosed(attempt.job_id, attempt.attempt_id)
         for attempt in facts.attempts
-        if attempt.outcome is None and attempt.sighting.window is False and not attempt.window_closed
+        if attempt.outcome is None and attempt.status.window_open is False and not attempt.window_closed_recorded
     ]

@@ -8,7 +8,7 @@ import re
 BLANK = " \t"
 
 _PLAIN = re.compile(r"[^'\"\\]*")
-_PIECE = re.compile(
+_TOKEN = re.compile(
     r"""(?P<blank>[ \t]+)|(?P<plain>[^ \t'"\\]+)|\\(?P<escaped>.)|'(?P<single>[^']*)'"""
     r'''|"(?P<double>(?:[^"\\]|\\.)*)"''',
     re.DOTALL,
@@ -27,7 +27,7 @@ def split_words(text: str) -> tuple[str, ...]:
     word: str | None = None
     at = 0
     while at < len(text):
-        piece = _PIECE.match(text, at)
+        piece = _TOKEN.match(text, at)
         if piece is None:
             if text[at] == "\\":
                 raise ValueError("the text ends in a backslash")
@@ -53,21 +53,21 @@ def _plain_words(text: str) -> tuple[str, ...]:
     return tuple(word for word in re.split(r"[ \t]+", text) if word)
 
 
-_SHELL_PIECE = re.compile(
+_SHELL_TOKEN = re.compile(
     r"""(?P<quoted>\$'(?:[^'\\]|\\.)*'|'[^']*'|"(?:[^"\\]|\\.)*"|\\.#*)|(?P<comment>(?:(?<=[ \t])|^)#)"""
     r"""|(?P<open>["'])|[^'"\\$#]+|.""",
     re.DOTALL,
 )
 
 
-def comment_at(text: str) -> int | None:
+def find_comment(text: str) -> int | None:
     """Returns the index of the comment: a `#` at the start or after a blank, outside quotes; None if absent.
 
     An unclosed quote protects everything after it.
     """
     if "#" not in text:
         return None
-    for piece in _SHELL_PIECE.finditer(text):
+    for piece in _SHELL_TOKEN.finditer(text):
         if piece.lastgroup == "comment":
             return piece.start()
         if piece.lastgroup == "open":
@@ -75,10 +75,10 @@ def comment_at(text: str) -> int | None:
     return None
 
 
-def unquoted(text: str) -> str | None:
+def mask_quoted(text: str) -> str | None:
     """Returns a shell text with `_` in place of every quoted part, None if a quote is not closed."""
     pieces = []
-    for piece in _SHELL_PIECE.finditer(text):
+    for piece in _SHELL_TOKEN.finditer(text):
         if piece.lastgroup == "open":
             return None
         pieces.append("_" if piece.lastgroup == "quoted" else piece[0])
@@ -87,4 +87,4 @@ def unquoted(text: str) -> str | None:
 
 def quotes_closed(text: str) -> bool:
     """Returns whether every quote of a shell text is closed, as far as can be known without a shell."""
-    return unquoted(text) is not None
+    return mask_quoted(text) is not None

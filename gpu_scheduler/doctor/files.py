@@ -13,126 +13,126 @@ from contextlib import closing
 from pathlib import Path
 
 from gpu_scheduler import safefile
-from gpu_scheduler.doctor.findings import Finding, bad, of_trouble, ok, warn
+from gpu_scheduler.doctor.findings import Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.filelook import JobsFile
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.llmconfig import LlmConfigFile
-from gpu_scheduler.safefile import FileProblem, Kind
-from gpu_scheduler.storage import troubles
+from gpu_scheduler.safefile import FileProblem, ProblemKind
+from gpu_scheduler.storage import find_issues
 from gpu_scheduler.store import statefile
-from gpu_scheduler.store.attemptfolders import in_runs, unknown
-from gpu_scheduler.store.backups import backups
-from gpu_scheduler.store.condition import is_empty, is_lost
+from gpu_scheduler.store.attemptfolders import list_attempt_folders, unknown_to_store
+from gpu_scheduler.store.backups import list_backups
+from gpu_scheduler.store.condition import is_missing_or_empty, is_store_lost
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.gpukind import recorded
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.gpukind import recorded_gpus
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.instance import scheduler_pid
-from gpu_scheduler.store.private import check_inside
-from gpu_scheduler.views.titles import ranges
-from gpu_scheduler.views.words import pid_words
+from gpu_scheduler.store.private import check_entries
+from gpu_scheduler.views.titles import format_ranges
+from gpu_scheduler.views.words import pid_text
 
 #: Free space in bytes below which `doctor` warns.
-_LITTLE = 256 * 1024 * 1024
+_LOW_SPACE_BYTES = 256 * 1024 * 1024
 #: Age in seconds of the newest backup above which `doctor` warns.
-_OLD_S = 2 * 86_400
-_RESTORE = "stop its scheduler, then run `start --restore` to continue from the newest backup"
+_MAX_BACKUP_AGE_S = 2 * 86_400
+_RESTORE_REMEDY = "stop its scheduler, then run `start --restore` to continue from the newest backup"
 #: Seconds that the integrity check of the database may take.
-_CHECK_S = 20.0
+_CHECK_TIMEOUT_S = 20.0
 
 
-def folders(home: Home, logs: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
+def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
     """Yields the health issues that the scheduler sees, and the free space of the log folder and the store.
 
     trust, here and below: files are used whoever owns them or may write them.
     """
-    found = troubles(home, logs, trust=trust)
-    yield from map(of_trouble, found)
-    reported = {issue.what for issue in found if issue.stops}
-    for what, path in (("log folder", logs.usable()), ("store", home.folder)):
+    found = find_issues(data_dir, log_folder, trust=trust)
+    yield from map(from_health_issue, found)
+    reported = {issue.subject for issue in found if issue.blocks_starts}
+    for what, path in (("log folder", log_folder.usable_path()), ("store", data_dir.folder)):
         if what not in reported and path is not None:
-            yield _room(what, path)
+            yield _free_space(what, path)
 
 
-def _room(what: str, path: Path) -> Finding:
+def _free_space(what: str, path: Path) -> Finding:
     there = path
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
     says = f"{path}{'' if there == path else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
-    if there == path and (open_to := _open_to_others(path)) is not None:
+    if there == path and (open_to := _other_writers(path)) is not None:
         return warn(what, f"{says}; {open_to}", f"chmod go-w {path}")
-    return warn(what, says, "free space there") if free < _LITTLE else ok(what, says)
+    return warn(what, says, "free space there") if free < _LOW_SPACE_BYTES else ok(what, says)
 
 
-def record(home: Home) -> Iterator[Finding]:
+def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     """Yields the findings about the store: its file system, its database, its backups and attempt folders."""
-    kind = kind_of(home.folder)
+    kind = kind_of(data_dir.folder)
     if is_shared(kind):
-        says = f"{home.folder} is on {kind}, whose locks and files several hosts share"
+        says = f"{data_dir.folder} is on {kind}, whose locks and files several hosts share"
         yield bad("file system", says, "name a folder on a local disk with --data-dir")
     else:
-        yield ok("file system", f"{kind or 'unknown'}, under {home.folder}")
+        yield ok("file system", f"{kind or 'unknown'}, under {data_dir.folder}")
     try:
-        home.check_access()
-        if home.folder.is_dir():
-            check_inside(home.folder)
+        data_dir.check_access()
+        if data_dir.folder.is_dir():
+            check_entries(data_dir.folder)
     except SchedulerError as error:
         says, _, remedy = str(error).partition("\n")
         yield bad("database", says, remedy or "name a state file that you own with --state-file")
         return
-    owner = home.foreign()
+    owner = data_dir.other_host()
     if owner is not None:  # the other host would not see even a reader's locks
-        says = f"{home.database} belongs to host {owner.name}, and is not read from here"
+        says = f"{data_dir.database} belongs to host {owner.name}, and is not read from here"
         yield warn("database", says, f"run `doctor` on {owner.name}")
         return
-    if is_empty(home.database):
-        yield _no_database(home)
+    if is_missing_or_empty(data_dir.database):
+        yield _missing_database(data_dir)
         return
     try:
-        yield _checked(home.database)
+        yield _integrity(data_dir.database)
     except sqlite3.OperationalError as error:
         remedy = "check its permissions and those of its folder"
-        yield warn("database", f"{home.database} cannot be read: {error}", remedy)
+        yield warn("database", f"{data_dir.database} cannot be read: {error}", remedy)
     except sqlite3.DatabaseError as error:
-        yield bad("database", f"{home.database} is damaged: {error}", _RESTORE)
-    yield from _kept(home)
+        yield bad("database", f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
+    yield from _backups_and_attempts(data_dir)
 
 
-def _no_database(home: Home) -> Finding:
-    if not is_lost(home):
+def _missing_database(data_dir: DataDir) -> Finding:
+    if not is_store_lost(data_dir):
         return ok("database", "none yet; the first `start` creates it")
-    return bad("database", f"{home.database} is missing or empty, and its content is lost", _RESTORE)
+    return bad("database", f"{data_dir.database} is missing or empty, and its content is lost", _RESTORE_REMEDY)
 
 
-def _kept(home: Home) -> Iterator[Finding]:
+def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
     """Yields the findings about the backups, and about attempt folders that the store does not know."""
-    there = backups(home)
+    there = list_backups(data_dir)
     if there:
         age_s = time.time() - there[0].made_at
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(there[0].made_at))
-        says = f"{len(there)} in {home.backups}, the newest from {when}"
-        if age_s > _OLD_S and scheduler_pid(home.lock) is not None:
-            yield warn("backups", f"{says}, though a scheduler runs", f"see {home.log} for the reason")
+        says = f"{len(there)} in {data_dir.backups}, the newest from {when}"
+        if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
+            yield warn("backups", f"{says}, though a scheduler runs", f"see {data_dir.main_log} for the reason")
         else:
             yield ok("backups", says)
     else:
         yield ok("backups", "none yet: a scheduler makes one soon after its start, then one a day")
     try:
-        folders = in_runs(home)  # before the store, which knows an attempt before its folder is created
-        with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            unknown_folders = unknown(folders, db)
+        folders = list_attempt_folders(data_dir)  # before the store, which knows an attempt before its folder is created
+        with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            unknown_folders = unknown_to_store(folders, db)
     except (OSError, sqlite3.Error):
         return  # reported above
     if unknown_folders:
-        jobs = ranges(sorted({one.job_id for one in unknown_folders}))
-        says = f"{len(unknown_folders)} in {home.runs} of job {jobs} are not in the store, which is older"
-        yield bad("attempts", says, _RESTORE)
+        jobs = format_ranges(sorted({one.job_id for one in unknown_folders}))
+        says = f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store, which is older"
+        yield bad("attempts", says, _RESTORE_REMEDY)
 
 
-def _checked(path: Path) -> Finding:
-    end = time.monotonic() + _CHECK_S
+def _integrity(path: Path) -> Finding:
+    end = time.monotonic() + _CHECK_TIMEOUT_S
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
     try:
         db.set_progress_handler(lambda: time.monotonic() > end, 100_000)
@@ -146,34 +146,34 @@ def _checked(path: Path) -> Finding:
     finally:
         db.close()
     if result != "ok":
-        return bad("database", f"{path} is damaged: {result}", _RESTORE)
+        return bad("database", f"{path} is damaged: {result}", _RESTORE_REMEDY)
     size = path.stat().st_size / 1024**2
     return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, intact")
 
 
-def gpu_kind(home: Home, simulated: bool) -> Iterator[Finding]:
+def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
     """Yields a finding if the store holds jobs of the other kind of GPUs, for which `start` is refused."""
-    found = recorded(home.database) if home.foreign() is None else None
-    if found is not None and found.is_other_than(simulated):
-        yield warn("kind of GPUs", *found.refusal(home.folder))
+    found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
+    if found is not None and found.conflicts_with(simulated):
+        yield warn("kind of GPUs", *found.refusal(data_dir.folder))
 
 
-def state_file(home: Home, *, trust: bool = False) -> Finding:
+def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
     """Returns the finding about the state file, which people and scripts edit."""
-    path = home.state_file
+    path = data_dir.state_file
     found = safefile.read(path, trust=trust)
     if isinstance(found, FileProblem):
-        if found.kind is Kind.MISSING:
+        if found.kind is ProblemKind.MISSING:
             return ok("state file", f"{path} (does not exist yet)")
-        forbidden = found.kind is Kind.UNREADABLE and found.errno in (errno.EACCES, errno.EPERM)
+        forbidden = found.kind is ProblemKind.UNREADABLE and found.errno in (errno.EACCES, errno.EPERM)
         remedy = f"chmod u+rw {path}" if forbidden else found.remedy or "remove it, or move it aside"
-        return bad("state file", f"{path} {found.says}", remedy)
+        return bad("state file", f"{path} {found.description}", remedy)
     try:
         statefile.parse(found.data)
     except ValueError as error:
         remedy = "correct it; otherwise it is renamed to .bad and written anew"
         return warn("state file", f"{path}: {error}", remedy)
-    return _guarded("state file", path, "JSON", trust=trust)
+    return _check_permissions("state file", path, "JSON", trust=trust)
 
 
 def jobs_file(path: str, *, trust: bool = False) -> Finding:
@@ -181,55 +181,55 @@ def jobs_file(path: str, *, trust: bool = False) -> Finding:
     if not path:
         return ok("jobs file", "none")
     file = Path(os.path.abspath(path))
-    look = JobsFile(file, trust=trust).look()
+    look = JobsFile(file, trust=trust).read()
     if look.state == "missing":
         return ok("jobs file", f"{file} (does not exist; `start` waits for it)")
     if look.state == "unreadable":
         remedy = look.remedy or "name a text file of jobs that you can read"
         return bad("jobs file", f"{file} {look.problem}", remedy)
-    return _guarded("jobs file", file, f"`lint {path}` explains its lines", trust=trust)
+    return _check_permissions("jobs file", file, f"`lint {path}` explains its lines", trust=trust)
 
 
-def llm_config(named: str | None, *, trust: bool = False) -> Finding:
+def llm_config(path: str | None, *, trust: bool = False) -> Finding:
     """Returns the finding about llm_config.json, which holds the needs of models."""
     try:
-        file = LlmConfigFile(named, trust=trust)
+        file = LlmConfigFile(path, trust=trust)
     except UsageError as error:
         return bad("llm_config", str(error), "correct it, or name another one with --llm-config")
     if not file.path.exists():
         return ok("llm_config", f"{file.path} (does not exist: a job that names no share needs 1 GPU)")
-    return _guarded("llm_config", file.path, "valid JSON", trust=trust)
+    return _check_permissions("llm_config", file.path, "valid JSON", trust=trust)
 
 
-def scheduler(home: Home) -> Finding:
+def scheduler(data_dir: DataDir) -> Finding:
     """Returns whether a scheduler runs, and whether one can run on this host."""
-    owner = home.foreign()
+    owner = data_dir.other_host()
     if owner is not None:
         here = this_host().name
-        says = f"the store of {home.state_file} belongs to host {owner.name}, this is host {here}"
+        says = f"the store of {data_dir.state_file} belongs to host {owner.name}, this is host {here}"
         remedy = f"start it on {owner.name}; if that host is gone or was renamed to this: `start --take-over`"
         return bad("scheduler", f"{says}: no scheduler can start here", remedy)
-    pid = scheduler_pid(home.lock)
-    return ok("scheduler", "not running" if pid is None else f"running, {pid_words(pid)}")
+    pid = scheduler_pid(data_dir.lock)
+    return ok("scheduler", "not running" if pid is None else f"running, {pid_text(pid)}")
 
 
-def _guarded(check: str, path: Path, says: str, *, trust: bool) -> Finding:
+def _check_permissions(check: str, path: Path, says: str, *, trust: bool) -> Finding:
     """Returns the finding about a usable file: ok unless other users could change or replace it."""
-    allowed = safefile.owners(path)
+    allowed = safefile.trusted_owners(path)
     for place in (path, path.parent):
         status = place.stat()
         if status.st_uid not in allowed:
             says = f"{place} belongs to uid {status.st_uid}, who can change what runs here"
             judge = warn if trust else bad
             return judge(check, says, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
-        who = _open_to_others(place)
+        who = _other_writers(place)
         if who is not None:
             judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
             return judge(check, f"{place} {who}, who can change what runs here", f"chmod go-w {place}")
     return ok(check, f"{path}; {says}")
 
 
-def _open_to_others(path: Path) -> str | None:
+def _other_writers(path: Path) -> str | None:
     """Returns who else may write to a path, as a predicate; None for nobody, or for a sticky folder."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:

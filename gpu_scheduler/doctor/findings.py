@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_scheduler.core.trouble import Trouble
-from gpu_scheduler.views.widths import rows
-from gpu_scheduler.views.words import shortened, visible
+from gpu_scheduler.core.trouble import HealthIssue
+from gpu_scheduler.views.widths import wrap_words
+from gpu_scheduler.views.words import limit_length, safe_text
 
 Grade = Literal["ok", "warn", "bad"]
 
@@ -21,7 +21,7 @@ class Finding:
 
     check: str
     grade: Grade
-    says: str
+    message: str
     remedy: str = ""
 
 
@@ -40,10 +40,10 @@ def bad(check: str, says: str, remedy: str) -> Finding:
     return Finding(check, "bad", says, remedy)
 
 
-def of_trouble(trouble: Trouble) -> Finding:
+def from_health_issue(issue: HealthIssue) -> Finding:
     """Returns the finding of a health issue; bad if it stops new starts."""
-    judge = bad if trouble.stops else warn
-    return judge(trouble.what, f"{trouble.path} {trouble.problem}", trouble.remedy)
+    judge = bad if issue.blocks_starts else warn
+    return judge(issue.subject, f"{issue.path} {issue.problem}", issue.remedy)
 
 
 def finding_object(finding: Finding) -> dict[str, str]:
@@ -51,15 +51,15 @@ def finding_object(finding: Finding) -> dict[str, str]:
     return {
         "check": finding.check,
         "grade": finding.grade,
-        "message": finding.says,
+        "message": finding.message,
         "remedy": finding.remedy,
     }
 
 
-def line(finding: Finding, columns: int | None = None) -> str:
+def format_finding(finding: Finding, width: int | None = None) -> str:
     """Formats a finding and its remedy as lines. width: terminal width to wrap to; None: no wrapping."""
     head = f"{finding.grade:<4}  {finding.check:<20}  "
-    texts = [visible(shortened(finding.says)), *([visible(finding.remedy)] if finding.remedy else [])]
-    if columns is not None:
-        texts = [row for text in texts for row in rows(text, max(20, columns - len(head)))]
+    texts = [safe_text(limit_length(finding.message)), *([safe_text(finding.remedy)] if finding.remedy else [])]
+    if width is not None:
+        texts = [row for text in texts for row in wrap_words(text, max(20, width - len(head)))]
     return head + f"\n{' ' * len(head)}".join(texts)

@@ -10,11 +10,11 @@ from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import ProbeKind
-from gpu_scheduler.probes.asked import AskedProbe
-from gpu_scheduler.probes.visible import restrict
+from gpu_scheduler.probes.asked import ProbeClient
+from gpu_scheduler.probes.visible import restrict_to_visible
 
 #: Seconds that the first sample may take.
-PROBE_S = 5.0
+PROBE_TIMEOUT_S = 5.0
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
@@ -29,22 +29,22 @@ def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
 
 def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterator[Finding]:
     """Yields a finding for each GPU. visible: the value of CUDA_VISIBLE_DEVICES; None: not set."""
-    with AskedProbe(kind, simulate) as asked:
+    with ProbeClient(kind, simulate) as asked:
         try:
-            snapshot = asked.first_sample(PROBE_S)
+            snapshot = asked.first_sample(PROBE_TIMEOUT_S)
         except GpuStateError as error:
             says, _, remedy = str(error).partition("\n")
             yield bad("probe", says, remedy or "check whether `nvidia-smi` answers")
             return
-    managed, note = restrict(snapshot.gpus, visible)
+    managed, note = restrict_to_visible(snapshot.gpus, visible)
     if note is not None:
         judge = warn if managed else bad
         yield judge("CUDA_VISIBLE_DEVICES", note, "unset it to use all GPUs")
     for gpu in snapshot.gpus:
-        yield _one(gpu)
+        yield _gpu(gpu)
 
 
-def _one(gpu: GpuSample) -> Finding:
+def _gpu(gpu: GpuSample) -> Finding:
     check = f"GPU {gpu.index}"
     if gpu.fault is not None:
         return bad(check, f"{gpu.name}: {gpu.fault}", "check it with `nvidia-smi` and in the kernel log")

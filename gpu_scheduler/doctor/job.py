@@ -10,24 +10,24 @@ from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import GpuView, Limits, Reason, obstacle, place
+from gpu_scheduler.core.placement import GpuAvailability, Limits, WaitReason, obstacle, place
 from gpu_scheduler.core.remedies import gpu_remedy
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
-from gpu_scheduler.views.words import pid_words, plural, size
+from gpu_scheduler.views.words import pid_text, count_noun, format_memory
 
-_SHOWN = 5
+_MAX_NEARBY = 5
 
 
-def scheduler(pid: int | None, host: str | None, *, waits: bool) -> Finding:
+def scheduler(pid: int | None, host: str | None, *, is_waiting: bool) -> Finding:
     """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
     if host is not None:
         return warn("scheduler", f"on host {host}; unknown from here whether it runs", f"run this on {host}")
-    if pid is None and not waits:
+    if pid is None and not is_waiting:
         return ok("scheduler", "not running")
     if pid is None:
         return bad("scheduler", "not running: no job starts", "run `start`")
-    return ok("scheduler", f"running, {pid_words(pid)}")
+    return ok("scheduler", f"running, {pid_text(pid)}")
 
 
 def held(job_id: int, by: str | None, reason: str | None) -> Finding:
@@ -36,10 +36,10 @@ def held(job_id: int, by: str | None, reason: str | None) -> Finding:
     return bad("held", reason or "the job is held", f"`{verb} {job_id}` queues it")
 
 
-def placing(need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuView], limits: Limits) -> Finding:
+def placement(need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuAvailability], limits: Limits) -> Finding:
     """Returns the result of placement for the job, as if it were its turn now."""
     answer = place(need, allowed, views, limits)
-    if isinstance(answer, Reason):
+    if isinstance(answer, WaitReason):
         if answer.infeasible:
             less = "less memory (vram=), " if need.vram is not None else ""
             remedy = f"change its line: {less}fewer or other GPUs; or start the scheduler with more (--gpus)"
@@ -50,7 +50,7 @@ def placing(need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuView
 
 
 def gpu(
-    view: GpuView,
+    view: GpuAvailability,
     need: Need,
     allowed: tuple[int, ...] | None,
     limits: Limits,
@@ -61,7 +61,7 @@ def gpu(
     holders: ids of our jobs on the GPU.
     """
     name = f"GPU {view.index}"
-    measured = _measured(view, need, limits, holders)
+    measured = _measurements(view, need, limits, holders)
     if need.vram is not None:
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
@@ -72,42 +72,42 @@ def gpu(
     return warn(name, f"does not take it: {why}; {measured}", gpu_remedy(view, need, limits, why))
 
 
-def _measured(view: GpuView, need: Need, limits: Limits, holders: Collection[int]) -> str:
+def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
     jobs = (
-        f"share {format_share(view.booked)} allocated to {_jobs(sorted(holders))}"
+        f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
         if holders
         else "no job of ours"
     )
-    load = "load unknown" if view.load is None else f"load {view.load:.0f} %"
-    return f"{jobs}, {load}, {_foreign(view, need, limits)}"
+    load = "load unknown" if view.mean_load is None else f"load {view.mean_load:.0f} %"
+    return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"
 
 
-def _foreign(view: GpuView, need: Need, limits: Limits) -> str:
+def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
     """Describes the use by foreign processes and the thresholds for it; the idle threshold comes first."""
     if view.foreign_mib is None:
         return "foreign memory unknown"
     if not view.foreign_mib:
         return "no foreign memory"
-    holds = f"foreign memory {size(view.foreign_mib)}"
-    if view.foreign_mib <= limits.idle_mib:
-        return f"{holds}, counts as idle (idle threshold {limits.idle_mib} MiB)"
+    holds = f"foreign memory {format_memory(view.foreign_mib)}"
+    if view.foreign_mib <= limits.idle_threshold_mib:
+        return f"{holds}, counts as idle (idle threshold {limits.idle_threshold_mib} MiB)"
     if need.alone:
-        return f"{holds} (idle threshold {limits.idle_mib} MiB)"
+        return f"{holds} (idle threshold {limits.idle_threshold_mib} MiB)"
     if need.vram is None and view.total_mib:
-        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.memory
+        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.mem_threshold
         holds += f", {part:.0f} % of it (threshold {most:.0f} %)"
     load = "unknown, which excludes no job"
-    if view.foreign_load is not None:
-        load = f"{view.foreign_load:.0f} % (threshold {100 * limits.load:.0f} %)"
+    if view.mean_foreign_load is not None:
+        load = f"{view.mean_foreign_load:.0f} % (threshold {100 * limits.load_threshold:.0f} %)"
     return f"{holds}, foreign load {load}"
 
 
-def _headroom(view: GpuView, limits: Limits) -> str:
+def _headroom(view: GpuAvailability, limits: Limits) -> str:
     """Describes the memory left for one more declaration by memory accounting."""
-    if view.total_mib is None or view.memory_mib is None:
+    if view.total_mib is None or view.committed_mib is None:
         return ", allocated memory unknown"
-    left = size(max(0, view.total_mib - view.memory_mib - limits.margin_mib))
-    taken = f"{size(view.memory_mib)} of {size(view.total_mib)} allocated or in use"
+    left = format_memory(max(0, view.total_mib - view.committed_mib - limits.margin_mib))
+    taken = f"{format_memory(view.committed_mib)} of {format_memory(view.total_mib)} allocated or in use"
     return f", {taken}, {left} left for a declaration (margin {limits.margin_mib} MiB)"
 
 
@@ -148,12 +148,12 @@ def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Itera
 
 
 def _conda(name: str, conda_sh: str) -> Finding:
-    from gpu_scheduler.doctor.conda import ask_conda, environments  # few jobs need it
+    from gpu_scheduler.doctor.conda import list_environments, parse_environments  # few jobs need it
 
-    result = ask_conda(conda_sh)
-    if not result.good:
-        return bad("environment", f"`conda env list`: {result.why()}", f"run `. {conda_sh}; conda env list`")
-    known = environments(result.text)
+    result = list_environments(conda_sh)
+    if not result.succeeded:
+        return bad("environment", f"`conda env list`: {result.failure_reason()}", f"run `. {conda_sh}; conda env list`")
+    known = parse_environments(result.output)
     if name in known or os.path.isdir(os.path.expanduser(name)):
         return ok("environment", f"conda {name} exists")
     return bad(
@@ -179,15 +179,15 @@ def script(spec: JobSpec) -> Finding:
     return ok("script", f"{path} (absolute)")
 
 
-def order(priority: int, count: int, first: Sequence[int]) -> Finding:
+def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     """Returns how many queued jobs come before the job, and the first of them."""
     if not count:
         return ok("order", f"first in the queue (priority {priority})")
-    more = f" and {count - len(first):,} more" if count > len(first) else ""
-    listed = ", ".join(map(str, first))
+    more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""
+    listed = ", ".join(map(str, first_ids))
     return ok(
         "order",
-        f"priority {priority}; {plural(count, 'queued job')} before it: {listed}{more};"
+        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
         " it waits for none of them: every job that fits starts, in that order",
     )
 
@@ -195,17 +195,17 @@ def order(priority: int, count: int, first: Sequence[int]) -> Finding:
 def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]:
     """Yields the number of failed launches, and the wait before the next one."""
     if wait_s is not None and wait_s > 0:
-        failed = f"{plural(failures, 'failed start')}; " if failures else ""
+        failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
         yield warn("retry", f"{failed}next try in {wait_s:.0f} s", "")
     elif failures:
-        yield ok("retry", f"{plural(failures, 'failed start')}; the next try is due")
+        yield ok("retry", f"{count_noun(failures, 'failed start')}; the next try is due")
 
 
 def line(
     source: str,
     where: tuple[str, int] | None,
     wait: LineWait | None,
-    near: Sequence[tuple[int, str]],
+    nearby: Sequence[tuple[int, str]],
     malformed: int,
 ) -> Iterator[Finding]:
     """Yields findings about the job's line in its jobs file.
@@ -219,24 +219,24 @@ def line(
     if wait is not None and wait.kind == "malformed":
         yield bad(
             "line",
-            f"{path}:{wait.number} is malformed now; the job waits until it is corrected",
+            f"{path}:{wait.line_number} is malformed now; the job waits until it is corrected",
             "correct it",
         )
     elif where is None or (wait is not None and wait.kind == "gone"):
         yield warn("line", f"no longer in {path}", "write it there again, or `cancel` the job")
     else:
         yield ok("line", f"{where[0]}:{where[1]}")
-    for number, problem in near[:_SHOWN]:
+    for number, problem in nearby[:_MAX_NEARBY]:
         yield warn(
             "near it",
             f"{path}:{number} is malformed: {problem}",
             "correct it; `status` shows the accepted form",
         )
-    rest = malformed - len(near[:_SHOWN])
+    rest = malformed - len(nearby[:_MAX_NEARBY])
     if rest > 0:
-        yield warn("jobs file", f"{plural(rest, 'malformed line')} elsewhere in it", "`status` lists them")
+        yield warn("jobs file", f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them")
 
 
-def by_hand(folder: str) -> Finding:
+def manual_rerun(folder: str) -> Finding:
     """Returns the command that runs a failed attempt again by hand."""
     return ok("by hand", f"bash {shlex.quote(folder)}/command.sh")

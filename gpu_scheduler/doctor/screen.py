@@ -8,13 +8,13 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 
-from gpu_scheduler.asking import ask
-from gpu_scheduler.core.sessionlist import parse
+from gpu_scheduler.asking import run_program
+from gpu_scheduler.core.sessionlist import parse_session_list
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
 
 #: Versions that let a local user become root if Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).
-_DANGEROUS = ((4, 5, 0), (5, 0, 0))
+_VULNERABLE_VERSIONS = ((4, 5, 0), (5, 0, 0))
 
 
 def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Finding]:
@@ -30,25 +30,25 @@ def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Findi
         says, _, remedy = why.partition("\n")
         yield bad("Screen's sockets", says, remedy or "repair Screen, or leave out --screen")
     else:
-        yield sockets(parse(ask([program, "-ls"]).text).folder or os.environ.get("SCREENDIR"))
+        yield sockets(parse_session_list(run_program([program, "-ls"]).output).folder or os.environ.get("SCREENDIR"))
 
 
 def _version(program: str) -> Finding:
-    result = ask([program, "-v"])
-    found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.text)
+    result = run_program([program, "-v"])
+    found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.output)
     if found is None:
-        return bad("Screen", f"{program} -v: {result.why()}", "install it again: sudo apt-get install screen")
+        return bad("Screen", f"{program} -v: {result.failure_reason()}", "install it again: sudo apt-get install screen")
     number = tuple(int(part or 0) for part in found.groups())
     text = f"{'.'.join(map(str, number))}, {program}"
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
-    if number in _DANGEROUS and is_set_uid:
+    if number in _VULNERABLE_VERSIONS and is_set_uid:
         remedy = f"sudo chmod u-s {program}, and update it: any user can become root through it"
         return bad("Screen", f"{text}, set-uid, a version with a known vulnerability", remedy)
     if is_set_uid:
         return warn(
             "Screen", f"{text}, set-uid", f"sudo chmod u-s {program}; a single user does not need the bit"
         )
-    if number in _DANGEROUS:
+    if number in _VULNERABLE_VERSIONS:
         return warn("Screen", f"{text}: a version with a known vulnerability", "update it")
     return ok("Screen", text)
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from gpu_scheduler import __version__
-from gpu_scheduler.doctor.conda import ask_conda, environments
+from gpu_scheduler.doctor.conda import list_environments, parse_environments
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 
 #: Module -> the package that provides it.
@@ -23,7 +23,7 @@ PACKAGES = {
     "shtab": "shtab",
     **({"setuptools": "setuptools"} if sys.version_info >= (3, 12) else {}),
 }
-_SHOWN = 12
+_MAX_ENVIRONMENTS = 12
 
 
 def python() -> Finding:
@@ -59,24 +59,24 @@ def user(uid: int) -> Finding:
     return ok("user", f"uid {uid}")
 
 
-def conda(conda_sh: str | None, named: bool) -> Iterator[Finding]:
+def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
     """Yields findings about conda. conda_sh: its script, None if not found; is_named: given by --conda-sh."""
     if conda_sh is None:
         yield ok("conda", "not found; jobs whose line names no environment run without it")
         return
     if not os.path.isfile(conda_sh):
-        remedy = "name etc/profile.d/conda.sh of the installation" if named else "install conda again"
+        remedy = "name etc/profile.d/conda.sh of the installation" if is_named else "install conda again"
         yield bad("conda", f"{conda_sh} does not exist", remedy)
         return
-    result = ask_conda(conda_sh)
-    if not result.good:
+    result = list_environments(conda_sh)
+    if not result.succeeded:
         remedy = f"run `. {conda_sh}; conda env list`"
-        yield bad("conda", f"{conda_sh}: `conda env list`: {result.why()}", remedy)
+        yield bad("conda", f"{conda_sh}: `conda env list`: {result.failure_reason()}", remedy)
         return
-    yield ok("conda", f"{conda_sh}; environments: {_listed(environments(result.text))}")
+    yield ok("conda", f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
 
 
 def _listed(names: Iterable[str]) -> str:
     every = list(names)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more if every else "none"
+    more = f" and {len(every) - _MAX_ENVIRONMENTS} more" if len(every) > _MAX_ENVIRONMENTS else ""
+    return ", ".join(every[:_MAX_ENVIRONMENTS]) + more if every else "none"

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from gpu_scheduler.executors import LaunchError
-from gpu_scheduler.executors.spawn import Children, bare_environment
-from gpu_scheduler.runner.folder import START, TOKEN, spec_of
+from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
+from gpu_scheduler.runner.folder import START, TOKEN, read_spec
 
 
 class DirectExecutor:
@@ -19,12 +19,12 @@ class DirectExecutor:
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._command = (interpreter, "-I", "-S", start)
-        self._children = Children()
+        self._children = ChildProcesses()
 
     def launch(self, folder: Path) -> None:
         """Starts a runner. Raises LaunchError."""
         try:
-            env = bare_environment(os.environ) | {TOKEN: spec_of(folder)["token"]}
+            env = minimal_environment(os.environ) | {TOKEN: read_spec(folder)["token"]}
             self._children.start((*self._command, str(folder)), env)
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.executors.spawn import Children, bare_environment
+from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import (
     FORKED,
     NO_TOKEN,
@@ -28,9 +28,9 @@ from gpu_scheduler.runner.folder import (
     REFUSED,
     SHORTAGE,
     START,
-    TITLE_ROOM,
+    TITLE_BYTES,
     TOKEN,
-    spec_of,
+    read_spec,
 )
 
 #: Seconds to wait for an answer, which takes a millisecond; a slower helper is replaced.
@@ -38,7 +38,7 @@ _ANSWER_S = 2.0
 #: Minimum seconds between two starts of a helper.
 _START_EVERY_S = 10.0
 #: Number of recent launches to remember, to recognise a second launch of the same attempt.
-_ASKED = 64
+_RECENT_LAUNCHES = 64
 
 
 class ForkingExecutor:
@@ -49,18 +49,18 @@ class ForkingExecutor:
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._fallback = DirectExecutor(interpreter, start)
-        self._command = (interpreter, "-I", "-S", start, "--forks", "." * TITLE_ROOM)
-        self._children = Children()
+        self._command = (interpreter, "-I", "-S", start, "--forks", "." * TITLE_BYTES)
+        self._children = ChildProcesses()
         self._helper: _Helper | None = None
-        self._start_at = 0.0
+        self._next_start_at = 0.0
         #: Tokens of the last attempts that a helper was asked to launch.
-        self._asked = deque[str](maxlen=_ASKED)
+        self._recent_launches = deque[str](maxlen=_RECENT_LAUNCHES)
         self._start()
 
     def launch(self, folder: Path) -> None:
         """Starts a runner. Raises LaunchError."""
         try:
-            forked = self._fork(spec_of(folder)["token"], folder)
+            forked = self._fork(read_spec(folder)["token"], folder)
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
         if not forked:
@@ -77,14 +77,14 @@ class ForkingExecutor:
             self._helper.close()
             self._helper = None
 
-    def helper(self) -> int | None:
+    def helper_pid(self) -> int | None:
         """Returns the pid of the helper; None until it is ready."""
         return self._helper.pid if self._helper is not None and self._helper.ready() else None
 
     def _fork(self, token: str, folder: Path) -> bool:
         """Returns whether the helper has forked a runner. Raises OSError on a shortage."""
         helper = self._helper
-        if token in self._asked and helper is not None:
+        if token in self._recent_launches and helper is not None:
             # The first runner never claimed: the helper may lack resources that the scheduler has, as under a
             # limit.
             self._replace(helper)
@@ -94,14 +94,14 @@ class ForkingExecutor:
             return False
         if len(token) != len(NO_TOKEN):
             return False
-        self._asked.append(token)
+        self._recent_launches.append(token)
         try:
             refused = helper.fork(token, folder) if helper.ready() else ENOSYS
         except OSError:
             # A helper that has not answered must not act on the request later.
             self._replace(helper)
             if not helper.was_ready:
-                self._start_at = float("inf")  # forking does not work here
+                self._next_start_at = float("inf")  # forking does not work here
             return False
         if refused in SHORTAGE:
             if refused == EMFILE:
@@ -117,9 +117,9 @@ class ForkingExecutor:
 
     def _start(self) -> None:
         now = time.monotonic()
-        if now < self._start_at:
+        if now < self._next_start_at:
             return
-        self._start_at = now + _START_EVERY_S
+        self._next_start_at = now + _START_EVERY_S
         try:
             self._helper = _Helper(self._children, self._command)
         except OSError:
@@ -129,7 +129,7 @@ class ForkingExecutor:
 class _Helper:
     """A helper process with our ends of its pipes. Raises OSError if it cannot be started or used."""
 
-    def __init__(self, children: Children, command: tuple[str, ...]) -> None:
+    def __init__(self, children: ChildProcesses, command: tuple[str, ...]) -> None:
         far_in, self._requests = _pipe()
         try:
             self._answers, far_out = _pipe()
@@ -137,7 +137,7 @@ class _Helper:
             _close((far_in, self._requests))
             raise
         try:
-            env = bare_environment(os.environ) | {TOKEN: NO_TOKEN}
+            env = minimal_environment(os.environ) | {TOKEN: NO_TOKEN}
             self.pid = children.start(command, env, (far_in, far_out))
         except OSError:
             self.close()
@@ -150,21 +150,21 @@ class _Helper:
     def ready(self) -> bool:
         """Returns whether it has reported that it can fork; does not block."""
         if not self.was_ready:
-            self.was_ready = self._heard(0.0) == READY
+            self.was_ready = self._read_answer(0.0) == READY
         return self.was_ready
 
     def fork(self, token: str, folder: Path) -> int:
         """Makes it fork a runner for this folder; returns 0, or the errno of its failure."""
         os.write(self._requests, token.encode("ascii") + os.fsencode(folder.absolute()) + b"\0")
-        answer = self._heard(_ANSWER_S)
+        answer = self._read_answer(_ANSWER_S)
         if answer is None:
             raise TimeoutError
         if answer == FORKED:
             return 0
-        why = self._heard(_ANSWER_S) if answer == REFUSED else None
+        why = self._read_answer(_ANSWER_S) if answer == REFUSED else None
         return why[0] if why else ENOSYS
 
-    def _heard(self, timeout_s: float) -> bytes | None:
+    def _read_answer(self, timeout_s: float) -> bytes | None:
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
         if not poll.poll(timeout_s * 1000):

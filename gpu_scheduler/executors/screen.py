@@ -9,16 +9,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_scheduler.core.sessionlist import parse
+from gpu_scheduler.core.sessionlist import parse_session_list
 from gpu_scheduler.executors import LaunchError
-from gpu_scheduler.executors.spawn import Children, bare_environment
-from gpu_scheduler.runner.folder import START, TOKEN, spec_of
+from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
+from gpu_scheduler.runner.folder import START, TOKEN, read_spec
 from gpu_scheduler.runner.prepare import replace
 
-INSTALL = "install it (sudo apt-get install screen), or start without --screen"
-_OWN_FOLDER = "set SCREENDIR to a folder that you own, with mode 700"
+INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
+_SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"
 #: Longest path of a Unix socket minus "/", a pid of 7 digits, "." and a session name of 40 bytes.
-_LONGEST_SOCKET_FOLDER = 107 - 49
+_MAX_SOCKET_FOLDER_BYTES = 107 - 49
 #: Replaces the user's .screenrc, which could keep ended windows, log, or open more windows.
 _SCREENRC = """\
 startup_message off
@@ -39,7 +39,7 @@ class ScreenExecutor:
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._command = (interpreter, "-I", "-S", start)
-        self._children = Children()
+        self._children = ChildProcesses()
 
     def launch(self, folder: Path) -> None:
         """Starts a runner in the session that the folder's spec names. Raises LaunchError.
@@ -48,12 +48,12 @@ class ScreenExecutor:
         find it and end the session together with its output.
         """
         try:
-            spec = spec_of(folder)
+            spec = read_spec(folder)
             screenrc = _SCREENRC.format(token_name=TOKEN, token=spec["token"])
             replace(folder, "screenrc", screenrc.encode("ascii"))
             screen = shutil.which("screen")
             if screen is None:
-                raise LaunchError(f"GNU Screen is not installed: {INSTALL}")
+                raise LaunchError(f"GNU Screen is not installed: {INSTALL_REMEDY}")
             argv = (
                 screen,
                 "-c",
@@ -76,7 +76,7 @@ class ScreenExecutor:
 
 
 def _environment(base: Mapping[str, str]) -> dict[str, str]:
-    return bare_environment(base) | {"TERM": "screen", "SYSSCREENRC": os.devnull}
+    return minimal_environment(base) | {"TERM": "screen", "SYSSCREENRC": os.devnull}
 
 
 def screen_problem() -> str | None:
@@ -86,7 +86,7 @@ def screen_problem() -> str | None:
     """
     program = shutil.which("screen")
     if program is None:
-        return f"GNU Screen is not installed: {INSTALL}"
+        return f"GNU Screen is not installed: {INSTALL_REMEDY}"
     try:
         listed = subprocess.run(
             [program, "-ls"],
@@ -100,13 +100,13 @@ def screen_problem() -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"GNU Screen does not respond ({error}): repair it, or start without --screen"
     answer = listed.stdout.decode("utf-8", "replace").strip()
-    folder = parse(answer).folder
+    folder = parse_session_list(answer).folder
     if folder is None:
         output = answer.splitlines()[-1] if answer else f"exit code {listed.returncode}"
-        return f"GNU Screen cannot use its socket folder: {output}\n{_OWN_FOLDER}"
-    if len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
+        return f"GNU Screen cannot use its socket folder: {output}\n{_SCREENDIR_REMEDY}"
+    if len(os.fsencode(folder)) > _MAX_SOCKET_FOLDER_BYTES:
         return (
-            f"GNU Screen's socket folder {folder} has a path longer than {_LONGEST_SOCKET_FOLDER} bytes, "
-            f"so sessions would not start\n{_OWN_FOLDER} and a shorter path"
+            f"GNU Screen's socket folder {folder} has a path longer than {_MAX_SOCKET_FOLDER_BYTES} bytes, "
+            f"so sessions would not start\n{_SCREENDIR_REMEDY} and a shorter path"
         )
     return None

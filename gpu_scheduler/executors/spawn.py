@@ -7,15 +7,15 @@ import signal
 from collections.abc import Mapping, Sequence
 
 #: Variables that an interpreter or SCREEN needs: to be found, to link, and to decode file names.
-_NEEDED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SCREENDIR")
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SCREENDIR")
 
 
-def bare_environment(base: Mapping[str, str]) -> dict[str, str]:
+def minimal_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Returns the few variables that a runner needs. Those of the job come from its folder."""
-    return {name: base[name] for name in _NEEDED if name in base}
+    return {name: base[name] for name in _KEPT_VARIABLES if name in base}
 
 
-class Children:
+class ChildProcesses:
     """Started processes, which are collected after their end without waiting for them."""
 
     def __init__(self) -> None:

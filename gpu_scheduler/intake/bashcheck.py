@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core.shelltext import SUBSCRIPT
-from gpu_scheduler.core.words import unquoted
-from gpu_scheduler.shortages import reraise
+from gpu_scheduler.core.words import mask_quoted
+from gpu_scheduler.shortages import reraise_shortage
 
 #: Timeout of one check, in seconds. A shell that does not answer has refused nothing.
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 #: Exit codes of a bash that has read its input.
-_ANSWERS = (0, 1, 2)
+_CONCLUSIVE_EXIT_CODES = (0, 1, 2)
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
 #: After so many refusals, the remaining suspects are not checked one by one but treated as refused.
-_MOST = 200
-_WHERE = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
+_MAX_REFUSALS = 200
+_MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Refusal:
     unfinished: bool
 
 
-_NOT_ASKED = Refusal(f"not checked: bash refuses {_MOST} other commands of the file; fix those first", False)
+_NOT_CHECKED = Refusal(f"not checked: bash refuses {_MAX_REFUSALS} other commands of the file; fix those first", False)
 
 
-def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
+def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
     """Returns the commands that bash refuses, none if there is no bash. Raises OSError for a shortage."""
     found: dict[str, Refusal] = {}
     waiting: list[list[str]] = []
     together: list[str] = []
     for command in dict.fromkeys(commands):
-        if _stands_alone(command):
+        if _can_be_batched(command):
             together.append(command)
         else:
             waiting.append([command])
@@ -53,41 +53,41 @@ def refusals(commands: Sequence[str]) -> dict[str, Refusal]:
         some = waiting.pop()
         if not some:
             continue
-        if len(found) >= _MOST:
-            found.update((command, _NOT_ASKED) for command in some)
+        if len(found) >= _MAX_REFUSALS:
+            found.update((command, _NOT_CHECKED) for command in some)
         elif len(some) == 1:
-            refusal = _refusal(some[0])
+            refusal = _check_one(some[0])
             if refusal is not None:
                 found[some[0]] = refusal
-        elif _complaint("".join(f"{{ {command}\n}}\n" for command in some)):
+        elif _syntax_error("".join(f"{{ {command}\n}}\n" for command in some)):
             half = len(some) // 2
             waiting += [some[:half], some[half:]]
     return found
 
 
 _VARIABLE = re.compile(r"\$\{[^{}`()]*\}")
-_BRACKET = re.compile(
+_OPENING_OR_CLOSING = re.compile(
     r"(?<![^\s;&|(){}`])(?:if|fi|for|while|until|select|done|case|esac|\{|\}|\[\[|\]\])(?![^\s;&|()`])|[()`{}]"
 )
 #: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
-_UNMET = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
+_EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
 _CLOSING = {")": "(", "}": "{", "]]": "[[", "fi": "if", "esac": "case"}
 
 
-def _stands_alone(command: str) -> bool:
+def _can_be_batched(command: str) -> bool:
     """Returns whether the command can be checked together with others.
 
     That is so if no other command could close what it leaves open, or open what it closes too often. May
     return False for a complete command.
     """
-    bare = unquoted(command)
-    if bare is None or "<<" in bare or _UNMET.search(bare) or SUBSCRIPT.search(bare):
+    bare = mask_quoted(command)
+    if bare is None or "<<" in bare or _EMPTY_TEST.search(bare) or SUBSCRIPT.search(bare):
         return False
     # Inside double quotes, a substitution may open something that only the other quote closes.
-    if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _even(command):
+    if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _is_balanced(command):
         return False
     open_ones: list[str] = []
-    for match in _BRACKET.finditer(_VARIABLE.sub("_", bare)):
+    for match in _OPENING_OR_CLOSING.finditer(_VARIABLE.sub("_", bare)):
         token = match[0]
         if token == "`":
             closes = bool(open_ones) and open_ones[-1] == "`"
@@ -104,7 +104,7 @@ def _stands_alone(command: str) -> bool:
     return not open_ones
 
 
-def _even(command: str) -> bool:
+def _is_balanced(command: str) -> bool:
     """Returns whether brackets, backquotes and double quotes are balanced by number."""
     count = command.count
     return (
@@ -112,12 +112,12 @@ def _even(command: str) -> bool:
     )
 
 
-def completes(text: str) -> bool:
+def is_complete(text: str) -> bool:
     """Returns whether lines joined by line breaks are complete commands. Raises OSError for a shortage."""
-    return _complaint(text + "\n") == ""
+    return _syntax_error(text + "\n") == ""
 
 
-def _complaint(script: str) -> str:
+def _syntax_error(script: str) -> str:
     """Returns the errors that bash reports for a script, "" if none. Raises OSError for a shortage."""
     try:
         process = subprocess.run(
@@ -126,24 +126,24 @@ def _complaint(script: str) -> str:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=_ENVIRONMENT,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         if isinstance(error, OSError):
-            reraise(error)
+            reraise_shortage(error)
         return ""
-    if process.returncode not in _ANSWERS:
+    if process.returncode not in _CONCLUSIVE_EXIT_CODES:
         # It could not be loaded, or was killed, because memory or open files ran out.
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "bash")
     return process.stderr.decode("utf-8", "replace").strip() or ("refused" if process.returncode else "")
 
 
-def _refusal(command: str) -> Refusal | None:
-    complaint = _complaint(command + "\n")
+def _check_one(command: str) -> Refusal | None:
+    complaint = _syntax_error(command + "\n")
     if not complaint:
         return None
-    lines = [_WHERE.sub("", line) for line in complaint.splitlines()]
+    lines = [_MESSAGE_PREFIX.sub("", line) for line in complaint.splitlines()]
     quote = any("looking for matching `\"'" in line or "looking for matching `''" in line for line in lines)
     ends_early = re.search(r"unexpected end of file|unexpected EOF|here-document", complaint)
     reason = lines[0].removeprefix("syntax error: ").removeprefix("syntax error ")

@@ -13,37 +13,37 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gpu_scheduler.core import grown, shelltext
-from gpu_scheduler.core.jobline import LineResult, Malformed, Parsed, parse_line
+from gpu_scheduler.core.jobline import LineResult, Malformed, ParsedJob, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lines import Line, Reading, parsed_line
+from gpu_scheduler.core.lines import Line, Reading, line_from_result
 from gpu_scheduler.intake import bashcheck
-from gpu_scheduler.intake.multiline import FARTHEST, with_completions
+from gpu_scheduler.intake.multiline import MAX_LINES_AHEAD, find_continuations
 
-_UTF8 = "text in UTF-8; save the file as UTF-8"
+_UTF8_FORM = "text in UTF-8; save the file as UTF-8"
 #: Maximum number of cached mistakes, and of cached results of bash.
-_MOST = 10_000
+_MAX_CACHED = 10_000
 
 
 @dataclass(frozen=True)
-class FileText:
+class ParsedText:
     """A parsed text. count: the number of its lines, including blank ones and comments; lines: those that are
     jobs or mistakes; mistakes: the malformed ones among them."""
 
     content: bytes = b""
-    count: int = 0
+    line_count: int = 0
     lines: tuple[Line, ...] = ()
-    mistakes: tuple[Line, ...] = ()
+    malformed: tuple[Line, ...] = ()
 
     @property
-    def is_closed(self) -> bool:
+    def can_be_extended(self) -> bool:
         """True if no appended line can be part of an existing one or change its meaning."""
         if not self.content.endswith(b"\n"):
             return not self.content
-        if not self.mistakes:
+        if not self.malformed:
             return True
-        near = self.mistakes[-1].number > self.count - FARTHEST
+        near = self.malformed[-1].number > self.line_count - MAX_LINES_AHEAD
         continued = self.content[-1024:].rstrip().endswith(b"\\")
-        return not near and not continued and all(line.problem != grown.REASON for line in self.mistakes)
+        return not near and not continued and all(line.problem != grown.REASON for line in self.malformed)
 
 
 class TextParser:
@@ -56,21 +56,21 @@ class TextParser:
     def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
         self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
         #: The result for a raw line on its own, for lines that ended up as mistakes: bash checks them once.
-        self._wrong: dict[bytes, LineResult] = {}
-        self._completes: dict[str, bool] = {}
+        self._parsed_alone: dict[bytes, LineResult] = {}
+        self._completeness: dict[str, bool] = {}
 
-    def parse(self, content: bytes, before: FileText, previous: Reading) -> FileText:
+    def parse(self, content: bytes, before: ParsedText, previous: Reading) -> ParsedText:
         """Parses a new version of the text. before: the version before; previous: the last reading."""
-        head, tail = _unchanged(before.content, content)
+        head, tail = _unchanged_ends(before.content, content)
         raws = list(io.BytesIO(content[head : len(content) - tail]))
-        first, after = _count(content[:head]), _count(content[len(content) - tail :])
+        first, after = _count_lines(content[:head]), _count_lines(content[len(content) - tail :])
         count = first + len(raws) + after
-        kept = before.lines[: _up_to(before.lines, first)]
-        moved = before.lines[_up_to(before.lines, before.count - after) :]
-        last = tuple(line.numbered(line.number + count - before.count) for line in moved)
-        read = self._read(raws)
-        if not before.mistakes and not any(isinstance(result, Malformed) for result in read):
-            lines = (*kept, *_lines(raws, first, read), *last)
+        kept = before.lines[: _count_up_to(before.lines, first)]
+        moved = before.lines[_count_up_to(before.lines, before.line_count - after) :]
+        last = tuple(line.with_number(line.number + count - before.line_count) for line in moved)
+        read = self._parse_lines(raws)
+        if not before.malformed and not any(isinstance(result, Malformed) for result in read):
+            lines = (*kept, *_make_lines(raws, first, read), *last)
         else:
             raws = list(io.BytesIO(content))
             results: list[LineResult | Line] = [None] * count
@@ -78,16 +78,16 @@ class TextParser:
             for line in (*kept, *last):
                 results[line.number - 1] = line
             wrong = [line.number - 1 for line in (*kept, *last) if line.malformed]
-            for index, result in zip(wrong, self._read([raws[i] for i in wrong]), strict=True):
+            for index, result in zip(wrong, self._parse_lines([raws[i] for i in wrong]), strict=True):
                 results[index] = result
-            lines = _lines(raws, 0, self._in_context(raws, 0, results, previous))
+            lines = _make_lines(raws, 0, self._apply_context(raws, 0, results, previous))
         if not before.lines:
-            lines = _those_known(lines, previous)
-        return FileText(content, count, lines, tuple(line for line in lines if line.malformed))
+            lines = _reuse_known(lines, previous)
+        return ParsedText(content, count, lines, tuple(line for line in lines if line.malformed))
 
-    def append(
-        self, content: bytes, before: FileText, previous: Reading, most: int | None
-    ) -> tuple[FileText, tuple[Line, ...]]:
+    def parse_appended(
+        self, content: bytes, before: ParsedText, previous: Reading, limit: int | None
+    ) -> tuple[ParsedText, tuple[Line, ...]]:
         """Parses about `most` lines (None: all) that `content` adds to `before`.
 
         Returns the extended text and the lines added. before: the beginning of `content`; it has to be
@@ -98,15 +98,15 @@ class TextParser:
         raws: list[bytes] = []
         read: list[LineResult] = []
         while True:
-            more = list(islice(stream, FARTHEST if raws else most))
+            more = list(islice(stream, MAX_LINES_AHEAD if raws else limit))
             raws += more
-            read += self._read(more)
-            lines = _lines(raws, before.count, self._in_context(raws, before.count, read, previous))
-            mistakes = (*before.mistakes, *(line for line in lines if line.malformed))
-            text = FileText(
-                content[: stream.tell()], before.count + len(raws), (*before.lines, *lines), mistakes
+            read += self._parse_lines(more)
+            lines = _make_lines(raws, before.line_count, self._apply_context(raws, before.line_count, read, previous))
+            mistakes = (*before.malformed, *(line for line in lines if line.malformed))
+            text = ParsedText(
+                content[: stream.tell()], before.line_count + len(raws), (*before.lines, *lines), mistakes
             )
-            if text.is_closed or len(text.content) == len(content):
+            if text.can_be_extended or len(text.content) == len(content):
                 return text, lines
 
     def spec_of(self, line: Line) -> JobSpec:
@@ -115,28 +115,28 @@ class TextParser:
             return line.spec
         for known in (self._known_gpus, None):
             result = parse_line(line.raw, self._cwd, self._home, known)
-            if isinstance(result, Parsed):
+            if isinstance(result, ParsedJob):
                 return result.spec
         raise AssertionError(f"no job: {line}")
 
-    def _read(self, raws: Sequence[bytes]) -> list[LineResult]:
+    def _parse_lines(self, raws: Sequence[bytes]) -> list[LineResult]:
         """Parses each line on its own; bash checks all of them at once."""
         found: dict[bytes, LineResult] = {}
         asking: dict[bytes, str] = {}
         for raw in raws:
             if raw in found:
                 continue
-            found[raw] = result = self._wrong[raw] if raw in self._wrong else self._read_one(raw)
-            if isinstance(result, Parsed) and result.ask_bash and raw not in self._wrong:
+            found[raw] = result = self._parsed_alone[raw] if raw in self._parsed_alone else self._parse_one(raw)
+            if isinstance(result, ParsedJob) and result.needs_bash_check and raw not in self._parsed_alone:
                 asking[raw] = result.spec.command or ""
-        refused = bashcheck.refusals(list(asking.values())) if asking else {}
+        refused = bashcheck.find_refusals(list(asking.values())) if asking else {}
         for raw, command in asking.items():
             if command in refused:
                 refusal = refused[command]
-                found[raw] = Malformed(refusal.reason, shelltext.ACCEPTED, refusal.unfinished)
+                found[raw] = Malformed(refusal.reason, shelltext.ACCEPTED_FORM, refusal.unfinished)
         return [found[raw] for raw in raws]
 
-    def _read_one(self, raw: bytes) -> LineResult:
+    def _parse_one(self, raw: bytes) -> LineResult:
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -144,11 +144,11 @@ class TextParser:
             reason = f"column {column}: byte 0x{raw[error.start]:02x} is not UTF-8"
             if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                 reason += "; the file looks like UTF-16"
-            return Malformed(reason, _UTF8)
+            return Malformed(reason, _UTF8_FORM)
         return parse_line(text, self._cwd, self._home, self._known_gpus)
 
-    def _in_context(
-        self, raws: Sequence[bytes], before: int, alone: Sequence[LineResult | Line], previous: Reading
+    def _apply_context(
+        self, raws: Sequence[bytes], lines_before: int, alone: Sequence[LineResult | Line], previous: Reading
     ) -> Sequence[LineResult | Line]:
         """Corrects the results of lines parsed on their own by their context.
 
@@ -156,20 +156,20 @@ class TextParser:
         """
         if not any(isinstance(result, Malformed) for result in alone):
             return alone
-        texts = [_text(raw).rstrip("\r\n") for raw in raws]
+        texts = [_decode(raw).rstrip("\r\n") for raw in raws]
         results = list(alone)
-        self._keep_known(texts, results, previous)
-        for index, malformed in with_completions(texts, results, self._is_whole, before).items():
+        self._keep_accepted(texts, results, previous)
+        for index, malformed in find_continuations(texts, results, self._is_complete, lines_before).items():
             if results[index] is not None:
                 results[index] = malformed
-        if len(self._wrong) > _MOST:
-            self._wrong.clear()
+        if len(self._parsed_alone) > _MAX_CACHED:
+            self._parsed_alone.clear()
         for raw, result, by_itself in zip(raws, results, alone, strict=True):
             if isinstance(result, Malformed) and not isinstance(by_itself, Line):
-                self._wrong[raw] = by_itself
+                self._parsed_alone[raw] = by_itself
         return results
 
-    def _keep_known(self, texts: Sequence[str], results: list[LineResult | Line], previous: Reading) -> None:
+    def _keep_accepted(self, texts: Sequence[str], results: list[LineResult | Line], previous: Reading) -> None:
         """Keeps a line that has been a job valid when GPUs are removed; its job waits instead."""
         good = {line.raw.rstrip("\r\n") for line in previous if not line.malformed}
         for index, text in enumerate(texts):
@@ -178,54 +178,54 @@ class TextParser:
             reparsed = parse_line(text, self._cwd, self._home, None)
             # A line that bash refuses is Parsed both times, and stays refused.
             now = parse_line(text, self._cwd, self._home, self._known_gpus)
-            if isinstance(reparsed, Parsed) and isinstance(now, Malformed):
+            if isinstance(reparsed, ParsedJob) and isinstance(now, Malformed):
                 results[index] = reparsed
 
-    def _is_whole(self, text: str) -> bool:
-        if len(self._completes) > _MOST:
-            self._completes.clear()
-        if text not in self._completes:
-            self._completes[text] = bashcheck.completes(text)
-        return self._completes[text]
+    def _is_complete(self, text: str) -> bool:
+        if len(self._completeness) > _MAX_CACHED:
+            self._completeness.clear()
+        if text not in self._completeness:
+            self._completeness[text] = bashcheck.is_complete(text)
+        return self._completeness[text]
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-def _lines(raws: Sequence[bytes], before: int, results: Sequence[LineResult | Line]) -> tuple[Line, ...]:
+def _make_lines(raws: Sequence[bytes], lines_before: int, results: Sequence[LineResult | Line]) -> tuple[Line, ...]:
     """Returns the lines that follow the first `before` ones, without blank lines and comments."""
     return tuple(
-        result if isinstance(result, Line) else parsed_line(number, _text(raw), result)
-        for number, (raw, result) in enumerate(zip(raws, results, strict=True), before + 1)
+        result if isinstance(result, Line) else line_from_result(number, _decode(raw), result)
+        for number, (raw, result) in enumerate(zip(raws, results, strict=True), lines_before + 1)
         if result is not None
     )
 
 
-def _those_known(lines: tuple[Line, ...], previous: Reading) -> tuple[Line, ...]:
+def _reuse_known(lines: tuple[Line, ...], previous: Reading) -> tuple[Line, ...]:
     """Returns the lines, reusing equal ones of the last reading to save memory."""
     same = [
-        old if line.is_written_as(old) and not line.malformed else line
+        old if line.is_identical_to(old) and not line.malformed else line
         for line, old in zip(lines, previous, strict=False)
     ]
     return (*same, *lines[len(same) :])
 
 
-def _up_to(lines: Sequence[Line], number: int) -> int:
+def _count_up_to(lines: Sequence[Line], number: int) -> int:
     """Returns how many of the lines are among the first `number` lines of the file."""
     return bisect_right(lines, number, key=lambda line: line.number)
 
 
-def _count(content: bytes) -> int:
+def _count_lines(content: bytes) -> int:
     """Returns the number of lines of a text that begins with a complete one."""
     return content.count(b"\n") + (content != b"" and not content.endswith(b"\n"))
 
 
-def _unchanged(old: bytes, new: bytes) -> tuple[int, int]:
+def _unchanged_ends(old: bytes, new: bytes) -> tuple[int, int]:
     """Returns how many bytes, in whole lines, two texts share at their beginning, and then at their end."""
-    head = new.rfind(b"\n", 0, _common(old, new, min(len(old), len(new)))) + 1
+    head = new.rfind(b"\n", 0, _common_prefix(old, new, min(len(old), len(new)))) + 1
     most = min(len(old), len(new)) - head
-    tail = _common_end(old, new, most)
+    tail = _common_suffix(old, new, most)
     if not (_begins_line(old, len(old) - tail) and _begins_line(new, len(new) - tail)):
         tail = len(new) - (new.find(b"\n", len(new) - tail) + 1) if b"\n" in new[len(new) - tail :] else 0
     return head, tail
@@ -235,24 +235,24 @@ def _begins_line(content: bytes, at: int) -> bool:
     return at == 0 or content[at - 1 : at] == b"\n"
 
 
-def _common(one: bytes, other: bytes, most: int) -> int:
+def _common_prefix(one: bytes, other: bytes, limit: int) -> int:
     """Returns the length of the common beginning, by bisection, which compares at memory speed."""
     low = 0
-    while low < most:
-        middle = (low + most + 1) // 2
+    while low < limit:
+        middle = (low + limit + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle
         else:
-            most = middle - 1
+            limit = middle - 1
     return low
 
 
-def _common_end(one: bytes, other: bytes, most: int) -> int:
+def _common_suffix(one: bytes, other: bytes, limit: int) -> int:
     low = 0
-    while low < most:
-        middle = (low + most + 1) // 2
+    while low < limit:
+        middle = (low + limit + 1) // 2
         if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
             low = middle
         else:
-            most = middle - 1
+            limit = middle - 1
     return low

@@ -15,10 +15,10 @@ from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.reading import Accepted
+from gpu_scheduler.core.reading import AcceptedLines
 from gpu_scheduler.core.secrets import masked
-from gpu_scheduler.intake.filelook import FileLook, JobsFile, being_written
-from gpu_scheduler.intake.filetext import FileText, TextParser
+from gpu_scheduler.intake.filelook import FileSnapshot, JobsFile, is_open_for_writing
+from gpu_scheduler.intake.filetext import ParsedText, TextParser
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class MalformedLine:
     number: int
     text: str
     reason: str
-    accepted: str
+    accepted_form: str
 
-    def told(self, forms: bool) -> str:
+    def message(self, with_accepted_form: bool) -> str:
         """Returns the message for the line. forms: include the accepted form."""
         shown = masked(self.text)
         shown = shown if len(shown) <= 120 else shown[:117] + "…"
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
-        accepted = f"\n  accepted: {self.accepted}" if forms else ""
+        accepted = f"\n  accepted: {self.accepted_form}" if with_accepted_form else ""
         return f"{self.path}:{self.number}: `{shown}`: {self.reason}{accepted}"
 
     def __str__(self) -> str:
-        return self.told(forms=True)
+        return self.message(with_accepted_form=True)
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Poll:
     more       further lines are ready to be read at once.
     """
 
-    accepted: Accepted | None
+    accepted: AcceptedLines | None
     waits: Mapping[int, LineWait]
-    next_look: float | None
+    recheck_at: float | None
     malformed: tuple[MalformedLine, ...]
     problem: str | None = None
     missing: bool = False
-    more: bool = False
+    has_more: bool = False
 
 
 class JobsFileReader:
@@ -80,19 +80,19 @@ class JobsFileReader:
         cwd: str,
         home: str,
         known_gpus: frozenset[int] | None = None,
-        most: int | None = None,
+        batch_lines: int | None = None,
         *,
         trust: bool = False,
     ) -> None:
         self.path = path
         self._file = JobsFile(path, trust=trust)
         self._parser = TextParser(cwd, home, known_gpus)
-        self._most = most
-        self._look: FileLook | None = None
-        self._since = 0.0
-        self._text = FileText()
+        self._batch_lines = batch_lines
+        self._snapshot: FileSnapshot | None = None
+        self._unchanged_since = 0.0
+        self._text = ParsedText()
         #: The last reading if it equals `_text` line by line, else None.
-        self._level: Reading | None = None
+        self._synced_reading: Reading | None = None
 
     def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
         """Reads the file if it changed. previous: the last reading; jobs: its jobs; now_s: monotonic seconds.
@@ -100,77 +100,77 @@ class JobsFileReader:
         An unchanged file costs one stat as long as the same object `previous` is passed. Of a long file, only
         appended lines are parsed. Raises OSError for a shortage.
         """
-        snapshot = self._file.look()
-        if snapshot is not self._look:
-            self._look, self._since = snapshot, now_s
+        snapshot = self._file.read()
+        if snapshot is not self._snapshot:
+            self._snapshot, self._unchanged_since = snapshot, now_s
         if snapshot.state != "present":
-            mistakes = self._mistakes(previous)
+            mistakes = self._malformed_lines(previous)
             problem = f"{snapshot.problem}; {snapshot.remedy}" if snapshot.remedy else snapshot.problem
             return Poll(None, {}, None, mistakes, problem, snapshot.state == "missing")
-        if previous is not self._level:
-            self._level = previous if _equal(previous, self._text.lines) else None
-        if self._level is None:
-            return self._compared(snapshot.content, previous, jobs, now_s)
+        if previous is not self._synced_reading:
+            self._synced_reading = previous if _are_identical(previous, self._text.lines) else None
+        if self._synced_reading is None:
+            return self._poll_whole(snapshot.content, previous, jobs, now_s)
         self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
         if snapshot.content == self._text.content:
-            return Poll(None, {}, None, self._mistakes(self._text.mistakes))
-        if self._text.is_closed and snapshot.content.startswith(self._text.content):
-            return self._appended(snapshot.content, previous, now_s)
-        return self._compared(snapshot.content, previous, jobs, now_s)
+            return Poll(None, {}, None, self._malformed_lines(self._text.malformed))
+        if self._text.can_be_extended and snapshot.content.startswith(self._text.content):
+            return self._poll_appended(snapshot.content, previous, now_s)
+        return self._poll_whole(snapshot.content, previous, jobs, now_s)
 
     def spec_of(self, line: Line) -> JobSpec:
         """Returns the job of a well-formed line of the last poll."""
         return self._parser.spec_of(line)
 
-    def _compared(self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
+    def _poll_whole(self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
         """Compares the whole text with the last reading."""
-        self._level = None
+        self._synced_reading = None
         if content != self._text.content:
             self._text = self._parser.parse(content, self._text, previous)
-        decision = self._decide(previous, saves.Content(self._text.lines, self._since), jobs, now_s)
-        mistakes = self._mistakes(previous if decision.accepted is None else decision.accepted.lines)
-        if decision.accepted is None and decision.next_look is None and decision.whole:
+        decision = self._decide(previous, saves.CurrentLines(self._text.lines, self._unchanged_since), jobs, now_s)
+        mistakes = self._malformed_lines(previous if decision.accepted is None else decision.accepted.lines)
+        if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
             wrong = tuple(line for line in previous if line.malformed)
-            self._text, self._level = replace(self._text, lines=previous, mistakes=wrong), previous
-        return Poll(decision.accepted, decision.waits, decision.next_look, mistakes)
+            self._text, self._synced_reading = replace(self._text, lines=previous, mistakes=wrong), previous
+        return Poll(decision.accepted, decision.waits, decision.recheck_at, mistakes)
 
-    def _appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
+    def _poll_appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
         """Reads the lines appended to a text that equals the last reading."""
         before = self._text
-        text, lines = self._parser.append(content, before, previous, self._most)
-        decision = self._decide(previous, saves.Content(lines, self._since, appended=True), {}, now_s)
+        text, lines = self._parser.parse_appended(content, before, previous, self._batch_lines)
+        decision = self._decide(previous, saves.CurrentLines(lines, self._unchanged_since, only_appended=True), {}, now_s)
         counted = decision.accepted.lines if decision.accepted is not None else ()
         if len(counted) == len(lines):
             self._text = text
         elif counted:
             # The last line has no line ending yet and does not count.
             whole = content[: content.rfind(b"\n") + 1]
-            wrong = tuple(line for line in text.mistakes if line is not lines[-1])
-            self._text = FileText(whole, text.count - 1, text.lines[:-1], wrong)
+            wrong = tuple(line for line in text.malformed if line is not lines[-1])
+            self._text = ParsedText(whole, text.line_count - 1, text.lines[:-1], wrong)
         if counted:
-            self._level = None
+            self._synced_reading = None
         more = len(text.content) < len(content)
-        mistakes = self._mistakes((*before.mistakes, *counted))
-        return Poll(decision.accepted, {}, now_s if more else decision.next_look, mistakes, more=more)
+        mistakes = self._malformed_lines((*before.malformed, *counted))
+        return Poll(decision.accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
 
     def _decide(
-        self, previous: Reading, content: saves.Content, jobs: Mapping[int, JobFact], now_s: float
-    ) -> saves.Decision:
-        decision = saves.decide(previous, content, jobs, now_s)
-        late = now_s >= self._since + saves.LAST_LINE_S
-        if late and decision.accepted is not None and being_written(self.path):
-            return saves.decide(previous, replace(content, written=True), jobs, now_s)
+        self, previous: Reading, content: saves.CurrentLines, jobs: Mapping[int, JobFact], now_s: float
+    ) -> saves.AcceptDecision:
+        decision = saves.decide_accepted(previous, content, jobs, now_s)
+        late = now_s >= self._unchanged_since + saves.LAST_LINE_DELAY_S
+        if late and decision.accepted is not None and is_open_for_writing(self.path):
+            return saves.decide_accepted(previous, replace(content, written=True), jobs, now_s)
         return decision
 
-    def _mistakes(self, lines: Iterable[Line]) -> tuple[MalformedLine, ...]:
+    def _malformed_lines(self, lines: Iterable[Line]) -> tuple[MalformedLine, ...]:
         return tuple(
-            MalformedLine(str(self.path), line.number, line.text, line.problem, line.accepted or "")
+            MalformedLine(str(self.path), line.number, line.text, line.problem, line.accepted_form or "")
             for line in lines
             if line.problem is not None
         )
 
 
-def _equal(one: Sequence[Line], other: Sequence[Line]) -> bool:
+def _are_identical(one: Sequence[Line], other: Sequence[Line]) -> bool:
     return len(one) == len(other) and all(
-        a is b or a.is_written_as(b) for a, b in zip(one, other, strict=True)
+        a is b or a.is_identical_to(b) for a, b in zip(one, other, strict=True)
     )

@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from gpu_scheduler.core.attributes import end_of_block
-from gpu_scheduler.core.csvline import meant_as_csv
+from gpu_scheduler.core.attributes import find_block_end
+from gpu_scheduler.core.csvline import looks_like_csv
 from gpu_scheduler.core.jobline import Malformed
 
 #: Maximum number of lines searched for the end of a command.
-FARTHEST = 60
+MAX_LINES_AHEAD = 60
 
 #: Matches the last line of a compound command; a here-document ends with a word alone on its line.
 _CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
 
 
-def with_completions(
-    texts: Sequence[str], results: Sequence[object], completes: Callable[[str], bool], before: int = 0
+def find_continuations(
+    texts: Sequence[str], results: Sequence[object], is_complete: Callable[[str], bool], lines_before: int = 0
 ) -> dict[int, Malformed]:
     """Maps the index of each line that continues an unfinished command to the mistake that it is part of.
 
@@ -33,33 +33,33 @@ def with_completions(
     for index, result in enumerate(results):
         if index in found or not isinstance(result, Malformed) or not result.unfinished:
             continue
-        reason = f"it belongs to line {before + index + 1}, which is not a complete command"
-        for other in range(index + 1, _end(texts, index, completes)):
-            found[other] = Malformed(reason, result.accepted)
+        reason = f"it belongs to line {lines_before + index + 1}, which is not a complete command"
+        for other in range(index + 1, _command_end(texts, index, is_complete)):
+            found[other] = Malformed(reason, result.accepted_form)
     return found
 
 
-def _end(texts: Sequence[str], start: int, completes: Callable[[str], bool]) -> int:
+def _command_end(texts: Sequence[str], start: int, is_complete: Callable[[str], bool]) -> int:
     """Returns the index after the last line of the command at `start`; start + 1 if none completes it."""
     behind = start
-    while behind + 1 < len(texts) and _continued(texts[behind]):
+    while behind + 1 < len(texts) and _ends_in_backslash(texts[behind]):
         behind += 1
     if behind > start:
         return behind + 1
     first = texts[start].strip()
     if first.startswith("["):
         # bash would take the attributes for a command and the rest for its arguments.
-        first = first[(end_of_block(first) or 0) + 1 :]
-    for last in range(start + 1, min(len(texts), start + 1 + FARTHEST)):
+        first = first[(find_block_end(first) or 0) + 1 :]
+    for last in range(start + 1, min(len(texts), start + 1 + MAX_LINES_AHEAD)):
         text = texts[last].strip()
-        if text.startswith("[") or meant_as_csv(text):
+        if text.startswith("[") or looks_like_csv(text):
             return start + 1
         likely = last == start + 1 or _CLOSES.search(text)
-        if likely and completes("\n".join([first, *texts[start + 1 : last + 1]])):
+        if likely and is_complete("\n".join([first, *texts[start + 1 : last + 1]])):
             return last + 1
     return start + 1
 
 
-def _continued(text: str) -> bool:
+def _ends_in_backslash(text: str) -> bool:
     bare = text.rstrip(" \t")
     return bare.endswith("\\") and (len(bare) - len(bare.rstrip("\\"))) % 2 == 1

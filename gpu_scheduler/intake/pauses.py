@@ -12,70 +12,70 @@ from typing import Any
 
 from gpu_scheduler import safefile
 from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.safefile import Content, Kind
+from gpu_scheduler.safefile import Content, ProblemKind
 from gpu_scheduler.store import statefile
-from gpu_scheduler.store.database import peek
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.database import query_read_only
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
 
 #: Seconds within which an edit with the same base as the last one counts as based on the last one.
-SAME_EDITING_S = 5.0
+SAME_EDIT_S = 5.0
 
 
-def wished_pauses(store: Store) -> dict[str, bool]:
+def requested_pauses(store: Store) -> dict[str, bool]:
     """Returns UUID -> paused, as it will be once every open request is carried out."""
     paused = {row["uuid"]: bool(row["paused"]) for row in store.gpus()}
-    for request in store.open_wishes():
+    for request in store.open_requests():
         if request["verb"] in ("pause", "resume") and request["target"] in paused:
             paused[request["target"]] = request["verb"] == "pause"
     return paused
 
 
-def pause(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
+def request_pauses(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
     """Requests to pause or resume these GPUs, after applying the state file. Returns the request ids."""
     with store.db.transaction():
-        found = safefile.read(store.home.state_file, trust=started_with(store).trust_files)
+        found = safefile.read(store.data_dir.state_file, trust=recorded_options(store).trust_files)
         if isinstance(found, Content):
             try:
-                take_in(store, found.data)
+                apply_edit(store, found.data)
             except ValueError:
                 pass  # a broken file changes nothing; the scheduler reports it
-        elif found.kind is Kind.MISSING and not scheduler_is_up:
+        elif found.kind is ProblemKind.MISSING and not scheduler_is_up:
             resume_all(store)  # the removal of the file is an edit too, and an earlier one
-        return [store.wish("pause" if paused else "resume", uuid, by) for uuid in uuids]
+        return [store.add_request("pause" if paused else "resume", uuid, by) for uuid in uuids]
 
 
-def pause_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
+def edit_pauses_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
     """Pauses or resumes these GPUs in the state file if there is no store yet; the first start reads it.
 
     A concurrent edit is kept. Raises OSError, and ValueError for a file that is not a state file.
     """
     statefile.read(path)  # raises, also for another user's link
-    path = statefile.target(path)
+    path = statefile.link_target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # concurrent commands wait for each other
         there = statefile.read(path)
-        content = _edited(there, gpus, paused)
+        content = _with_pauses(there, gpus, paused)
         while content is not None and content != there:
             displaced = statefile.exchange(path, content)
             if displaced == there:
                 break
-            there, content = content, _edited(displaced, gpus, paused)
-        statefile.forget(path)
+            there, content = content, _with_pauses(displaced, gpus, paused)
+        statefile.forget_displaced(path)
     finally:
         os.close(folder)
 
 
-def _edited(there: bytes | None, gpus: Collection[int], paused: bool) -> bytes | None:
+def _with_pauses(there: bytes | None, gpus: Collection[int], paused: bool) -> bytes | None:
     state = {} if there is None else statefile.parse(there)
     if set(gpus) & set(state.get("paused_gpus", [])) == (set(gpus) if paused else set()):
         return there
     return statefile.with_pauses(state, gpus, paused)
 
 
-def take_in(store: Store, content: bytes) -> list[str]:
+def apply_edit(store: Store, content: bytes) -> list[str]:
     """Turns an edit of the state file into requests, once for each version of the file.
 
     Returns messages about it. Raises ValueError for a file that is not a state file.
@@ -85,38 +85,38 @@ def take_in(store: Store, content: bytes) -> list[str]:
         return []
     state = statefile.parse(content)
     messages = []
-    older = statefile.is_older(state) and store.db.meta("statefile_written") is None
+    older = statefile.is_from_older_scheduler(state) and store.db.meta("statefile_written") is None
     if older:
         messages.append("a state file of the older scheduler: its pauses are kept, its shares are recomputed")
     with store.db.transaction():
         by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
-        requested = wished_pauses(store)
+        requested = requested_pauses(store)
         recorded = [index for index, uuid in by_index.items() if requested[uuid]]
-        for index, paused in statefile.edits(_on_last_edit(store, state), recorded).items():
+        for index, paused in statefile.pause_edits(_rebased_on_last_edit(store, state), recorded).items():
             uuid = by_index.get(index)
             if uuid is None:
                 messages.append(f"GPU {index} in paused_gpus is not managed; ignored")
             elif requested[uuid] != paused:
                 # The file that the older scheduler left is not an edit.
                 reason = {} if older else {"reason": "by an edit of the state file"}
-                store.wish("pause" if paused else "resume", uuid, "state file", **reason)
-        last = {"version": version, "state": _pauses(state), "at": time.time()}
+                store.add_request("pause" if paused else "resume", uuid, "state file", **reason)
+        last = {"version": version, "state": _pause_keys(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
     return messages
 
 
-def imports_older(home: Home) -> bool:
+def imports_old_state_file(home: DataDir) -> bool:
     """Returns whether a first start here would import the state file of the older scheduler."""
     try:
         state = statefile.parse(statefile.read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
         return False
-    written = peek(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")
-    return statefile.is_older(state) and not written
+    written = query_read_only(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")
+    return statefile.is_from_older_scheduler(state) and not written
 
 
-def _on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
+def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
     """Returns the state in the file, based on the last edit if this edit was made on top of it.
 
     An edit that follows another one before the scheduler has rewritten the file still carries the base of
@@ -127,7 +127,7 @@ def _on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
         return state
     unanswered = store.db.meta("statefile_examined") == last["version"]
     # The file may have been rewritten while the second edit was being made.
-    if unanswered or 0 <= time.time() - last["at"] < SAME_EDITING_S:
+    if unanswered or 0 <= time.time() - last["at"] < SAME_EDIT_S:
         return {**state, "_scheduler": {"paused_gpus": last["state"].get("paused_gpus", [])}}
     return state
 
@@ -137,7 +137,7 @@ def forget_last_edit(store: Store) -> None:
     store.db.set_meta("statefile_edit", "null")
 
 
-def _pauses(state: Mapping[str, Any]) -> dict[str, Any]:
+def _pause_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keys of the file that concern pauses."""
     return {key: state[key] for key in ("paused_gpus", "_scheduler") if key in state}
 
@@ -148,26 +148,26 @@ def resume_all(store: Store) -> None:
         return
     with store.db.transaction():
         store.db.set_meta("statefile_written", "0")
-        for uuid, paused in wished_pauses(store).items():
+        for uuid, paused in requested_pauses(store).items():
             if paused:
-                store.wish("resume", uuid, "state file removed", reason="because the state file was removed")
+                store.add_request("resume", uuid, "state file removed", reason="because the state file was removed")
 
 
-def summary(store: Store, over: Collection[int] = ()) -> tuple[list[float], list[int], dict[str, object]]:
+def summarize(store: Store, ended_attempts: Collection[int] = ()) -> tuple[list[float], list[int], dict[str, object]]:
     """Returns the content of the state file: allocated share by index, paused GPUs, jobs by state.
 
     over: attempts that have ended without a record of it yet; their jobs are left out of the counts.
     """
     rows = store.gpus()
     # Imported here so that commands that only pause or show do not pay for it.
-    from gpu_scheduler.store.attempts import booked_shares
+    from gpu_scheduler.store.attempts import allocated_shares
 
-    shares = booked_shares(store, over)
+    shares = allocated_shares(store, ended_attempts)
     listed = [0.0] * (max((row["idx"] for row in rows), default=-1) + 1)
     for row in rows:
         listed[row["idx"]] = shares[row["uuid"]] / 1000
-    counts = dict(store.counts())
-    ended = {row["job_id"] for row in store.unsettled() if row["id"] in over and row["outcome"] is None}
+    counts = dict(store.state_counts())
+    ended = {row["job_id"] for row in store.active_attempts() if row["id"] in ended_attempts and row["outcome"] is None}
     running = {row["id"]: row["state"] for row in store.open_jobs(tuple(ACTIVE))}
     for job_id in ended & running.keys():
         counts[running.pop(job_id)] -= 1
@@ -175,5 +175,5 @@ def summary(store: Store, over: Collection[int] = ()) -> tuple[list[float], list
         state: count for state, count in sorted(counts.items()) if count and state != JobState.FINISHED
     }
     jobs["running_ids"] = sorted(running)
-    requested = wished_pauses(store)
+    requested = requested_pauses(store)
     return listed, [row["idx"] for row in rows if requested[row["uuid"]]], jobs

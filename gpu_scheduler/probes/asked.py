@@ -15,10 +15,10 @@ from types import TracebackType
 from gpu_scheduler.core.gpu import Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import DRIVER_REMEDY, ProbeKind
-from gpu_scheduler.probes.child import Child
+from gpu_scheduler.probes.child import ProbeProcess
 from gpu_scheduler.probes.wire import ProbeFailure, decode
 
-__all__ = ["DEADLINE_S", "AskedProbe", "ProbeFailure", "UnreadableError"]
+__all__ = ["DEADLINE_S", "ProbeClient", "ProbeFailure", "UnreadableError"]
 
 #: Seconds that an answer may take, including the first. Waking four sleeping GPUs takes about 2 s, eight
 #: large ones without persistence mode 10 s and more. A query to a hanging driver is answered as soon as the
@@ -34,7 +34,7 @@ class UnreadableError(GpuStateError):
         self.why = failure.text
 
 
-class AskedProbe:
+class ProbeClient:
     """A client of a probe process: `query`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
 
     The descriptor stays the same from construction to `close`, even if the process is replaced.
@@ -56,14 +56,14 @@ class AskedProbe:
         self._interpreter = interpreter
         self._deadline_s = DEADLINE_S if deadline_s is None else deadline_s
         self._ready = select.epoll()
-        self._child: Child | None = None
-        self._killed: list[Child] = []
-        self._number = 0
-        self._not_started: str | None = None
+        self._child: ProbeProcess | None = None
+        self._killed: list[ProbeProcess] = []
+        self._query_number = 0
+        self._start_failure: str | None = None
         #: Time of the open query in seconds since boot; None = no query is open.
-        self.asked_at: float | None = None
+        self.queried_at: float | None = None
 
-    def __enter__(self) -> AskedProbe:
+    def __enter__(self) -> ProbeClient:
         return self
 
     def __exit__(
@@ -79,34 +79,34 @@ class AskedProbe:
     @property
     def deadline(self) -> float | None:
         """The time at which to call `expire`, in seconds since boot; None while no query is open."""
-        return None if self.asked_at is None else self.asked_at + self._deadline_s
+        return None if self.queried_at is None else self.queried_at + self._deadline_s
 
     def start(self) -> None:
         """Starts the process if there is none, so that the first answer comes sooner."""
-        self._killed = [child for child in self._killed if not child.gone()]
+        self._killed = [child for child in self._killed if not child.has_ended()]
         if self._child is not None:
             return
-        if len(self._killed) >= _HANGING:
+        if len(self._killed) >= _MAX_HANGING:
             # A process that is blocked in the kernel does not end, and more of them would only pile up.
-            self._not_started = f"{_HANGING} earlier queries still hang in the driver"
+            self._start_failure = f"{_MAX_HANGING} earlier queries still hang in the driver"
             return
-        self._not_started = None
+        self._start_failure = None
         try:
-            self._child = Child(self._interpreter, self._arguments)
+            self._child = ProbeProcess(self._interpreter, self._arguments)
         except OSError as error:
-            self._not_started = f"the probe cannot be started: {error}"
+            self._start_failure = f"the probe cannot be started: {error}"
             return
         self._ready.register(self._child.fileno(), select.EPOLLIN)
 
-    def ask(self, now: float | None = None) -> None:
+    def query(self, now: float | None = None) -> None:
         """Requests a sample unless a query is open. now: seconds since boot; None = read the clock."""
-        if self.asked_at is not None:
+        if self.queried_at is not None:
             return
         self.start()
-        self.asked_at = _boot_time() if now is None else now
-        self._number += 1
+        self.queried_at = _boot_time() if now is None else now
+        self._query_number += 1
         if self._child is not None:
-            self._child.send(b"%d\n" % self._number)
+            self._child.send(b"%d\n" % self._query_number)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when `read` has an answer."""
@@ -114,8 +114,8 @@ class AskedProbe:
 
     def read(self) -> Snapshot | ProbeFailure | None:
         """Returns the answer to the open query, or its failure; None if it is pending. Never blocks."""
-        if self._not_started is not None:
-            return self._fail(self._not_started)
+        if self._start_failure is not None:
+            return self._fail(self._start_failure)
         if self._child is None:
             return None
         lines, ended = self._child.lines()
@@ -124,12 +124,12 @@ class AskedProbe:
                 number, answer = decode(line)
             except ValueError as error:
                 return self._fail(str(error))
-            if number == self._number and self.asked_at is not None:
-                self.asked_at = None
+            if number == self._query_number and self.queried_at is not None:
+                self.queried_at = None
                 return answer
         if not ended:
             return None
-        error_line = self._child.last_words()
+        error_line = self._child.last_error_line()
         return self._fail("the probe process ended" + (f": {error_line}" if error_line else ""))
 
     def expire(self, now: float) -> ProbeFailure | None:
@@ -139,7 +139,7 @@ class AskedProbe:
         """
         if self.deadline is None or now < self.deadline:
             return None
-        late = _late(self._deadline_s)
+        late = _timed_out(self._deadline_s)
         return self._fail(late.text, late.remedy)
 
     def first_sample(self, timeout_s: float | None = None) -> Snapshot:
@@ -150,7 +150,7 @@ class AskedProbe:
         """
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
-        self.ask()
+        self.query()
         wait_s = self._deadline_s if timeout_s is None else min(timeout_s, self._deadline_s)
         end = _boot_time() + wait_s
         answer = self.read()
@@ -158,7 +158,7 @@ class AskedProbe:
             ready.poll(left * 1000)
             answer = self.read()
         if answer is None:
-            answer = self.expire(_boot_time()) or _late(wait_s)
+            answer = self.expire(_boot_time()) or _timed_out(wait_s)
         if isinstance(answer, Snapshot) and not answer.gpus:
             answer = ProbeFailure("no GPU found", DRIVER_REMEDY)
         if isinstance(answer, ProbeFailure):
@@ -172,15 +172,15 @@ class AskedProbe:
             self._ready.close()
         # Ends within about a millisecond unless it is blocked in the kernel; then init collects it later.
         end = _boot_time() + 0.2
-        while any(not child.gone() for child in self._killed) and _boot_time() < end:
+        while any(not child.has_ended() for child in self._killed) and _boot_time() < end:
             time.sleep(0.001)
         for child in self._killed:
             child.abandon()
 
     def _fail(self, text: str, remedy: str = "") -> ProbeFailure:
         self._drop()
-        self._not_started = None
-        self.asked_at = None
+        self._start_failure = None
+        self.queried_at = None
         return ProbeFailure(text, remedy)
 
     def _drop(self) -> None:
@@ -192,15 +192,15 @@ class AskedProbe:
 
 
 #: Number of killed processes that may linger before no more are started.
-_HANGING = 3
-_HANGS = (
+_MAX_HANGING = 3
+_HANG_REMEDY = (
     "check that `nvidia-smi` responds; if it is slow, `sudo nvidia-smi -pm 1` (persistence mode) keeps the"
     " driver loaded"
 )
 
 
-def _late(waited_s: float) -> ProbeFailure:
-    return ProbeFailure(f"no answer from the GPU driver within {waited_s:g} s", _HANGS)
+def _timed_out(waited_s: float) -> ProbeFailure:
+    return ProbeFailure(f"no answer from the GPU driver within {waited_s:g} s", _HANG_REMEDY)
 
 
 def _boot_time() -> float:

@@ -30,6 +30,6 @@ class AutoProbe:
         raise ProbeError("; ".join(map(str, errors)), _remedy(errors))
 
 
-def _remedy(troubles: list[ProbeError]) -> str:
+def _remedy(errors: list[ProbeError]) -> str:
     """Returns the most specific remedy, in preference to the general one of installing the driver."""
-    return next((error.remedy for error in troubles if error.remedy != DRIVER_REMEDY), DRIVER_REMEDY)
+    return next((error.remedy for error in errors if error.remedy != DRIVER_REMEDY), DRIVER_REMEDY)

@@ -29,21 +29,21 @@ _KILL = signal.SIGKILL
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class Child:
+class ProbeProcess:
     """A probe process in its own session. Raises OSError if it cannot be started.
 
     Ctrl-C in the scheduler's terminal does not reach it, and it can be killed with all that it started.
     """
 
     def __init__(self, interpreter: str, arguments: Sequence[str]) -> None:
-        self._last_words = os.memfd_create("probe-stderr", os.MFD_CLOEXEC)
-        fcntl.fcntl(self._last_words, fcntl.F_SETFL, os.O_APPEND)
+        self._stderr = os.memfd_create("probe-stderr", os.MFD_CLOEXEC)
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
         try:
             self._process = subprocess.Popen(
                 [interpreter, "-c", _START, _ROOT, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._last_words,
+                stderr=self._stderr,
                 bufsize=0,
                 cwd="/",
                 # A job may have restarted the scheduler: the sweep of that job must not end the probe.
@@ -51,7 +51,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError:
-            os.close(self._last_words)
+            os.close(self._stderr)
             raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -71,7 +71,7 @@ class Child:
 
     def send(self, line: bytes) -> None:
         """Writes one query. If that fails, the process ends or the query is never answered."""
-        os.ftruncate(self._last_words, 0)
+        os.ftruncate(self._stderr, 0)
         try:
             os.write(self._stdin.fileno(), line)
         except (BrokenPipeError, BlockingIOError):
@@ -92,10 +92,10 @@ class Child:
         *lines, self._buffer = self._buffer.split(b"\n")
         return lines, ended
 
-    def last_words(self) -> str:
+    def last_error_line(self) -> str:
         """Returns the last line written to stderr since the last query; "" if there is none."""
-        size = os.fstat(self._last_words).st_size
-        tail = os.pread(self._last_words, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
+        size = os.fstat(self._stderr).st_size
+        tail = os.pread(self._stderr, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(tail) if line.strip()), "")
 
     def kill(self) -> None:
@@ -108,14 +108,14 @@ class Child:
             pass
         for pipe in (self._stdin, self._stdout):
             pipe.close()
-        os.close(self._last_words)
+        os.close(self._stderr)
 
     def abandon(self) -> None:
         """Leaves a killed process that is blocked in the kernel to init, which collects it later."""
         if self._process.returncode is None:
             self._process.returncode = -_KILL  # else Python warns about it
 
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Returns whether it and all that it started have ended; collects it.
 
         A killed process that is blocked in the kernel, such as an `nvidia-smi` waiting for the driver, has

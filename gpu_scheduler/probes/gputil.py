@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_scheduler.core.gpu import MOST_MIB, NAMELESS, GpuSample
+from gpu_scheduler.core.gpu import MAX_MIB, UNKNOWN_UUID_PREFIX, GpuSample
 from gpu_scheduler.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError
 from gpu_scheduler.probes.smi import FIELDS, NONE_FOUND, at_index, parse, printable
 
 #: Most GPUs to query one by one, when the program stops at a lost GPU.
-_MOST = 32
+_MAX_GPUS = 32
 #: Errors of `nvidia-smi` and their remedies.
 _REMEDIES = (
     ("version mismatch", REBOOT_REMEDY),
@@ -39,7 +39,7 @@ class GputilProbe:
         if shutil.which("nvidia-smi") is None:
             raise ProbeError("nvidia-smi is not on PATH", DRIVER_REMEDY)
         cards = _plausible(_gputil())
-        return tuple(_sample(card) for card in cards) if cards else _tolerantly()
+        return tuple(_sample(card) for card in cards) if cards else _read_tolerantly()
 
 
 def _gputil() -> list[Any]:
@@ -54,37 +54,37 @@ def _gputil() -> list[Any]:
         return []
 
 
-def _plausible(cards: list[Any]) -> list[Any]:
+def _plausible(gpus: list[Any]) -> list[Any]:
     """Returns the GPUs by index if all values of all of them are known and possible; else none."""
-    for card in cards:
+    for card in gpus:
         # An unknown value is NaN, which fails every range check.
         if not (card.uuid.startswith("GPU-") and 0 <= card.id < 1000 and 0 <= card.load <= 1):
             return []
-        if not 0 <= card.memoryUsed <= card.memoryTotal <= MOST_MIB:
+        if not 0 <= card.memoryUsed <= card.memoryTotal <= MAX_MIB:
             return []
-    if len({card.id for card in cards}) < len(cards) or len({card.uuid for card in cards}) < len(cards):
+    if len({card.id for card in gpus}) < len(gpus) or len({card.uuid for card in gpus}) < len(gpus):
         return []
-    return sorted(cards, key=lambda card: card.id)
+    return sorted(gpus, key=lambda card: card.id)
 
 
-def _sample(card: Any) -> GpuSample:
+def _sample(gpu: Any) -> GpuSample:
     return GpuSample(
-        uuid=card.uuid,
-        index=card.id,
-        name=card.name,
-        total_mib=int(card.memoryTotal),
-        used_mib=int(card.memoryUsed),
-        load_percent=round(card.load * 100, 1),
+        uuid=gpu.uuid,
+        index=gpu.id,
+        name=gpu.name,
+        total_mib=int(gpu.memoryTotal),
+        used_mib=int(gpu.memoryUsed),
+        load_percent=round(gpu.load * 100, 1),
     )
 
 
-def _tolerantly() -> tuple[GpuSample, ...]:
-    text, status = _ask()
+def _read_tolerantly() -> tuple[GpuSample, ...]:
+    text, status = _query()
     answer = parse(text)
     gpus = (_one_by_one() if answer.cut_short else []) or answer.gpus
-    if gpus or answer.complaint == NONE_FOUND:
+    if gpus or answer.error_line == NONE_FOUND:
         return tuple(gpus)
-    error = answer.complaint or f"it printed nothing, exit status {status}"
+    error = answer.error_line or f"it printed nothing, exit status {status}"
     remedy = next((remedy for text, remedy in _REMEDIES if text in error), DRIVER_REMEDY)
     raise ProbeError(f"nvidia-smi: {error}", remedy)
 
@@ -93,17 +93,17 @@ def _one_by_one() -> list[GpuSample]:
     """Queries each GPU separately; returns none if a lost one hides the others even then."""
     gpus: list[GpuSample] = []
     texts: set[str] = set()
-    while len(gpus) < _MOST:
-        text, _ = _ask("-i", str(len(gpus)))
+    while len(gpus) < _MAX_GPUS:
+        text, _ = _query("-i", str(len(gpus)))
         found = parse(text).gpus
         if len(found) != 1 or text in texts:
             break
         texts.add(text)
         gpus.append(at_index(found[0], len(gpus)))
-    return gpus if any(not gpu.uuid.startswith(NAMELESS) for gpu in gpus) else []
+    return gpus if any(not gpu.uuid.startswith(UNKNOWN_UUID_PREFIX) for gpu in gpus) else []
 
 
-def _ask(*which: str) -> tuple[str, int]:
+def _query(*which: str) -> tuple[str, int]:
     """Returns the output of the program and its exit status. Raises ProbeError if it cannot be run."""
     text, status = _run(FIELDS, which)
     if "is not a valid field to query" in text:

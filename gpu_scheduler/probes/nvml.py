@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_scheduler.core.gpu import NAMELESS, GpuProcess, GpuSample, without_impossible
+from gpu_scheduler.core.gpu import UNKNOWN_UUID_PREFIX, GpuProcess, GpuSample, without_impossible_values
 from gpu_scheduler.probes import DRIVER_REMEDY, LOST, MIG_FAULT, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ Pci = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class _Card:
+class _GpuIdentity:
     """The constant properties of a GPU. pci: None if it has never been readable."""
 
     uuid: str
@@ -47,25 +47,25 @@ class NvmlProbe:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._opened_at = 0.0
-        self._sick = False
-        self._cards: dict[str, _Card] = {}
+        self._has_fault = False
+        self._identities: dict[str, _GpuIdentity] = {}
 
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns a sample of every GPU; see Probe.sample."""
         nvml = self._open()
         try:
-            found = [self._ask(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
+            found = [self._query(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
         except nvml.NVMLError as error:
             self._close()
             raise ProbeError(f"NVML: {error}", _remedy(nvml, error)) from None
         answers = [answer for answer in found if answer is not None]
         if found and not answers:
             raise ProbeError(f"NVML: none of {len(found)} GPUs may be used by this user", _NOT_ALLOWED)
-        self._sick = any(values.fault not in (None, MIG_FAULT) for _, values in answers)
+        self._has_fault = any(values.fault not in (None, MIG_FAULT) for _, values in answers)
         return tuple(_sample(card, index, values) for index, (card, values) in enumerate(_ordered(answers)))
 
     def _open(self) -> Any:
-        if self._nvml is not None and not (self._sick and time.monotonic() >= self._opened_at + REOPEN_S):
+        if self._nvml is not None and not (self._has_fault and time.monotonic() >= self._opened_at + REOPEN_S):
             return self._nvml
         if self._nvml is not None:
             self._close()
@@ -87,7 +87,7 @@ class NvmlProbe:
         except nvml.NVMLError:
             pass  # The next sample opens it again and reports the problem.
 
-    def _ask(self, nvml: Any, i: int) -> tuple[_Card, _Values] | None:
+    def _query(self, nvml: Any, i: int) -> tuple[_GpuIdentity, _Values] | None:
         """Returns NVML's i-th GPU and its values; None if this user may not open it.
 
         CUDA does not count such a GPU either. Raises NVMLError if the library itself has failed.
@@ -95,19 +95,19 @@ class NvmlProbe:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            if uuid not in self._cards:
+            if uuid not in self._identities:
                 bus = nvml.nvmlDeviceGetPciInfo(handle)
                 pci = (int(bus.domain), int(bus.bus), int(bus.device))
-                self._cards[uuid] = _Card(uuid, _text(nvml.nvmlDeviceGetName(handle)), pci)
+                self._identities[uuid] = _GpuIdentity(uuid, _text(nvml.nvmlDeviceGetName(handle)), pci)
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NO_PERMISSION:
                 return None
             # NVML counts a lost GPU but returns no handle for it.
-            return _Card(f"{NAMELESS}{i}", "unknown", None), _Values(fault=_fault(nvml, error))
-        return self._cards[uuid], _values(nvml, handle)
+            return _GpuIdentity(f"{UNKNOWN_UUID_PREFIX}{i}", "unknown", None), _Values(fault=_fault(nvml, error))
+        return self._identities[uuid], _values(nvml, handle)
 
 
-def _ordered(answers: list[tuple[_Card, _Values]]) -> list[tuple[_Card, _Values]]:
+def _ordered(answers: list[tuple[_GpuIdentity, _Values]]) -> list[tuple[_GpuIdentity, _Values]]:
     """Returns the GPUs by PCI address; in NVML's order, which is the same, if an address is unknown."""
     if any(card.pci is None for card, _ in answers):
         return answers
@@ -130,10 +130,10 @@ def _values(nvml: Any, handle: Any) -> _Values:
         memory = _memory(nvml, handle)
         if memory is not None:
             values.total_mib, values.used_mib = int(memory.total) // MIB, int(memory.used) // MIB
-        rates = _maybe(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        rates = _optional(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         values.load = None if rates is None else float(rates.gpu)
-        compute = _maybe(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        graphics = _maybe(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+        compute = _optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        graphics = _optional(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
         if compute is not None:
             values.processes = _processes(compute, graphics or (), _process_loads(nvml, handle))
         if _in_mig_mode(nvml, handle):
@@ -145,18 +145,18 @@ def _values(nvml: Any, handle: Any) -> _Values:
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     ask = getattr(nvml, "nvmlDeviceGetMigMode", None)
-    modes = None if ask is None else _maybe(nvml, ask, handle)
+    modes = None if ask is None else _optional(nvml, ask, handle)
     return modes is not None and bool(modes[0])  # [now, after the next reset]
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
     # Version 1 counts the memory that the driver reserves as used: about 600 MiB on large GPUs.
     second = getattr(nvml, "nvmlMemory_v2", None)
-    found = None if second is None else _maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, second)
-    return found if found is not None else _maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    found = None if second is None else _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, second)
+    return found if found is not None else _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
 
 
-def _maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
+def _optional(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
     """Returns the result of a call, or None if this GPU, driver or user does not support it.
 
     Raises NVMLError for a fault.
@@ -220,19 +220,19 @@ def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> t
     return tuple(replace(process, load_percent=loads.get(process.pid, 0.0)) for process in found)
 
 
-def _sample(card: _Card, index: int, values: _Values) -> GpuSample:
+def _sample(identity: _GpuIdentity, index: int, values: _Values) -> GpuSample:
     sample = GpuSample(
         # A GPU without a UUID is identified by its index.
-        uuid=f"{NAMELESS}{index}" if card.pci is None else card.uuid,
+        uuid=f"{UNKNOWN_UUID_PREFIX}{index}" if identity.pci is None else identity.uuid,
         index=index,
-        name=card.name,
+        name=identity.name,
         total_mib=values.total_mib,
         used_mib=values.used_mib,
         load_percent=values.load,
         processes=values.processes,
         fault=values.fault,
     )
-    return without_impossible(sample)
+    return without_impossible_values(sample)
 
 
 def _fault(nvml: Any, error: Any) -> str:

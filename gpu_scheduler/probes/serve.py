@@ -33,10 +33,10 @@ def main() -> None:
     probe = make_probe(options.kind, options.simulate, options.sim_dir)
     while True:
         number = questions.get()
-        os.write(answers, encode(number, look(probe)))
+        os.write(answers, encode(number, take_sample(probe)))
 
 
-def look(probe: Probe) -> Snapshot | ProbeFailure:
+def take_sample(probe: Probe) -> Snapshot | ProbeFailure:
     """Takes a sample; returns it or the failure. Its time is that of the start: no value in it is older."""
     taken_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:

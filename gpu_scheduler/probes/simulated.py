@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Sequence
 
-from gpu_scheduler.core.gpu import SIMULATED, GpuProcess, GpuSample
+from gpu_scheduler.core.gpu import SIMULATED_UUID_PREFIX, GpuProcess, GpuSample
 from gpu_scheduler.probes import usage
 
 #: Default memory of a simulated GPU in MiB, and largest number of simulated GPUs.
 DEFAULT_MIB = 24 * 1024
-MOST = 128
+MAX_GPUS = 128
 
 _PART = re.compile(r"([0-9]{1,3})(?::([0-9]{1,7})([GM])(?:i?B)?)?")
 _ACCEPTED = 'such as "4" (24 GiB each), "4:80G" or "2:24G,2:80G"'
@@ -31,8 +31,8 @@ def parse_simulate(text: str) -> tuple[int, ...]:
         if size == 0:
             raise ValueError(f"--simulate {text!r}: a GPU needs memory, {_ACCEPTED}")
         totals += [size] * int(match[1])
-    if not 1 <= len(totals) <= MOST:
-        raise ValueError(f"--simulate {text!r}: between 1 and {MOST} GPUs, {_ACCEPTED}")
+    if not 1 <= len(totals) <= MAX_GPUS:
+        raise ValueError(f"--simulate {text!r}: between 1 and {MAX_GPUS} GPUs, {_ACCEPTED}")
     return tuple(totals)
 
 
@@ -45,12 +45,12 @@ class SimulatedProbe:
 
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns a sample of every GPU; see Probe.sample. A missing folder means no usage."""
-        uses: tuple[usage.Use, ...] = ()
+        uses: tuple[usage.ProcessUsage, ...] = ()
         faults: dict[str, object] = {}
         withheld: dict[str, object] = {}
         if self._folder is not None:
-            self._tell_totals(self._folder)
-            uses = usage.read_uses(self._folder)
+            self._write_totals(self._folder)
+            uses = usage.read_usages(self._folder)
             faults = usage.read_json(os.path.join(self._folder, "faults.json"))
             withheld = usage.read_json(os.path.join(self._folder, "withheld.json"))
         return tuple(
@@ -58,27 +58,27 @@ class SimulatedProbe:
             for index in range(len(self._totals))
         )
 
-    def _tell_totals(self, folder: str) -> None:
+    def _write_totals(self, folder: str) -> None:
         path = os.path.join(folder, "cards.json")
         totals = {str(index): total for index, total in enumerate(self._totals)}
         if os.path.isdir(folder) and usage.read_json(path) != totals:
             usage.write_json(path, totals)
 
-    def _gpu(self, index: int, uses: Sequence[usage.Use], fault: object, tells_loads: bool) -> GpuSample:
+    def _gpu(self, index: int, uses: Sequence[usage.ProcessUsage], fault: object, reports_loads: bool) -> GpuSample:
         total = self._totals[index]
         name = f"Simulated {total // 1024} GiB" if total >= 1024 else f"Simulated {total} MiB"
         if fault is not None:
-            return GpuSample(f"{SIMULATED}{index}", index, name, None, None, None, fault=str(fault))
+            return GpuSample(f"{SIMULATED_UUID_PREFIX}{index}", index, name, None, None, None, fault=str(fault))
         here = [use for use in uses if index in use.gpus]
         return GpuSample(
-            uuid=f"{SIMULATED}{index}",
+            uuid=f"{SIMULATED_UUID_PREFIX}{index}",
             index=index,
             name=name,
             total_mib=total,
             used_mib=min(total, sum(use.gpus[index] for use in here)),
             load_percent=min(100.0, sum((use.load for use in here), 0.0)),
             processes=tuple(
-                GpuProcess(use.pid, use.gpus[index], load_percent=use.load if tells_loads else None)
+                GpuProcess(use.pid, use.gpus[index], load_percent=use.load if reports_loads else None)
                 for use in here
             ),
         )

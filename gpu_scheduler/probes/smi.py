@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from gpu_scheduler.core.gpu import NAMELESS, GpuSample, without_impossible
+from gpu_scheduler.core.gpu import UNKNOWN_UUID_PREFIX, GpuSample, without_impossible_values
 from gpu_scheduler.probes import LOST, MIG_FAULT
 
 #: The columns that GPUtil queries, in its order, and the MIG mode, which explains a missing load.
@@ -35,20 +35,20 @@ _NOT_KNOWN = ("", "-", "n/a", "not supported", "not available", "insufficient pe
 
 
 @dataclass
-class Answer:
+class SmiOutput:
     """The parsed output: the GPUs, and the first line that is about none of them ("" = there is none).
 
     cut_short: the output ends at a GPU without a handle; there may be more GPUs.
     """
 
     gpus: list[GpuSample] = field(default_factory=list)
-    complaint: str = ""
+    error_line: str = ""
     cut_short: bool = False
 
 
-def parse(text: str) -> Answer:
+def parse(text: str) -> SmiOutput:
     """Parses the output of the program, followed by what it wrote to stderr."""
-    answer = Answer()
+    answer = SmiOutput()
     valueless = 0  # lines of `[Unknown Error]` whose line of text has not come yet
     for raw in text.splitlines():
         line = printable(raw, 1000)
@@ -57,40 +57,40 @@ def parse(text: str) -> Answer:
             if valueless:
                 valueless -= 1
                 continue
-            answer.gpus.append(_nameless(lost[2], None if lost[1] is None else int(lost[1])))
+            answer.gpus.append(_without_handle(lost[2], None if lost[1] is None else int(lost[1])))
             answer.cut_short = True
         elif len(values) > USED and all(value.startswith("[") for value in values):
             if not answer.cut_short:
                 valueless += 1
-                answer.gpus.append(_nameless(values[UUID], None))
+                answer.gpus.append(_without_handle(values[UUID], None))
             answer.cut_short = False
-        elif (gpu := _card(values)) is not None:
-            if gpu.uuid == NAMELESS or gpu.uuid not in {known.uuid for known in answer.gpus}:
+        elif (gpu := _parse_gpu(values)) is not None:
+            if gpu.uuid == UNKNOWN_UUID_PREFIX or gpu.uuid not in {known.uuid for known in answer.gpus}:
                 answer.gpus.append(gpu)
             answer.cut_short = False
-        elif line and (line == NONE_FOUND or not answer.complaint):
-            answer.complaint = printable(line)
-    answer.gpus = _numbered(answer.gpus)
+        elif line and (line == NONE_FOUND or not answer.error_line):
+            answer.error_line = printable(line)
+    answer.gpus = _with_indices(answer.gpus)
     return answer
 
 
-def printable(text: str, most: int = 200) -> str:
+def printable(text: str, max_length: int = 200) -> str:
     """Returns a line of arbitrary output in printable form: without control characters, cut to a length."""
-    return "".join(c if c.isprintable() else "?" for c in text[:most].strip())
+    return "".join(c if c.isprintable() else "?" for c in text[:max_length].strip())
 
 
 def at_index(gpu: GpuSample, index: int) -> GpuSample:
     """Returns the GPU with that index, which also identifies a GPU without a UUID."""
-    uuid = f"{NAMELESS}{index}" if gpu.uuid.startswith(NAMELESS) else gpu.uuid
+    uuid = f"{UNKNOWN_UUID_PREFIX}{index}" if gpu.uuid.startswith(UNKNOWN_UUID_PREFIX) else gpu.uuid
     return replace(gpu, index=index, uuid=uuid)
 
 
-def _card(values: list[str]) -> GpuSample | None:
+def _parse_gpu(values: list[str]) -> GpuSample | None:
     """Returns the GPU of a line that begins with an index and a UUID (or its error); else None."""
     if len(values) <= UUID or not re.fullmatch(r"[0-9]{1,4}", values[INDEX]):
         return None
     if values[UUID].startswith("["):
-        return _nameless(values[UUID], int(values[INDEX]))
+        return _without_handle(values[UUID], int(values[INDEX]))
     if not values[UUID].startswith("GPU-"):
         return None
     padded = values + [""] * (MIG + 1 - len(values))
@@ -105,7 +105,7 @@ def _card(values: list[str]) -> GpuSample | None:
         load_percent=load,
         fault=fault,
     )
-    return without_impossible(sample)
+    return without_impossible_values(sample)
 
 
 def _fault(values: list[str]) -> str | None:
@@ -134,12 +134,12 @@ def _number(text: str) -> float | None:
     return None if unit is None else float(f"{match[1]}.{match[2] or match[3] or 0}") * unit
 
 
-def _nameless(why: str, index: int | None) -> GpuSample:
+def _without_handle(why: str, index: int | None) -> GpuSample:
     fault = LOST if "GPU is lost" in why else f"query failed: no device handle, {why.strip('[]. ')}"
-    return GpuSample(NAMELESS, -1 if index is None else index, "unknown", None, None, None, fault=fault)
+    return GpuSample(UNKNOWN_UUID_PREFIX, -1 if index is None else index, "unknown", None, None, None, fault=fault)
 
 
-def _numbered(gpus: list[GpuSample]) -> list[GpuSample]:
+def _with_indices(gpus: list[GpuSample]) -> list[GpuSample]:
     """Returns the GPUs in order of their indices; one without an index gets the first free one."""
     known = {gpu.index for gpu in gpus if gpu.index >= 0}
     distinct = len(known) == sum(gpu.index >= 0 for gpu in gpus)

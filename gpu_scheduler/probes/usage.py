@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 #: The environment variable of a simulated job that holds the simulation's folder.
-VARIABLE = "GPU_SCHEDULER_SIM"
+FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
 
 _FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.part)?")
 
 
 @dataclass(frozen=True)
-class Use:
+class ProcessUsage:
     """The usage of one living process: MiB by GPU index, and its load in percent."""
 
     pid: int
@@ -45,7 +45,7 @@ def start_ticks(pid: int) -> int | None:
     return None if state in (b"Z", b"X") else int(rest[18])
 
 
-def write_use(folder: str, gpus: Mapping[int, int], load: float) -> None:
+def write_usage(folder: str, gpus: Mapping[int, int], load: float) -> None:
     """Writes the usage of this process. Raises OSError."""
     pid = os.getpid()
     use = {"pid": pid, "gpus": {str(index): mib for index, mib in gpus.items()}, "load": load}
@@ -53,7 +53,7 @@ def write_use(folder: str, gpus: Mapping[int, int], load: float) -> None:
     write_json(_own_file(folder), use)
 
 
-def remove_use(folder: str) -> None:
+def remove_usage(folder: str) -> None:
     """Removes the usage of this process."""
     try:
         os.unlink(_own_file(folder))
@@ -61,7 +61,7 @@ def remove_use(folder: str) -> None:
         pass
 
 
-def read_uses(folder: str) -> tuple[Use, ...]:
+def read_usages(folder: str) -> tuple[ProcessUsage, ...]:
     """Returns the usage of the living processes by pid; removes the files of dead ones."""
     found = []
     for name in _names(folder):
@@ -83,7 +83,7 @@ def free_mib(folder: str, index: int) -> int | None:
     total = read_json(os.path.join(folder, "cards.json")).get(str(index))
     if not isinstance(total, int):
         return None
-    return max(0, total - sum(use.gpus.get(index, 0) for use in read_uses(folder)))
+    return max(0, total - sum(use.gpus.get(index, 0) for use in read_usages(folder)))
 
 
 @contextmanager
@@ -132,9 +132,9 @@ def _discard(path: str) -> None:
         pass  # Another reader has removed it, or it may not be removed; a dead process does not count anyway.
 
 
-def _parse(pid: int, raw: Mapping[str, Any]) -> Use | None:
+def _parse(pid: int, raw: Mapping[str, Any]) -> ProcessUsage | None:
     try:
         gpus = {int(index): int(mib) for index, mib in raw["gpus"].items()}
-        return Use(pid, gpus, float(raw.get("load", 0)))
+        return ProcessUsage(pid, gpus, float(raw.get("load", 0)))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpu_scheduler.core.gpu import GpuSample
 
 
-def restrict(
+def restrict_to_visible(
     samples: Sequence[GpuSample], cuda_visible_devices: str | None
 ) -> tuple[tuple[GpuSample, ...], str | None]:
     """Returns the GPUs that the variable allows, in PCI order, and a note for the user (None = none).

@@ -14,13 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .membership import Command
+    from .membership import RecordedCommand
 
 #: Number of times that the newest processes are searched for a member of a group.
-_HUNTS = 200
+_TRIES = 200
 
 
-def has_group(command: Command) -> bool:
+def has_group(command: RecordedCommand) -> bool:
     """Returns whether any process, ended or not, is in the process group that the command leads or led."""
     fields = fields_of(command.pid)
     if fields is not None and int(fields[19]) != command.ticks:
@@ -32,7 +32,7 @@ def has_group(command: Command) -> bool:
     return True
 
 
-def send_group(command: Command, token: str, signal: int) -> bool:
+def signal_group(command: RecordedCommand, token: str, signal: int) -> bool:
     """Signals the process group of a command that may have ended; returns whether it did.
 
     Meant for members that fork and end too quickly to be signalled one by one. Returns False if no member was
@@ -46,7 +46,7 @@ def send_group(command: Command, token: str, signal: int) -> bool:
         if _is_in_group(pid, command)
     ):
         return False
-    for _ in range(_HUNTS):
+    for _ in range(_TRIES):
         for pid in _youngest():
             if _is_in_group(pid, command) and autogroup(pid) == command.autogroup:
                 try:
@@ -57,7 +57,7 @@ def send_group(command: Command, token: str, signal: int) -> bool:
     return False
 
 
-def send_children(signal: int) -> int | None:
+def signal_children(signal: int) -> int | None:
     """Signals children of this process that live for less time than a scan takes; returns the last pid found.
 
     A child keeps its pid until this process collects it, so the signal cannot hit another process.
@@ -72,7 +72,7 @@ def send_children(signal: int) -> int | None:
     return last_pid
 
 
-def _is_in_group(pid: int, command: Command) -> bool:
+def _is_in_group(pid: int, command: RecordedCommand) -> bool:
     try:
         return os.getsid(pid) == os.getpgid(pid) == command.pid
     except OSError:

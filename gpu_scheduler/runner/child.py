@@ -11,14 +11,14 @@ import time
 
 from . import signals
 from .folder import SHORTAGE, TOKEN
-from .pump import high
+from .pump import move_fd_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .leftovers import Leftovers
-    from .pump import Loop
+    from .pump import Poller
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,14 +33,14 @@ class Child:
     shortage            errno of the resource shortage that kept the command from beginning.
     """
 
-    def __init__(self, folder: str, spec: dict[str, Any], loop: Loop) -> None:
+    def __init__(self, folder: str, spec: dict[str, Any], poller: Poller) -> None:
         self._script = os.path.join(folder, "command.sh")
         self._spec = spec
-        self._loop = loop
+        self._poller = poller
         self._pid = 0
-        self._said = b""
-        self._hears = -1
-        self._adopts = _adopt_orphans()
+        self._startup_report = b""
+        self._report_fd = -1
+        self._is_subreaper = _become_subreaper()
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -52,20 +52,20 @@ class Child:
     @property
     def began(self) -> bool:
         """True once command.sh has reached the job's command."""
-        return self._said.startswith(b".")
+        return self._startup_report.startswith(b".")
 
     @property
     def message(self) -> str | None:
         """The reason why the command did not begin; None if none was reported."""
-        if self._said.startswith(b"!"):
-            return self._said[1:].decode("utf-8", "replace").strip()
+        if self._startup_report.startswith(b"!"):
+            return self._startup_report[1:].decode("utf-8", "replace").strip()
         return self.problem
 
-    def note(self, problem: str) -> None:
+    def set_problem(self, problem: str) -> None:
         """Sets the reason why the command did not begin."""
-        self._said, self.problem = b"", problem
+        self._startup_report, self.problem = b"", problem
 
-    def spawn(self, inner: int, terminal: str | None, record: int | None) -> None:
+    def spawn(self, output_fd: int, terminal: str | None, record_fd: int | None) -> None:
         """Starts the command; a failure is reported in `message`.
 
         terminal: path of the terminal for its input and output; None: its output goes to the pipe end
@@ -73,9 +73,9 @@ class Child:
         """
         self.spawned = time.monotonic()
         try:
-            if record is not None:
-                record = high(record)
-            self._start(inner, terminal, record)
+            if record_fd is not None:
+                record_fd = move_fd_up(record_fd)
+            self._start(output_fd, terminal, record_fd)
             self.running = True
             self.started_at = time.time()
         except OSError as error:
@@ -86,16 +86,16 @@ class Child:
             self.ended = self.spawned
             self.problem = f"the command could not be started: {error}"
         finally:
-            if record is not None:
-                os.close(record)
+            if record_fd is not None:
+                os.close(record_fd)
 
-    def _start(self, inner: int, terminal: str | None, record: int | None) -> None:
-        self._hears, report_end = os.pipe()
-        report_end = high(report_end)
+    def _start(self, output_fd: int, terminal: str | None, record_fd: int | None) -> None:
+        self._report_fd, report_end = os.pipe()
+        report_end = move_fd_up(report_end)
         if terminal is None:
             actions: list[tuple[Any, ...]] = [
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, inner, 1),
+                (os.POSIX_SPAWN_DUP2, output_fd, 1),
             ]
         else:
             # A terminal that the leader of a new session opens becomes its controlling terminal.
@@ -104,14 +104,14 @@ class Child:
                 (os.POSIX_SPAWN_DUP2, 0, 1),
             ]
         actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, report_end, 3)]
-        if record is not None:
-            actions.append((os.POSIX_SPAWN_DUP2, record, 4))
+        if record_fd is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, record_fd, 4))
         try:
             self._pid = self._spawn(actions, terminal is not None)
         finally:
             os.close(report_end)
-        os.set_blocking(self._hears, False)
-        self._loop.watch(self._hears, select.POLLIN, self._hear)
+        os.set_blocking(self._report_fd, False)
+        self._poller.watch(self._report_fd, select.POLLIN, self._read_report)
 
     def _spawn(self, actions: list[tuple[Any, ...]], terminal: bool) -> int:
         shell = next((path for path in _SHELLS if os.path.exists(path)), _SHELLS[0])
@@ -144,25 +144,25 @@ class Child:
             if pid == 0:
                 return
             if pid == self._pid:
-                self._note_end(status)
+                self._record_exit(status)
 
-    def _note_end(self, status: int) -> None:
+    def _record_exit(self, status: int) -> None:
         self.running = False
         self.ended = time.monotonic()
         if os.WIFSIGNALED(status):
             self.signal = os.WTERMSIG(status)
         else:
             self.exit_code = os.WEXITSTATUS(status)
-        self._hear(0)
+        self._read_report(0)
 
-    def _hear(self, _events: int) -> None:
+    def _read_report(self, _events: int) -> None:
         try:
-            data = os.read(self._hears, 1 << 16)
+            data = os.read(self._report_fd, 1 << 16)
         except OSError:
             return
-        self._said += data
+        self._startup_report += data
         if not data:
-            self._loop.drop(self._hears)
+            self._poller.unwatch(self._report_fd)
 
     def signal_group(self, number: int) -> None:
         """Signals the command's process group, whose id cannot be reused before its leader is collected."""
@@ -179,20 +179,20 @@ class Child:
         attempt folder."""
         if self._pid == 0:
             return None
-        if self._adopts and not has_children():
+        if self._is_subreaper and not has_children():
             return None
         try:
             from .leftovers import Leftovers
-            from .recorded import command_of
+            from .recorded import read_recorded_command
 
-            command = command_of(folder, self._spec["token"])
+            command = read_recorded_command(folder, self._spec["token"])
         except (ImportError, OSError):
             return None  # out of file descriptors: the scheduler ends the processes of the attempt
 
         return Leftovers(self._spec["token"], command, self._spec["term_grace_s"], self.ended)
 
 
-def _adopt_orphans() -> bool:
+def _become_subreaper() -> bool:
     """Makes this process the parent of the command's orphans; returns False if the kernel refuses.
 
     Without it, only the token identifies the orphans.

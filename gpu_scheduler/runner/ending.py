@@ -8,10 +8,10 @@ from __future__ import annotations
 #: Rank of the causes: the highest of several is reported. An unknown cause counts as a cancel.
 _RANK = {"machine": 1, "preempted": 2, "timed_out": 3, "cancelled": 4}
 #: Seconds between two SIGKILLs until the command has ended.
-_AGAIN_S = 1.0
+_KILL_EVERY_S = 1.0
 
 
-class Ending:
+class Termination:
     """The termination of one command: its cause and its deadline.
 
     cause: None until a termination is requested, and again after the request was withdrawn.
@@ -20,18 +20,18 @@ class Ending:
     def __init__(self) -> None:
         self.cause: str | None = None
         self.deadline: float | None = None
-        self._follow = "kill"
-        self._machine_at: float | None = None
+        self._on_timeout = "kill"
+        self._machine_deadline: float | None = None
 
-    def tell(self, cause: str, grace_s: float, follow: str, now: float) -> bool:
+    def request(self, cause: str, grace_s: float, on_timeout: str, now: float) -> bool:
         """Records a request to terminate; returns True for the first one: the caller then sends SIGTERM."""
         first = self.cause is None
         until = now + max(0.0, grace_s)
         if cause == "machine":
-            self._machine_at = until
+            self._machine_deadline = until
         if first or _rank(cause) >= _rank(self.cause):
-            forced = cause == self.cause and self._follow == "kill"
-            self.cause, self._follow = cause, "kill" if forced else follow
+            forced = cause == self.cause and self._on_timeout == "kill"
+            self.cause, self._on_timeout = cause, "kill" if forced else on_timeout
             # A later request never extends the grace period: the command has already had its SIGTERM.
             self.deadline = until if first or self.deadline is None else min(self.deadline, until)
         return first
@@ -40,23 +40,23 @@ class Ending:
         """Returns "kill" or "withdraw" once the grace period is over, else None."""
         if self.deadline is None or now < self.deadline:
             return None
-        if self._follow == "withdraw":
+        if self._on_timeout == "withdraw":
             return "withdraw"
-        self.deadline = now + _AGAIN_S
+        self.deadline = now + _KILL_EVERY_S
         return "kill"
 
-    def withdrawn(self) -> None:
+    def withdraw(self) -> None:
         """Records that the request was withdrawn: the command keeps running unless the machine shuts down."""
-        self.cause = "machine" if self._machine_at is not None else None
-        self.deadline = self._machine_at
-        self._follow = "kill"
+        self.cause = "machine" if self._machine_deadline is not None else None
+        self.deadline = self._machine_deadline
+        self._on_timeout = "kill"
 
 
 def _rank(cause: str | None) -> int:
     return 0 if cause is None else _RANK.get(cause, 4)
 
 
-def describe(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
+def describe_outcome(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
     """Returns the outcome as the text of the last line of the log."""
     how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
     if exit_code is None and signal is None:

@@ -30,24 +30,24 @@ TOKEN = "GPU_SCHEDULER_TOKEN"
 #: at most one page.
 READY, FORKED, REFUSED = b"!", b"+", b"-"
 NO_TOKEN = "-" * 32
-TITLE_ROOM = 4096
+TITLE_BYTES = 4096
 
 #: Errors caused by the limits of the machine: processes, memory, open files.
 SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 #: The file in which the command of an attempt records itself, and its size.
-COMMAND = "command.pid"
+COMMAND_FILE = "command.pid"
 COMMAND_SIZE = 1024
 
 #: Bytes reserved before the command starts, so that the result fits even if the disk fills up meanwhile.
 _RESERVED = 512
 #: Seconds for which a runner that finds the disk full before its claim waits for space. The loop launches it
 #: again after about the same time.
-_ROOM_S = 10.0
-_ROOM_EVERY_S = 0.1
+_DISK_FULL_S = 10.0
+_DISK_FULL_RETRY_S = 0.1
 #: Largest accepted file in bytes, and largest accepted number of seconds in a file.
-_MOST_BYTES = 16 * 1024 * 1024
-_MOST_S = 1e12
+_MAX_BYTES = 16 * 1024 * 1024
+_MAX_S = 1e12
 
 
 def open_folder(path: str) -> int:
@@ -64,14 +64,14 @@ def exists(folder: int, name: str) -> bool:
     return True
 
 
-class Problem:
+class FileProblem:
     """The reason why a file cannot be used, as a predicate such as "is a folder"."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
-def opened(path: str, folder: int | None = None) -> int | Problem | None:
+def open_file(path: str, folder: int | None = None) -> int | FileProblem | None:
     """Opens a file for reading without blocking; returns None if it does not exist.
 
     Raises OSError for an error that is not about the file itself.
@@ -82,31 +82,31 @@ def opened(path: str, folder: int | None = None) -> int | Problem | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         if error.errno == errno.ELOOP:
-            return Problem("is a symbolic link")
+            return FileProblem("is a symbolic link")
         if error.errno in (errno.ENXIO, errno.ENODEV):
-            return Problem("is not a regular file")
+            return FileProblem("is not a regular file")
         if error.errno == errno.EACCES and os.access(os.path.dirname(path) or ".", os.X_OK, dir_fd=folder):
-            return Problem("is not readable")
+            return FileProblem("is not readable")
         raise
 
 
-def content(fd: int) -> dict[str, Any] | Problem:
+def read_object(fd: int) -> dict[str, Any] | FileProblem:
     """Reads the JSON object in an open file. Raises OSError."""
     status = os.fstat(fd)
     mode = status.st_mode
     if not stat.S_ISREG(mode):
-        return Problem("is a folder" if stat.S_ISDIR(mode) else "is not a regular file")
+        return FileProblem("is a folder" if stat.S_ISDIR(mode) else "is not a regular file")
     data = b""
-    while max(len(data), status.st_size) <= _MOST_BYTES:
+    while max(len(data), status.st_size) <= _MAX_BYTES:
         piece = os.read(fd, 1 << 20)
         if not piece:
-            value = parse(data)
-            return Problem(f"is incomplete ({len(data)} bytes)") if value is None else value
+            value = parse_object(data)
+            return FileProblem(f"is incomplete ({len(data)} bytes)") if value is None else value
         data += piece
-    return Problem(f"is larger than {_MOST_BYTES >> 20} MiB")
+    return FileProblem(f"is larger than {_MAX_BYTES >> 20} MiB")
 
 
-def read(folder: int, name: str) -> dict[str, Any] | Problem | None:
+def try_load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
     """Reads the JSON object in a file of the folder; returns None if there is none or reading fails."""
     try:
         return load(folder, name)
@@ -114,22 +114,22 @@ def read(folder: int, name: str) -> dict[str, Any] | Problem | None:
         return None
 
 
-def load(folder: int, name: str) -> dict[str, Any] | Problem | None:
+def load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
     """Reads the JSON object in a file of the folder; returns None if there is none. Raises OSError."""
-    fd = opened(name, folder)
+    fd = open_file(name, folder)
     if not isinstance(fd, int):
         return fd
     try:
-        return content(fd)
+        return read_object(fd)
     finally:
         os.close(fd)
 
 
-def wrong_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> Problem | None:
+def invalid_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> FileProblem | None:
     """Returns the first of these fields that is missing or has an invalid value, as a problem; else None."""
     for name, is_right in fields.items():
         if name not in value or not is_right(value[name]):
-            return Problem(f"has no valid {name!r}")
+            return FileProblem(f"has no valid {name!r}")
     return None
 
 
@@ -145,7 +145,7 @@ def is_optional_text(value: object) -> bool:
 
 def is_seconds(value: object) -> bool:
     """Returns whether a value is a usable number of seconds."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST_S
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_S
 
 
 #: The fields of `stop` and `withdrawn`, and those of `spec.json`. An unknown cause counts as a cancel.
@@ -165,7 +165,7 @@ SPEC_FIELDS = {
 }
 
 
-def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the spec of an attempt folder. Raises OSError if there is no usable one."""
     folder = open_folder(os.fspath(path))
     try:
@@ -174,8 +174,8 @@ def spec_of(path: str | os.PathLike[str]) -> dict[str, Any]:
         os.close(folder)
     if spec is None:
         raise FileNotFoundError(f"no spec.json in {os.fspath(path)}")
-    problem = spec if isinstance(spec, Problem) else wrong_field(spec, SPEC_FIELDS)
-    if problem is not None or isinstance(spec, Problem):
+    problem = spec if isinstance(spec, FileProblem) else invalid_field(spec, SPEC_FIELDS)
+    if problem is not None or isinstance(spec, FileProblem):
         raise OSError(errno.EINVAL, f"spec.json {problem and problem.text}", os.fspath(path))
     return spec
 
@@ -191,7 +191,7 @@ def move_aside(path: str, folder: int | None = None) -> None:
                 raise
 
 
-class _Scanning:
+class _ScannerSettings:
     """The settings that the C scanner of `json` reads."""
 
     def __init__(self) -> None:
@@ -206,11 +206,11 @@ class _Scanning:
         raise ValueError(name)
 
 
-_settings: Any = _Scanning()
+_settings: Any = _ScannerSettings()
 _scan = make_scanner(_settings)
 
 
-def parse(data: bytes) -> dict[str, Any] | None:
+def parse_object(data: bytes) -> dict[str, Any] | None:
     """Parses the JSON object in `data`; returns None if it is not one."""
     try:
         text = data.decode("utf-8").strip()
@@ -220,7 +220,7 @@ def parse(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and end == len(text) else None
 
 
-def to_text(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes:
+def to_json(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes:
     """Returns a JSON object of plain values as one line."""
     parts = []
     for key, value in fields.items():
@@ -260,14 +260,14 @@ def claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
     Keep the descriptor open and never open the file again: closing any descriptor of it releases the lock.
     Raises OSError if the folder cannot be written.
     """
-    return _with_room(folder, lambda: _claim(folder, identity))
+    return _retry_while_disk_full(folder, lambda: _claim(folder, identity))
 
 
 def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
     name = f".claim.{os.getpid()}"
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        _write_all(fd, to_text(identity))
+        _write_all(fd, to_json(identity))
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.link(name, "claim", src_dir_fd=folder, dst_dir_fd=folder)
         return fd
@@ -286,7 +286,7 @@ def reserve_command(folder: int, token: str, boot: str) -> int | None:
     """
     try:
         header = f"{token} {boot} {init_ticks()}\n".encode("ascii")
-        fd = os.open(COMMAND, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        fd = os.open(COMMAND_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             _write_all(fd, header.ljust(COMMAND_SIZE))
             os.lseek(fd, len(header), os.SEEK_SET)
@@ -312,13 +312,13 @@ def init_ticks() -> str:
         return "-"
 
 
-class Result:
+class ResultWriter:
     """Writes the file `result`, for which it reserves space before the command starts."""
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
         self._name = f".result.{os.getpid()}"
-        self._fd = _with_room(folder, self._reserve)
+        self._fd = _retry_while_disk_full(folder, self._reserve)
 
     def _reserve(self) -> int:
         fd = self._open()
@@ -348,7 +348,7 @@ class Result:
                 _sync_quietly(self._folder)
                 return True
             except IsADirectoryError:
-                self._make_way()
+                self._move_folder_aside()
             except OSError:
                 if os.fstat(self._folder).st_nlink == 0:
                     return False
@@ -360,16 +360,16 @@ class Result:
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 1.0)
 
-    def _make_way(self) -> None:
+    def _move_folder_aside(self) -> None:
         try:
             move_aside("result", self._folder)
         except OSError:
             pass  # retried together with the rename
 
     def _write(self, fields: dict[str, str | int | float | list[int] | None]) -> None:
-        text = to_text(fields)
+        text = to_json(fields)
         try:
-            self._put(text)
+            self._overwrite(text)
         except OSError:
             # The exit code matters more than a long message: cut it to what fits the reserved space.
             message = fields.get("message")
@@ -377,11 +377,11 @@ class Result:
             while isinstance(message, str) and message and len(text) > _RESERVED:
                 message = message[: len(message) // 2]
                 short["message"] = message
-                text = to_text(short)
-            self._put(text)
+                text = to_json(short)
+            self._overwrite(text)
         os.fsync(self._fd)
 
-    def _put(self, text: bytes) -> None:
+    def _overwrite(self, text: bytes) -> None:
         text = text.ljust(_RESERVED)
         done = 0
         while done < len(text):
@@ -389,9 +389,9 @@ class Result:
         os.ftruncate(self._fd, len(text))
 
 
-def _with_room(folder: int, write: Callable[[], T]) -> T:
+def _retry_while_disk_full(folder: int, write: Callable[[], T]) -> T:
     """Returns what `write` returns; retries while the disk is full and the attempt is unclaimed."""
-    end = time.monotonic() + _ROOM_S
+    end = time.monotonic() + _DISK_FULL_S
     while True:
         try:
             return write()
@@ -399,7 +399,7 @@ def _with_room(folder: int, write: Callable[[], T]) -> T:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if not full or time.monotonic() >= end or exists(folder, "claim"):
                 raise
-        time.sleep(_ROOM_EVERY_S)
+        time.sleep(_DISK_FULL_RETRY_S)
 
 
 def _sync_quietly(fd: int) -> None:

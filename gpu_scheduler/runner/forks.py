@@ -17,7 +17,7 @@ import os
 import sys
 
 from . import leftovers, recorded, signals, supervise  # noqa: F401
-from .folder import FORKED, NO_TOKEN, READY, REFUSED, START, TITLE_ROOM, TOKEN
+from .folder import FORKED, NO_TOKEN, READY, REFUSED, START, TITLE_BYTES, TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def main() -> None:
     supervise.close_inherited()
     # The kernel collects the runners. Each of them restores the default before it has children.
     _signal.signal(signals.CHLD, _signal.SIG_IGN)
-    room = Room()
-    room.title([sys.executable, "-I", "-S", START, "--forks"])
+    room = ProcessTitle()
+    room.set_title([sys.executable, "-I", "-S", START, "--forks"])
     gc.collect()
     gc.freeze()
     os.write(1, READY)
@@ -45,7 +45,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _fork(room: Room, request: bytes) -> bytes:
+def _fork(process_title: ProcessTitle, request: bytes) -> bytes:
     token, path = request[: len(NO_TOKEN)].decode("ascii"), os.fsdecode(request[len(NO_TOKEN) :])
     try:
         pid = os.fork()
@@ -54,12 +54,12 @@ def _fork(room: Room, request: bytes) -> bytes:
     if pid:
         return FORKED
     try:
-        _become_runner(room, token, path)
+        _become_runner(process_title, token, path)
     finally:
         os._exit(70)
 
 
-def _become_runner(room: Room, token: str, path: str) -> None:
+def _become_runner(process_title: ProcessTitle, token: str, path: str) -> None:
     os.dup2(2, 0)
     os.dup2(2, 1)
     os.setsid()
@@ -67,14 +67,14 @@ def _become_runner(room: Room, token: str, path: str) -> None:
     sys.orig_argv = command = [sys.executable, "-I", "-S", START, path]
     os.environ[TOKEN] = token
     try:
-        room.token(token)
-        room.title(command)
+        process_title.set_token(token)
+        process_title.set_title(command)
     except OSError:
         os.execve(sys.executable, command, os.environ)
     supervise.main(path)
 
 
-class Room:
+class ProcessTitle:
     """The memory of this process from which /proc reads its environment and its arguments.
 
     Raises OSError if it cannot be found or written.
@@ -86,19 +86,19 @@ class Room:
         self._size = arguments_end - self._arguments
         mark = f"{TOKEN}={NO_TOKEN}\0".encode("ascii")
         at = _read("environ").find(mark)
-        if at < 0 or self._size < TITLE_ROOM:
+        if at < 0 or self._size < TITLE_BYTES:
             raise OSError("no room for a token")
         self._token = environment + at + len(TOKEN) + 1
-        self.token("0" * len(NO_TOKEN))
+        self.set_token("0" * len(NO_TOKEN))
         if mark in _read("environ"):
             raise OSError("the environment cannot be written")
-        self.token(NO_TOKEN)
+        self.set_token(NO_TOKEN)
 
-    def token(self, token: str) -> None:
+    def set_token(self, token: str) -> None:
         """Sets the token that /proc shows in the environment."""
         self._write({self._token: token.encode("ascii")})
 
-    def title(self, command: list[str]) -> None:
+    def set_title(self, command: list[str]) -> None:
         """Sets the command line that /proc shows, cut to the available room."""
         shown = os.fsencode(" ".join(command))[: self._size - 2] + b"\0"
         # A last byte other than null makes the kernel show one string up to its null byte.

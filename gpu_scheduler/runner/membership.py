@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-class Command:
+class RecordedCommand:
     """The command of an attempt, as it recorded itself: the leader of its own session.
 
     ticks: its start in kernel ticks since boot; autogroup: the kernel's id of its session, unique within a
@@ -34,7 +34,7 @@ class Command:
         self.pid, self.ticks, self.autogroup = pid, ticks, autogroup
 
 
-class Process:
+class ProcessRow:
     """A row of the process table.
 
     start: kernel ticks since boot; ended: it is a zombie; token: None = none or not readable.
@@ -64,20 +64,20 @@ class Membership:
 
     def __init__(
         self,
-        process: Callable[[int], Process | None],
-        attempts: Mapping[str, Command | None],
+        process: Callable[[int], ProcessRow | None],
+        attempts: Mapping[str, RecordedCommand | None],
         asker: int = 0,
     ) -> None:
         self._process = process
         self._attempts = attempts
         self._asker = asker
-        self._by_leader: dict[int, list[tuple[str, Command]]] = {}
+        self._by_leader: dict[int, list[tuple[str, RecordedCommand]]] = {}
         for token, command in attempts.items():
             if command is not None:
                 self._by_leader.setdefault(command.pid, []).append((token, command))
         self._owners: dict[int, str | None] = {}
 
-    def members(self, processes: Iterable[Process]) -> dict[str, dict[int, int]]:
+    def members(self, processes: Iterable[ProcessRow]) -> dict[str, dict[int, int]]:
         """Returns the living ones of these processes by attempt, with their starts."""
         found: dict[str, dict[int, int]] = {}
         for process in processes:
@@ -93,7 +93,7 @@ class Membership:
             self._owners[pid] = self._owner(pid)
         return self._owners[pid]
 
-    def of_session(self, session: int) -> str | None:
+    def owner_of_session(self, session: int) -> str | None:
         """Returns the attempt whose command leads, or led, this session; None if the id has been reused."""
         leader = self._process(session)
         for token, command in self._by_leader.get(session, ()):
@@ -102,7 +102,7 @@ class Membership:
         return None
 
     def _owner(self, pid: int) -> str | None:
-        line = self._line(pid)
+        line = self._ancestry(pid)
         started_by_asker = any(link.pid == self._asker for link in line)
         for link, parent in zip(line, [*line[1:], None], strict=False):
             if link.pid == self._asker:
@@ -115,9 +115,9 @@ class Membership:
                     return token
         return None
 
-    def _line(self, pid: int) -> list[Process]:
+    def _ancestry(self, pid: int) -> list[ProcessRow]:
         """Returns the process and its ancestors, without process 1."""
-        line: list[Process] = []
+        line: list[ProcessRow] = []
         link = self._process(pid)
         while link is not None and link.pid > 1 and link not in line:
             line.append(link)
@@ -126,7 +126,7 @@ class Membership:
             link = parent if parent is not None and parent.start <= link.start else None
         return line
 
-    def _session_owner(self, process: Process) -> str | None:
+    def _session_owner(self, process: ProcessRow) -> str | None:
         if process.session <= 1:
             return None
         leader = self._process(process.session)
@@ -138,7 +138,7 @@ class Membership:
         return self.owner(leader.pid)
 
 
-def _is_in_session(process: Process, leader: Process | None, command: Command) -> bool:
+def _is_in_session(process: ProcessRow, leader: ProcessRow | None, command: RecordedCommand) -> bool:
     if leader is not None:
         return leader.start == command.ticks
     # The kernel does not reuse the id of a living session, but the id may have belonged to another one
@@ -147,9 +147,9 @@ def _is_in_session(process: Process, leader: Process | None, command: Command) -
     return same and process.start >= command.ticks
 
 
-def below(root: int, processes: Iterable[Process]) -> dict[int, int]:
+def living_descendants(root: int, processes: Iterable[ProcessRow]) -> dict[int, int]:
     """Returns every living one of these processes that descends from `root`, with its start."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[ProcessRow]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)
     found: dict[int, int] = {}

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from gpu_scheduler.runner.folder import Problem, boot_id, content, opened
+from gpu_scheduler.runner.folder import FileProblem, boot_id, read_object, open_file
 from gpu_scheduler.runner.parsing import (
-    Follow,
-    Runner,
-    SeenClaim,
-    SeenResult,
-    SeenStop,
-    claim_of,
-    result_of,
-    stop_of,
+    OnTimeout,
+    RunnerIdentity,
+    ClaimFile,
+    ResultFile,
+    StopFile,
+    parse_claim,
+    parse_result,
+    parse_stop,
 )
 from gpu_scheduler.runner.prepare import replace
-from gpu_scheduler.runner.tree import has_terminal, is_running, send
+from gpu_scheduler.runner.tree import has_terminal, is_running, send_signal
 
 #: "unlocked": the lock is free, but the runner that made the claim is alive. "unclaimed": the claim is
 #: missing or unusable, and the runner in the store is alive. "invalid": the claim is unusable, and the store
@@ -43,11 +43,11 @@ _LOCK = "hhlli0l"  # struct flock
 #: A later request never replaces a stronger one that is already in the folder.
 _RANK = {"preempted": 1, "timed_out": 2}
 #: Bytes at the end of `runner.err` that are searched for its last line.
-_FAULT_BYTES = 4096
+_ERROR_TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Seen:
+class FolderStatus:
     """The status of an attempt folder at one moment.
 
     runner: the process that holds the claim, for the store; damage: the problem with the files that report
@@ -59,122 +59,122 @@ class Seen:
     claim: ClaimState = "none"
     pid: int | None = None
     session: str | None = None
-    stop: SeenStop | None = None
+    stop: StopFile | None = None
     withdrawn: bool = False
-    result: SeenResult | None = None
+    result: ResultFile | None = None
     log: str | None = None
-    strange: tuple[str, ...] = ()
+    anomalies: tuple[str, ...] = ()
     window: bool | None = None
-    runner: Runner | None = None
+    runner: RunnerIdentity | None = None
     damage: str | None = None
-    is_there: bool = True
+    folder_exists: bool = True
 
 
-def observe(folder: Path, token: str, known: Runner | None = None) -> Seen:
+def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> FolderStatus:
     """Reads the status of an attempt folder.
 
     Reads the claim first, because a runner that is found dead writes nothing afterwards. recorded_runner: the
     runner in the store.
     """
-    reader = _Look(folder, token)
-    claim, holder = reader.claim()
-    state = _state_of(claim, holder, known, folder)
-    result = reader.file("result", result_of)
-    stop = reader.file("stop", stop_of)
-    withdrawn = reader.file("withdrawn", stop_of)
-    if stop is None and withdrawn is not None and withdrawn.follow == "kill":
+    reader = _FolderReader(folder, token)
+    claim, holder = reader.read_claim()
+    state = _claim_state(claim, holder, recorded_runner, folder)
+    result = reader.read("result", parse_result)
+    stop = reader.read("stop", parse_stop)
+    withdrawn = reader.read("withdrawn", parse_stop)
+    if stop is None and withdrawn is not None and withdrawn.on_timeout == "kill":
         # The runner moved a cancel aside together with the request that it withdrew, and obeys it.
         stop = withdrawn
-    runner = claim.runner if isinstance(claim, SeenClaim) else known if state == "unclaimed" else None
-    session = claim.session if isinstance(claim, SeenClaim) else None
-    anomalies = list(reader.strange.values())
+    runner = claim.runner if isinstance(claim, ClaimFile) else recorded_runner if state == "unclaimed" else None
+    session = claim.session if isinstance(claim, ClaimFile) else None
+    anomalies = list(reader.anomalies.values())
     if result is None:
-        anomalies += _fault(folder) if state == "none" else _anomaly(folder, state, claim, runner)
-    return Seen(
+        anomalies += _runner_error(folder) if state == "none" else _claim_anomalies(folder, state, claim, runner)
+    return FolderStatus(
         claim=state,
         pid=holder or (runner.pid if runner is not None else None),
         session=session,
         stop=stop,
-        withdrawn=withdrawn is not None and withdrawn.follow == "withdraw",
+        withdrawn=withdrawn is not None and withdrawn.on_timeout == "withdraw",
         result=result,
-        log=claim.log if isinstance(claim, SeenClaim) else None,
-        strange=tuple(anomalies),
+        log=claim.log if isinstance(claim, ClaimFile) else None,
+        anomalies=tuple(anomalies),
         window=has_terminal(holder) if state == "live" and holder and session and result is None else None,
         runner=runner if state == "live" and runner is not None and runner.pid == holder else None,
         damage=reader.damage(claim, state),
-        is_there=state != "none" or _is_folder(folder),
+        folder_exists=state != "none" or _is_folder(folder),
     )
 
 
-class _Look:
+class _FolderReader:
     """A reader of the files of one folder. anomalies: problems of unusable files, by file name."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
         self._token = token
-        self.strange: dict[str, str] = {}
+        self.anomalies: dict[str, str] = {}
 
-    def file(self, name: str, parse: Callable[[dict[str, Any], str], T | Problem]) -> T | None:
+    def read(self, name: str, parse: Callable[[dict[str, Any], str], T | FileProblem]) -> T | None:
         """Returns the content of a file; None if it is absent or unusable. Raises OSError."""
-        fd = opened(str(self._folder / name))
+        fd = open_file(str(self._folder / name))
         if isinstance(fd, int):
             try:
-                found = self._parsed(fd, parse)
+                found = self._parse(fd, parse)
             finally:
                 os.close(fd)
         elif fd is None:
             return None
         else:
             found = fd
-        if isinstance(found, Problem):
-            self.strange[name] = f"{name} {found.text}; ignored"
+        if isinstance(found, FileProblem):
+            self.anomalies[name] = f"{name} {found.text}; ignored"
             return None
         return found
 
-    def claim(self) -> tuple[SeenClaim | Problem | None, int | None]:
+    def read_claim(self) -> tuple[ClaimFile | FileProblem | None, int | None]:
         """Returns the claim, its problem, or None; and the pid that holds its lock. Raises OSError."""
-        fd = opened(str(self._folder / "claim"))
+        fd = open_file(str(self._folder / "claim"))
         if not isinstance(fd, int):
             return fd, None
         try:
-            holder = _holder(fd)
-            return self._parsed(fd, claim_of), holder
+            holder = _lock_holder(fd)
+            return self._parse(fd, parse_claim), holder
         finally:
             os.close(fd)
 
-    def damage(self, claim: SeenClaim | Problem | None, state: ClaimState) -> str | None:
+    def damage(self, claim: ClaimFile | FileProblem | None, state: ClaimState) -> str | None:
         """Returns the problem with the files that report the end of an attempt; None if there is none."""
-        if "result" in self.strange:
-            return f"the file {self.strange['result'].removesuffix('; ignored')}"
-        if isinstance(claim, Problem):
+        if "result" in self.anomalies:
+            return f"the file {self.anomalies['result'].removesuffix('; ignored')}"
+        if isinstance(claim, FileProblem):
             return f"the file claim {claim.text}"
         return "the file claim was removed" if claim is None and state != "none" else None
 
-    def _parsed(self, fd: int, parse: Callable[[dict[str, Any], str], T | Problem]) -> T | Problem:
-        value = content(fd)
-        return value if isinstance(value, Problem) else parse(value, self._token)
+    def _parse(self, fd: int, parse: Callable[[dict[str, Any], str], T | FileProblem]) -> T | FileProblem:
+        value = read_object(fd)
+        return value if isinstance(value, FileProblem) else parse(value, self._token)
 
 
-def _state_of(
-    claim: SeenClaim | Problem | None, holder: int | None, known: Runner | None, folder: Path
+def _claim_state(
+    claim: ClaimFile | FileProblem | None, holder: int | None, recorded_runner: RunnerIdentity | None, folder: Path
 ) -> ClaimState:
-    if isinstance(claim, SeenClaim):
+    if isinstance(claim, ClaimFile):
         if claim.void:
             return "void"
         if holder is not None:
             return "live"
         return "unlocked" if _is_alive(claim.runner) else "dead"
-    if known is not None and (claim is not None or _is_folder(folder)):
-        return "unclaimed" if _is_alive(known) else "dead"
+    if recorded_runner is not None and (claim is not None or _is_folder(folder)):
+        return "unclaimed" if _is_alive(recorded_runner) else "dead"
     return "none" if claim is None else "invalid"
 
 
-def _anomaly(
-    folder: Path, state: ClaimState, claim: SeenClaim | Problem | None, runner: Runner | None
+def _claim_anomalies(
+    folder: Path, state: ClaimState, claim: ClaimFile | FileProblem | None, runner: RunnerIdentity | None
 ) -> list[str]:
     """Returns the messages about a claim that is not as a runner leaves it."""
     pid = runner.pid if runner is not None else 0
-    problem = claim.text if isinstance(claim, Problem) else "was removed"
+    problem = claim.text if isinstance(claim, FileProblem) else "was removed"
     if state == "unlocked":
         return [
             f"its runner (pid {pid}) is alive but does not hold the claim in {folder}, which was"
@@ -200,7 +200,7 @@ def _is_folder(folder: Path) -> bool:
 
 
 def request_stop(
-    folder: Path, token: str, cause: str, grace_s: float, follow: Follow, known: Runner | None = None
+    folder: Path, token: str, cause: str, grace_s: float, on_timeout: OnTimeout, recorded_runner: RunnerIdentity | None = None
 ) -> bool:
     """Writes `stop` and wakes the runner; returns whether a live runner was signalled.
 
@@ -208,27 +208,27 @@ def request_stop(
     SIGKILL or a withdrawal follows the grace period; recorded_runner: as for `observe`. Returns False if the
     folder is missing or no process holds the claim. Raises OSError if the file cannot be written.
     """
-    earlier = _Look(folder, token).file("stop", stop_of)
+    earlier = _FolderReader(folder, token).read("stop", parse_stop)
     if earlier is None or _rank(cause) >= _rank(earlier.cause):
-        text = json.dumps({"token": token, "cause": cause, "grace_s": grace_s, "follow": follow})
+        text = json.dumps({"token": token, "cause": cause, "grace_s": grace_s, "follow": on_timeout})
         try:
             replace(folder, "stop", text.encode("ascii"))
         except FileNotFoundError:
             return False
-    return nudge(folder, token, known)
+    return wake_runner(folder, token, recorded_runner)
 
 
-def nudge(folder: Path, token: str, known: Runner | None = None) -> bool:
+def wake_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> bool:
     """Wakes the runner so that it reads `stop`; returns whether a live runner was signalled."""
-    return _signal_runner(folder, token, known, signal.SIGUSR1)
+    return _signal_runner(folder, token, recorded_runner, signal.SIGUSR1)
 
 
-def kill_runner(folder: Path, token: str, known: Runner | None = None) -> bool:
+def kill_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> bool:
     """Kills the runner and no other process; returns whether there was a live one."""
-    return _signal_runner(folder, token, known, signal.SIGKILL)
+    return _signal_runner(folder, token, recorded_runner, signal.SIGKILL)
 
 
-def take_claim(folder: Path, token: str) -> bool:
+def void_claim(folder: Path, token: str) -> bool:
     """Claims the attempt so that it can never run, and makes a missing folder; returns False if a runner has
     claimed it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -243,35 +243,35 @@ def take_claim(folder: Path, token: str) -> bool:
         (folder / name).unlink()
 
 
-def _is_alive(runner: Runner | None) -> bool:
+def _is_alive(runner: RunnerIdentity | None) -> bool:
     """Returns whether the process that made the claim is alive. An exiting one has released the lock."""
     if runner is None or runner.boot_id != boot_id():
         return False
     return is_running(runner.pid, runner.start_ticks)
 
 
-def _holder(fd: int) -> int | None:
+def _lock_holder(fd: int) -> int | None:
     """Returns the pid that holds the lock (0: in another pid namespace); None if it is free."""
     query = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     answer = struct.unpack(_LOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
     return None if answer[0] == fcntl.F_UNLCK else answer[4]
 
 
-def _signal_runner(folder: Path, token: str, known: Runner | None, number: signal.Signals) -> bool:
-    fd = opened(str(folder / "claim"))
+def _signal_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None, number: signal.Signals) -> bool:
+    fd = open_file(str(folder / "claim"))
     if isinstance(fd, int):
         try:
-            value = content(fd)
-            claim = value if isinstance(value, Problem) else claim_of(value, token)
-            if isinstance(claim, SeenClaim):
+            value = read_object(fd)
+            claim = value if isinstance(value, FileProblem) else parse_claim(value, token)
+            if isinstance(claim, ClaimFile):
                 return _signal_holder(fd, number)
         finally:
             os.close(fd)
-    return _is_alive(known) and known is not None and send(known.pid, known.start_ticks, number)
+    return _is_alive(recorded_runner) and recorded_runner is not None and send_signal(recorded_runner.pid, recorded_runner.start_ticks, number)
 
 
 def _signal_holder(fd: int, number: signal.Signals) -> bool:
-    holder = _holder(fd)
+    holder = _lock_holder(fd)
     if not holder:
         return False
     try:
@@ -280,7 +280,7 @@ def _signal_holder(fd: int, number: signal.Signals) -> bool:
         return False
     try:
         # Checked again: the pid of a holder that has just died may have been reused.
-        if _holder(fd) != holder:
+        if _lock_holder(fd) != holder:
             return False
         signal.pidfd_send_signal(process, number)
         return True
@@ -294,16 +294,16 @@ def _rank(cause: str) -> int:
     return _RANK.get(cause, 3)
 
 
-def _fault(folder: Path) -> list[str]:
+def _runner_error(folder: Path) -> list[str]:
     """Returns the last line of the error output of a runner that failed before its claim."""
     try:
-        fd = opened(str(folder / "runner.err"))
+        fd = open_file(str(folder / "runner.err"))
         if not isinstance(fd, int):
             return []
         try:
             status = os.fstat(fd)
             regular = stat.S_ISREG(status.st_mode)
-            data = os.pread(fd, _FAULT_BYTES, max(0, status.st_size - _FAULT_BYTES)) if regular else b""
+            data = os.pread(fd, _ERROR_TAIL_BYTES, max(0, status.st_size - _ERROR_TAIL_BYTES)) if regular else b""
         finally:
             os.close(fd)
     except OSError:

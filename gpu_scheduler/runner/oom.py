@@ -21,7 +21,7 @@ class OomCounter:
     def __init__(self) -> None:
         self._fd = -1
         self._before: int | None = None
-        for path in _places():
+        for path in _counter_paths():
             try:
                 self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
@@ -47,9 +47,9 @@ class OomCounter:
         return None
 
 
-def _places() -> Iterator[str]:
+def _counter_paths() -> Iterator[str]:
     """Yields the paths of possible counters, the most specific first."""
-    for line in _text("/proc/self/cgroup").splitlines():
+    for line in _read_text("/proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers == "":
             yield f"{_CGROUPS}{path}/memory.events"
@@ -61,7 +61,7 @@ def _places() -> Iterator[str]:
     yield "/proc/vmstat"
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -8,17 +8,17 @@ from typing import Any, Literal, NamedTuple
 
 from gpu_scheduler.runner.folder import (
     STOP_FIELDS,
-    Problem,
+    FileProblem,
     is_optional_text,
     is_seconds,
     is_text,
-    wrong_field,
+    invalid_field,
 )
 
-Follow = Literal["kill", "withdraw"]
+OnTimeout = Literal["kill", "withdraw"]
 
 
-class Runner(NamedTuple):
+class RunnerIdentity(NamedTuple):
     """The identity of the process that runs an attempt, as in the store."""
 
     pid: int
@@ -27,26 +27,26 @@ class Runner(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SeenClaim:
+class ClaimFile:
     """The file `claim`. void: no runner has or will ever run the attempt."""
 
     void: bool
-    runner: Runner | None = None
+    runner: RunnerIdentity | None = None
     session: str | None = None
     log: str | None = None
 
 
 @dataclass(frozen=True)
-class SeenStop:
+class StopFile:
     """The file `stop`: the cause, the seconds between SIGTERM and SIGKILL, and what follows them."""
 
     cause: str
     grace_s: float
-    follow: Follow = "kill"
+    on_timeout: OnTimeout = "kill"
 
 
 @dataclass(frozen=True)
-class SeenResult:
+class ResultFile:
     """The file `result`.
 
     cause: None if the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
@@ -67,33 +67,33 @@ class SeenResult:
     shortage: int | None = None
 
 
-def claim_of(value: dict[str, Any], token: str) -> SeenClaim | Problem:
+def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
     """Parses `claim`."""
     if value.get("void") is True:
-        return _problem(value, token, {}) or SeenClaim(void=True)
+        return _problem(value, token, {}) or ClaimFile(void=True)
     problem = _problem({"session": None, "log": None, **value}, token, _CLAIM)
     if problem is not None:
         return problem
-    runner = Runner(value["pid"], value["start_ticks"], value["boot_id"])
-    return SeenClaim(False, runner, value.get("session"), value.get("log"))
+    runner = RunnerIdentity(value["pid"], value["start_ticks"], value["boot_id"])
+    return ClaimFile(False, runner, value.get("session"), value.get("log"))
 
 
-def stop_of(value: dict[str, Any], token: str) -> SeenStop | Problem:
+def parse_stop(value: dict[str, Any], token: str) -> StopFile | FileProblem:
     """Parses `stop` and `withdrawn`."""
     problem = _problem(value, token, STOP_FIELDS)
-    return problem or SeenStop(value["cause"], value["grace_s"], value["follow"])
+    return problem or StopFile(value["cause"], value["grace_s"], value["follow"])
 
 
-def result_of(value: dict[str, Any], token: str) -> SeenResult | Problem:
+def parse_result(value: dict[str, Any], token: str) -> ResultFile | FileProblem:
     """Parses `result`."""
     problem = _problem({"oom_kills": None, "shortage": None, **value}, token, _RESULT)
     if problem is not None:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
     if ends > 1 or (value["began"] and ends == 0):
-        return Problem("has no valid end of the command")
+        return FileProblem("has no valid end of the command")
     message = value["message"]
-    return SeenResult(
+    return ResultFile(
         cause=value["cause"],
         exit_code=value["exit_code"],
         signal=value["signal"],
@@ -110,10 +110,10 @@ def result_of(value: dict[str, Any], token: str) -> SeenResult | Problem:
 
 def _problem(
     value: dict[str, Any], token: str, fields: Mapping[str, Callable[[Any], bool]]
-) -> Problem | None:
+) -> FileProblem | None:
     if value.get("token") != token:
-        return Problem(f"carries another token ({str(value.get('token'))[:8]}…)")
-    return wrong_field(value, fields)
+        return FileProblem(f"carries another token ({str(value.get('token'))[:8]}…)")
+    return invalid_field(value, fields)
 
 
 def _within(first: int, last: int) -> Callable[[object], bool]:

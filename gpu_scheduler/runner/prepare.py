@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_scheduler.runner.folder import move_aside, spec_of
+from gpu_scheduler.runner.folder import move_aside, read_spec
 
 
 def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
@@ -17,23 +17,23 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
 
     Syncs all new parent folders, so that a result survives a power failure. Raises OSError.
     """
-    _make(folder)
+    _make_folder(folder)
     replace(folder, "command.sh", command_sh.encode("utf-8", "surrogateescape"))
     # Written last: a folder with a spec is complete.
     replace(folder, "spec.json", json.dumps(dict(spec), indent=1).encode("ascii"))
 
 
-def is_made(folder: Path) -> bool:
+def is_prepared(folder: Path) -> bool:
     """Returns whether the folder has all the files that a runner needs."""
     return _is_file(folder / "spec.json") and _is_file(folder / "command.sh")
 
 
 def is_usable(folder: Path, token: str) -> bool:
     """Returns whether the folder is complete and its spec is that of this attempt. Raises OSError."""
-    if not is_made(folder):
+    if not is_prepared(folder):
         return False
     try:
-        return bool(spec_of(folder)["token"] == token)
+        return bool(read_spec(folder)["token"] == token)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             return False
@@ -47,7 +47,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     missing = [folder]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)

@@ -6,27 +6,27 @@ Front ends use `observe` and `request_stop`, and `sweep` while no scheduler is r
 from __future__ import annotations
 
 from gpu_scheduler.runner.observe import (
-    Seen,
+    FolderStatus,
     kill_runner,
-    nudge,
+    wake_runner,
     observe,
     request_stop,
-    take_claim,
+    void_claim,
 )
-from gpu_scheduler.runner.parsing import Runner, SeenResult, SeenStop
-from gpu_scheduler.runner.prepare import is_made, is_usable, prepare
+from gpu_scheduler.runner.parsing import RunnerIdentity, ResultFile, StopFile
+from gpu_scheduler.runner.prepare import is_prepared, is_usable, prepare
 from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep, sweep_once
 from gpu_scheduler.runner.tree import shows_own_pids
 
 __all__ = [
-    "Runner",
-    "Seen",
-    "SeenResult",
-    "SeenStop",
-    "is_made",
+    "RunnerIdentity",
+    "FolderStatus",
+    "ResultFile",
+    "StopFile",
+    "is_prepared",
     "is_usable",
     "kill_runner",
-    "nudge",
+    "wake_runner",
     "observe",
     "prepare",
     "processes_of",
@@ -35,5 +35,5 @@ __all__ = [
     "shows_own_pids",
     "sweep",
     "sweep_once",
-    "take_claim",
+    "void_claim",
 ]

@@ -18,55 +18,55 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 #: Longest wait of one poll, in seconds: the kernel takes milliseconds as a C int.
-_LONGEST_S = 1e6
+_MAX_POLL_S = 1e6
 #: Bytes buffered for the terminal; output beyond that is not shown there (the log has it).
-_WINDOW_BUFFER = 256 * 1024
+_MIRROR_BUFFER = 256 * 1024
 _KEYS_BUFFER = 4096
 #: Rows, columns and two unused shorts of a terminal without a window: 24 x 80.
-_NO_WINDOW = b"\x18\0P\0\0\0\0\0"
-_HIGH = 10
+_DEFAULT_SIZE = b"\x18\0P\0\0\0\0\0"
+_LOWEST_FD = 10
 
 
-def high(fd: int) -> int:
+def move_fd_up(fd: int) -> int:
     """Moves an open file to a descriptor number above those that the command's redirections use."""
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     os.close(fd)
     return moved
 
 
-class Loop:
+class Poller:
     """Waits on several descriptors at once and calls the handler of each that is ready."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._on: dict[int, Callable[[int], None]] = {}
+        self._handlers: dict[int, Callable[[int], None]] = {}
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Calls `handler` with the events of a descriptor from now on."""
         self._poll.register(fd, events)
-        self._on[fd] = handler
+        self._handlers[fd] = handler
 
-    def drop(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
         """Stops watching a descriptor."""
-        if self._on.pop(fd, None) is not None:
+        if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def turn(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Waits at most this long and calls the handlers; returns whether any descriptor was ready."""
-        wait = None if timeout_s is None else max(0, -int(-min(timeout_s, _LONGEST_S) * 1000 // 1))
+        wait = None if timeout_s is None else max(0, -int(-min(timeout_s, _MAX_POLL_S) * 1000 // 1))
         ready = self._poll.poll(wait)
         for fd, events in ready:
-            handler = self._on.get(fd)
+            handler = self._handlers.get(fd)
             if handler is not None:
                 handler(events)
         return bool(ready)
 
 
-class Log:
+class LogWriter:
     """The log of the job, which the scheduler created. lost_bytes: number of bytes that were not written."""
 
     def __init__(self, path: str | None) -> None:
-        self.lost = 0
+        self.lost_bytes = 0
         self.problem: str | None = None
         self._fd: int | None = None
         self._line_open = False
@@ -74,7 +74,7 @@ class Log:
             return
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-            self._fd = high(os.open(path, flags))
+            self._fd = move_fd_up(os.open(path, flags))
         except OSError as error:
             self.problem = f"no log: {path}: {error.strerror}"
 
@@ -87,27 +87,27 @@ class Log:
             try:
                 data = data[os.write(self._fd, data) :]
             except OSError:
-                self.lost += len(data)
+                self.lost_bytes += len(data)
                 return
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Appends a line of the runner's own."""
         start = "\n" if self._line_open else ""
         self.write(f"{start}{text}\n".encode("utf-8", "surrogateescape"))
 
 
-class Window:
+class TerminalMirror:
     """The runner's own terminal, if it has one: in raw mode, written without blocking, closed on hangup."""
 
-    def __init__(self, loop: Loop, keys: Callable[[bytes], None]) -> None:
+    def __init__(self, poller: Poller, on_keys: Callable[[bytes], None]) -> None:
         self.fd: int | None = None
-        self._loop = loop
-        self._keys = keys
-        self._waiting = bytearray()
-        self._before: list[int | list[bytes | int]] | None = None
+        self._poller = poller
+        self._on_keys = on_keys
+        self._unsent = bytearray()
+        self._saved_mode: list[int | list[bytes | int]] | None = None
         try:
             # Opened anew: O_NONBLOCK on an inherited descriptor would affect all processes that share it.
-            fd = high(os.open("/dev/tty", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
+            fd = move_fd_up(os.open("/dev/tty", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
         except OSError:
             return
         self.fd = fd
@@ -115,12 +115,12 @@ class Window:
     def size(self) -> bytes:
         """Returns the size of the terminal in the format of the kernel."""
         if self.fd is None:
-            return _NO_WINDOW
+            return _DEFAULT_SIZE
         try:
             size = fcntl.ioctl(self.fd, termios.TIOCGWINSZ, b"\0" * 8)
         except OSError:
-            return _NO_WINDOW
-        return size if any(size[:4]) else _NO_WINDOW
+            return _DEFAULT_SIZE
+        return size if any(size[:4]) else _DEFAULT_SIZE
 
     def open(self) -> None:
         """Sets raw mode, so that every key reaches the command as a byte, and watches the terminal."""
@@ -128,7 +128,7 @@ class Window:
             return
         try:
             mode = termios.tcgetattr(self.fd)
-            self._before = list(mode)
+            self._saved_mode = list(mode)
             mode[0] &= ~(
                 termios.BRKINT | termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | termios.IXON
             )
@@ -140,28 +140,28 @@ class Window:
         except termios.error:
             self.close()
             return
-        self._loop.watch(self.fd, select.POLLIN, self._ready)
+        self._poller.watch(self.fd, select.POLLIN, self._ready)
 
-    def show(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Shows output, or drops it if the terminal does not accept it."""
-        if self.fd is None or len(self._waiting) + len(data) > _WINDOW_BUFFER:
+        if self.fd is None or len(self._unsent) + len(data) > _MIRROR_BUFFER:
             return
-        self._waiting += data
+        self._unsent += data
         self._flush()
 
     def restore(self) -> None:
         """Restores the terminal's mode."""
-        if self.fd is not None and self._before is not None:
+        if self.fd is not None and self._saved_mode is not None:
             try:
                 # TCSADRAIN would block on a frozen window.
-                termios.tcsetattr(self.fd, termios.TCSANOW, self._before)
+                termios.tcsetattr(self.fd, termios.TCSANOW, self._saved_mode)
             except termios.error:
                 pass
 
     def close(self) -> None:
         """Closes the terminal and stops mirroring."""
         if self.fd is not None:
-            self._loop.drop(self.fd)
+            self._poller.unwatch(self.fd)
             os.close(self.fd)
             self.fd = None
 
@@ -182,90 +182,90 @@ class Window:
         except OSError:
             keys = b""
         if keys:
-            self._keys(keys)
+            self._on_keys(keys)
         else:
             self.close()
 
     def _flush(self) -> None:
         assert self.fd is not None
         try:
-            del self._waiting[: os.write(self.fd, self._waiting)]
+            del self._unsent[: os.write(self.fd, self._unsent)]
         except BlockingIOError:
             pass
         except OSError:
             self.close()
             return
-        wanted = select.POLLIN | (select.POLLOUT if self._waiting else 0)
-        self._loop.watch(self.fd, wanted, self._ready)
+        wanted = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+        self._poller.watch(self.fd, wanted, self._ready)
 
 
 class Output:
     """The command's output: a pipe, or a pseudo-terminal that the runner creates."""
 
-    def __init__(self, loop: Loop, log: Log, terminal: bool) -> None:
-        self._loop = loop
+    def __init__(self, poller: Poller, log: LogWriter, terminal: bool) -> None:
+        self._poller = poller
         self._log = log
-        self._typed = bytearray()
-        self.window: Window | None = None
+        self._pending_keys = bytearray()
+        self.mirror: TerminalMirror | None = None
         self.ended = False
         if terminal:
             master, slave = os.openpty()
-            self._fd, self.inner = high(master), high(slave)
-            self.name: str | None = os.ttyname(self.inner)
-            self.window = Window(loop, self._type)
-            _byte_exact(self.inner)
+            self._fd, self.command_fd = move_fd_up(master), move_fd_up(slave)
+            self.terminal_name: str | None = os.ttyname(self.command_fd)
+            self.mirror = TerminalMirror(poller, self._queue_keys)
+            _make_byte_exact(self.command_fd)
             self.resize()
         else:
             reader, writer = os.pipe()
-            self._fd, self.inner = high(reader), high(writer)
-            self.name = None
+            self._fd, self.command_fd = move_fd_up(reader), move_fd_up(writer)
+            self.terminal_name = None
         os.set_blocking(self._fd, False)
 
     def start(self) -> None:
         """Starts copying. From here on only the command holds the inner end of a pipe."""
-        self._loop.watch(self._fd, select.POLLIN, self._ready)
-        if self.name is None:
-            os.close(self.inner)
-            self.inner = -1
-        if self.window is not None:
-            self.window.open()
+        self._poller.watch(self._fd, select.POLLIN, self._ready)
+        if self.terminal_name is None:
+            os.close(self.command_fd)
+            self.command_fd = -1
+        if self.mirror is not None:
+            self.mirror.open()
 
     def resize(self) -> None:
         """Sets the size of the command's terminal to that of the window."""
-        if self.window is not None:
+        if self.mirror is not None:
             try:
-                fcntl.ioctl(self._fd, termios.TIOCSWINSZ, self.window.size())
+                fcntl.ioctl(self._fd, termios.TIOCSWINSZ, self.mirror.size())
             except OSError:
                 pass
 
-    def release(self) -> None:
+    def close_command_end(self) -> None:
         """Closes the runner's inner end after the command has ended, so that the end of output is seen.
 
         Until then it must stay open: otherwise a command that closes its output would make the wait spin.
         """
-        if self.inner >= 0:
-            os.close(self.inner)
-            self.inner = -1
+        if self.command_fd >= 0:
+            os.close(self.command_fd)
+            self.command_fd = -1
 
-    def _type(self, keys: bytes) -> None:
-        if len(self._typed) + len(keys) <= _KEYS_BUFFER:
-            self._typed += keys
-        self._feed()
+    def _queue_keys(self, keys: bytes) -> None:
+        if len(self._pending_keys) + len(keys) <= _KEYS_BUFFER:
+            self._pending_keys += keys
+        self._send_keys()
 
-    def _feed(self) -> None:
+    def _send_keys(self) -> None:
         try:
-            del self._typed[: os.write(self._fd, self._typed)]
+            del self._pending_keys[: os.write(self._fd, self._pending_keys)]
         except BlockingIOError:
             pass
         except OSError:
-            self._typed.clear()
+            self._pending_keys.clear()
         if not self.ended:
-            wanted = select.POLLIN | (select.POLLOUT if self._typed else 0)
-            self._loop.watch(self._fd, wanted, self._ready)
+            wanted = select.POLLIN | (select.POLLOUT if self._pending_keys else 0)
+            self._poller.watch(self._fd, wanted, self._ready)
 
     def _ready(self, events: int) -> None:
         if events & select.POLLOUT:
-            self._feed()
+            self._send_keys()
         if not events & (select.POLLIN | select.POLLHUP | select.POLLERR):
             return
         try:
@@ -278,14 +278,14 @@ class Output:
             data = b""
         if not data:
             self.ended = True
-            self._loop.drop(self._fd)
+            self._poller.unwatch(self._fd)
             return
         self._log.write(data)
-        if self.window is not None:
-            self.window.show(data)
+        if self.mirror is not None:
+            self.mirror.write(data)
 
 
-def _byte_exact(terminal: int) -> None:
+def _make_byte_exact(terminal: int) -> None:
     """Turns off output processing, so that the log has the command's exact bytes, and Ctrl-S, which could
     stop it."""
     mode = termios.tcgetattr(terminal)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 
-from .folder import COMMAND, COMMAND_SIZE, SHORTAGE, boot_id, init_ticks
-from .membership import Command
+from .folder import COMMAND_FILE, COMMAND_SIZE, SHORTAGE, boot_id, init_ticks
+from .membership import RecordedCommand
 
 
-def command_of(folder: int, token: str) -> Command | None:
+def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:
     """Returns the recorded command of an attempt; None if there is none of this boot.
 
     Raises OSError when open files or memory are short.
     """
     try:
-        fd = os.open(COMMAND, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        fd = os.open(COMMAND_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         try:
             text = os.read(fd, COMMAND_SIZE).decode("ascii", "replace")
         finally:
@@ -35,4 +35,4 @@ def command_of(folder: int, token: str) -> Command | None:
     if not (pid.isdecimal() and ticks.isdecimal()):
         return None
     autogroup = rest[0].split()[:1] if rest[1:-1] else []
-    return Command(int(pid), int(ticks), autogroup[0] if autogroup else None)
+    return RecordedCommand(int(pid), int(ticks), autogroup[0] if autogroup else None)

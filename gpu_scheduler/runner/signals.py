@@ -16,7 +16,7 @@ else:
 
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
 KILL, CONT = _signal.SIGKILL, _signal.SIGCONT
-_NOTED = (TERM, USR1, CHLD, WINCH)
+_HANDLED = (TERM, USR1, CHLD, WINCH)
 _IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTSTP, _signal.SIGPIPE)
 
 #: The signals that the command gets with their default action: all that sigaction accepts.
@@ -25,19 +25,19 @@ ALL = _signal.valid_signals()
 
 def block() -> None:
     """Blocks the handled signals, so that none is lost before the handlers are installed."""
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, _NOTED)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _HANDLED)
 
 
 def unblock() -> None:
     """Unblocks the handled signals."""
-    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _NOTED)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _HANDLED)
 
 
-class Noted:
+class PendingSignals:
     """The signals that have arrived and are not processed yet. fd: readable when one arrives."""
 
     def __init__(self) -> None:
-        self._came: set[int] = set()
+        self._pending: set[int] = set()
         self.fd, self._wake = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._wake, False)
@@ -47,14 +47,14 @@ class Noted:
         code."""
         for number in _IGNORED:
             _signal.signal(number, _signal.SIG_IGN)
-        for number in _NOTED:
-            _signal.signal(number, self._note)
+        for number in _HANDLED:
+            _signal.signal(number, self._handle)
         _signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
-    def _note(self, number: int, _frame: object) -> None:
-        self._came.add(number)
+    def _handle(self, number: int, _frame: object) -> None:
+        self._pending.add(number)
 
-    def woken(self, _events: int) -> None:
+    def drain_wakeup(self, _events: int) -> None:
         """Empties the wake-up pipe."""
         try:
             os.read(self.fd, 4096)
@@ -63,7 +63,7 @@ class Noted:
 
     def take(self, number: int) -> bool:
         """Returns whether this signal has arrived since the last call."""
-        if number in self._came:
-            self._came.discard(number)
+        if number in self._pending:
+            self._pending.discard(number)
             return True
         return False

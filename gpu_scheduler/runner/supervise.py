@@ -13,9 +13,9 @@ import time
 from . import folder as files
 from . import signals
 from .child import Child
-from .ending import Ending, describe
+from .ending import Termination, describe_outcome
 from .oom import OomCounter
-from .pump import Log, Loop, Output
+from .pump import LogWriter, Poller, Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ signals.block()
 _MACHINE_GAP_S = 0.3
 #: Seconds for which, and after which, a runner that lacks processes, memory or open files before its claim
 #: tries again. The loop launches it again after about the same time.
-_PATIENCE_S, _AGAIN_S = 10.0, 0.1
+_CLAIM_RETRY_S, _CLAIM_RETRY_EVERY_S = 10.0, 0.1
 #: Number of processes that a command needs to start and to activate its environment.
-_NEEDED = 2
+_PROCESSES_NEEDED = 2
 _QUIET_S = 0.02
 _DRAIN_S = 0.2
 
@@ -38,21 +38,21 @@ def main(path: str) -> None:
     """Runs the attempt in this folder; never returns."""
     os.umask(0o077)
     try:
-        attempt = _claimed(path)
+        attempt = _claim_with_retries(path)
         status = 0
-        if isinstance(attempt, Attempt):
+        if isinstance(attempt, AttemptSupervisor):
             attempt.run()
         else:
             status = attempt
     except BaseException:  # noqa: BLE001 - any fault of the runner must leave a trace
-        _report_fault(path)
+        _write_traceback(path)
         status = 70
     os._exit(status)
 
 
-def _claimed(path: str) -> Attempt | int:
+def _claim_with_retries(path: str) -> AttemptSupervisor | int:
     """Returns the claimed attempt, else the exit status. Retries for a while during a shortage."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _CLAIM_RETRY_S
     while True:
         try:
             close_inherited()
@@ -60,15 +60,15 @@ def _claimed(path: str) -> Attempt | int:
         except OSError as error:
             if error.errno not in files.SHORTAGE or time.monotonic() >= end:
                 raise
-        time.sleep(_AGAIN_S)
+        time.sleep(_CLAIM_RETRY_EVERY_S)
 
 
-def _claim(path: str) -> Attempt | int:
+def _claim(path: str) -> AttemptSupervisor | int:
     folder = files.open_folder(path)
     if files.exists(folder, "claim"):
         return 0
     spec = files.load(folder, "spec.json")
-    if not isinstance(spec, dict) or files.wrong_field(spec, files.SPEC_FIELDS):
+    if not isinstance(spec, dict) or files.invalid_field(spec, files.SPEC_FIELDS):
         return 1
     if spec["boot_id"] != files.boot_id():
         return 1
@@ -76,7 +76,7 @@ def _claim(path: str) -> Attempt | int:
         # Started by hand. A sweep must find the runner too, and /proc shows the environment given to exec
         # only.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
-    attempt = Attempt(path, folder, spec)
+    attempt = AttemptSupervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
 
 
@@ -90,7 +90,7 @@ def close_inherited() -> None:
                 pass
 
 
-def _report_fault(path: str) -> None:
+def _write_traceback(path: str) -> None:
     import traceback
 
     try:
@@ -100,19 +100,19 @@ def _report_fault(path: str) -> None:
         pass
 
 
-class Attempt:
+class AttemptSupervisor:
     """The supervision of one attempt, from the claim to the result."""
 
     def __init__(self, path: str, folder: int, spec: dict[str, Any]) -> None:
         self._folder = folder
         self._spec = spec
-        self._ending = Ending()
-        self._loop = Loop()
-        self._noted = signals.Noted()
-        self._log = Log(spec["log"])
-        self._output = Output(self._loop, self._log, spec["terminal"])
-        self._child = Child(path, spec, self._loop)
-        self._result = files.Result(folder)
+        self._termination = Termination()
+        self._poller = Poller()
+        self._signals = signals.PendingSignals()
+        self._log = LogWriter(spec["log"])
+        self._output = Output(self._poller, self._log, spec["terminal"])
+        self._child = Child(path, spec, self._poller)
+        self._result = files.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
@@ -139,63 +139,63 @@ class Attempt:
 
     def run(self) -> None:
         """Runs the command and publishes its result."""
-        stop = self._stop("stop")
+        stop = self._read_stop("stop")
         if stop is not None:
             self._cause = stop["cause"]
         else:
-            self._noted.listen()
+            self._signals.listen()
             record = files.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
-            self._child.spawn(self._output.inner, self._output.name, record)
+            self._child.spawn(self._output.command_fd, self._output.terminal_name, record)
             self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
-            self._attend()
-            self._after()
+            self._supervise()
+            self._wind_down()
         self._publish()
 
-    def _attend(self) -> None:
+    def _supervise(self) -> None:
         self._output.start()
-        self._loop.watch(self._noted.fd, 1, self._noted.woken)
+        self._poller.watch(self._signals.fd, 1, self._signals.drain_wakeup)
         signals.unblock()
         if self._child.running:
             self._child.reap()
-            self._look()
+            self._check_stop_file()
         timeout = self._spec["timeout_s"]
         limit = None if timeout is None else self._child.spawned + timeout
         while self._child.running:
             now = time.monotonic()
             if limit is not None and now >= limit:
                 limit = None
-                self._tell("timed_out", self._spec["term_grace_s"], "kill")
-            self._carry_out(self._ending.due(now))
-            ends = [end for end in (limit, self._ending.deadline) if end is not None]
-            self._loop.turn(min(ends) - now if ends else None)
-            self._heed()
+                self._terminate("timed_out", self._spec["term_grace_s"], "kill")
+            self._escalate(self._termination.due(now))
+            ends = [end for end in (limit, self._termination.deadline) if end is not None]
+            self._poller.wait(min(ends) - now if ends else None)
+            self._handle_signals()
 
-    def _heed(self) -> None:
-        if self._noted.take(signals.CHLD):
+    def _handle_signals(self) -> None:
+        if self._signals.take(signals.CHLD):
             self._child.reap()
-        if self._noted.take(signals.WINCH):
+        if self._signals.take(signals.WINCH):
             self._output.resize()
         # A command that has ended by itself keeps its own result, whatever arrives at the same time.
-        if self._child.running and self._noted.take(signals.USR1):
-            self._look()
-        if self._child.running and self._noted.take(signals.TERM):
+        if self._child.running and self._signals.take(signals.USR1):
+            self._check_stop_file()
+        if self._child.running and self._signals.take(signals.TERM):
             # A scheduler that cannot tell the runner from its command writes `stop` and signals all
             # processes.
-            self._look()
-            self._tell("machine", self._spec["term_grace_s"], "kill")
+            self._check_stop_file()
+            self._terminate("machine", self._spec["term_grace_s"], "kill")
 
-    def _look(self) -> None:
-        stop = self._stop("stop")
+    def _check_stop_file(self) -> None:
+        stop = self._read_stop("stop")
         if stop is not None:
-            self._tell(stop["cause"], stop["grace_s"], stop["follow"])
+            self._terminate(stop["cause"], stop["grace_s"], stop["follow"])
 
-    def _tell(self, cause: str, grace_s: float, follow: str) -> None:
-        if self._ending.tell(cause, grace_s, follow, time.monotonic()):
+    def _terminate(self, cause: str, grace_s: float, on_timeout: str) -> None:
+        if self._termination.request(cause, grace_s, on_timeout, time.monotonic()):
             self._child.signal_group(signals.TERM)
             # A stopped process would not receive SIGTERM.
             self._child.signal_group(signals.CONT)
 
-    def _carry_out(self, due: str | None) -> None:
+    def _escalate(self, due: str | None) -> None:
         if due == "kill":
             self._child.signal_group(signals.KILL)
         elif due == "withdraw":
@@ -208,22 +208,22 @@ class Attempt:
             os.rename("stop", "withdrawn", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
             pass
-        self._ending.withdrawn()
-        taken = self._stop("withdrawn")
+        self._termination.withdraw()
+        taken = self._read_stop("withdrawn")
         if taken is not None and taken["follow"] != "withdraw":
-            self._tell(taken["cause"], taken["grace_s"], taken["follow"])
+            self._terminate(taken["cause"], taken["grace_s"], taken["follow"])
 
-    def _stop(self, name: str) -> dict[str, Any] | None:
-        stop = files.read(self._folder, name)
+    def _read_stop(self, name: str) -> dict[str, Any] | None:
+        stop = files.try_load(self._folder, name)
         if not isinstance(stop, dict) or stop.get("token") != self._spec["token"]:
             return None
-        return None if files.wrong_field(stop, files.STOP_FIELDS) else stop
+        return None if files.invalid_field(stop, files.STOP_FIELDS) else stop
 
-    def _after(self) -> None:
+    def _wind_down(self) -> None:
         """Reads the last output, ends leftover processes, and waits briefly for the SIGTERM of a shutdown."""
         child = self._child
-        self._cause = self._ending.cause
-        self._output.release()
+        self._cause = self._termination.cause
+        self._output.close_command_end()
         self._drain()
         # A machine shutdown signals the command and the runner one after the other.
         machine_may_come = child.exit_code != 0 and self._cause is None
@@ -231,18 +231,18 @@ class Attempt:
         rest = child.leftovers(self._folder)
         while True:
             now = time.monotonic()
-            if machine_may_come and self._noted.take(signals.TERM):
+            if machine_may_come and self._signals.take(signals.TERM):
                 self._cause, machine_may_come = "machine", False
-            if self._noted.take(signals.CHLD):
+            if self._signals.take(signals.CHLD):
                 child.reap()
             machine_may_come = machine_may_come and now < machine_until
-            look_again_s = None if rest is None else rest.turn(now)
+            look_again_s = None if rest is None else rest.step(now)
             waits = [] if look_again_s is None else [look_again_s]
             if machine_may_come:
                 waits.append(machine_until - now)
             if not waits:
                 break
-            self._loop.turn(min(waits))
+            self._poller.wait(min(waits))
         if rest is not None:
             self._survivors = rest.survivors
             self._drain()
@@ -253,7 +253,7 @@ class Attempt:
     def _drain(self) -> None:
         end = time.monotonic() + _DRAIN_S
         while not self._output.ended and time.monotonic() < end:
-            if not self._loop.turn(_QUIET_S):
+            if not self._poller.wait(_QUIET_S):
                 return
 
     def _shortage(self) -> int | None:
@@ -268,10 +268,10 @@ class Attempt:
             from .shortage import start_error
         except (ImportError, OSError):
             return None
-        child.shortage = start_error(_NEEDED)
+        child.shortage = start_error(_PROCESSES_NEEDED)
         if child.shortage is not None:
             detail = f" ({child.message})" if child.message else ""
-            child.note(f"no process could be started: {os.strerror(child.shortage)}{detail}")
+            child.set_problem(f"no process could be started: {os.strerror(child.shortage)}{detail}")
         return child.shortage
 
     def _publish(self) -> None:
@@ -280,12 +280,12 @@ class Attempt:
         message = child.message or self._log.problem
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
-        text = describe(self._cause, child.began, child.exit_code, child.signal)
-        lost = f", {self._log.lost} bytes of output lost" if self._log.lost else ""
+        text = describe_outcome(self._cause, child.began, child.exit_code, child.signal)
+        lost = f", {self._log.lost_bytes} bytes of output lost" if self._log.lost_bytes else ""
         left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""
         if child.message and child.exit_code is None and child.signal is None:
-            self._log.line(child.message)  # command.sh writes its own messages
-        self._log.line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
+            self._log.write_line(child.message)  # command.sh writes its own messages
+        self._log.write_line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
         self._result.publish(
             {
                 "token": self._spec["token"],
@@ -296,11 +296,11 @@ class Attempt:
                 "survivors": self._survivors,
                 "started_at": child.started_at,
                 "ended_at": time.time() - ended_ago_s,
-                "lost_bytes": self._log.lost,
+                "lost_bytes": self._log.lost_bytes,
                 "oom_kills": self._oom.kills(),
                 "shortage": shortage,
                 "message": message,
             }
         )
-        if self._output.window is not None:
-            self._output.window.restore()
+        if self._output.mirror is not None:
+            self._output.mirror.restore()

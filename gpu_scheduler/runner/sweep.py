@@ -14,16 +14,16 @@ from pathlib import Path
 
 from gpu_scheduler.runner import chains, tree
 from gpu_scheduler.runner.folder import SHORTAGE, open_folder
-from gpu_scheduler.runner.membership import Command
-from gpu_scheduler.runner.recorded import command_of
+from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.runner.recorded import read_recorded_command
 
-_LOOK_AGAIN_S = 0.05
+_RESCAN_S = 0.05
 #: Most scans when an empty one may have missed a process: a fork chain would be missed every time, while
 #: other programs fork only now and then.
-_SCANS = 10
+_MAX_SCANS = 10
 
 
-def recorded_command(folder: Path, token: str) -> Command | None:
+def recorded_command(folder: Path, token: str) -> RecordedCommand | None:
     """Returns the recorded command of an attempt; None if there is none of this boot.
 
     Raises OSError when open files or memory are short.
@@ -35,25 +35,25 @@ def recorded_command(folder: Path, token: str) -> Command | None:
             raise
         return None
     try:
-        return command_of(fd, token)
+        return read_recorded_command(fd, token)
     finally:
         os.close(fd)
 
 
-def processes_of(attempts: Mapping[str, Path], sure: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+def processes_of(attempts: Mapping[str, Path], unsupervised: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Returns the pids of the living processes of each attempt (token -> folder) that has any.
 
     unsupervised: attempts whose processes had no supervisor. These count as having none only after a scan
     that missed no process, or after a limited number of scans.
     """
     commands = {token: recorded_command(folder, token) for token, folder in attempts.items()}
-    return {token: tuple(sorted(found)) for token, found in _scan(commands, sure).items()}
+    return {token: tuple(sorted(found)) for token, found in _scan(commands, unsupervised).items()}
 
 
-def _scan(commands: Mapping[str, Command | None], sure: Collection[str]) -> dict[str, dict[int, int]]:
-    for _ in range(_SCANS):
+def _scan(commands: Mapping[str, RecordedCommand | None], unsupervised: Collection[str]) -> dict[str, dict[int, int]]:
+    for _ in range(_MAX_SCANS):
         scan = tree.scan(commands)
-        unsure = [token for token in sure if token not in scan.found] if scan.missed else []
+        unsure = [token for token in unsupervised if token not in scan.found] if scan.missed else []
         if not unsure:
             break
     for token in unsure:
@@ -71,11 +71,11 @@ def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
     command = recorded_command(folder, token)
     found = _scan({token: command}, (token,)).get(token, {})
     if command is not None and sig and 0 in found.values():
-        chains.send_group(command, token, sig)
+        chains.signal_group(command, token, sig)
     for pid, ticks in found.items():
-        tree.send(pid, ticks, sig)
+        tree.send_signal(pid, ticks, sig)
         if sig == signal.SIGTERM:
-            tree.send(pid, ticks, signal.SIGCONT)
+            tree.send_signal(pid, ticks, signal.SIGCONT)
     return tuple(sorted(found))
 
 
@@ -87,7 +87,7 @@ def sweep(folder: Path, token: str, term_s: float = 2.0, deadline_s: float = 10.
     start = time.monotonic()
     found = sweep_once(folder, token, signal.SIGTERM)
     while found and (passed := time.monotonic() - start) < deadline_s:
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_RESCAN_S)
         # Signal 0 only checks: a SIGTERM handler that saves its work must run once.
         found = sweep_once(folder, token, signal.SIGKILL if passed >= term_s else 0)
     return found

@@ -12,14 +12,14 @@ import os
 import time
 
 from .folder import SHORTAGE, TOKEN
-from .membership import Membership, Process, below
+from .membership import Membership, ProcessRow, living_descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Iterator, Mapping
 
-    from .membership import Command
+    from .membership import RecordedCommand
 else:
     import _signal
 
@@ -30,15 +30,15 @@ _KERNEL_THREAD = 0x00200000
 _EXITING = 0x00000004
 #: A process inside exec shows an empty environment: it is read again for this long, this often (seconds).
 _EXEC_S = 0.05
-_EXEC_AGAIN_S = 0.0005
+_EXEC_RETRY_S = 0.0005
 #: Processes (pid, start) that showed none for that long: they have none, and are not read again.
-_bare: set[tuple[int, int]] = set()
-_BARE_AT_MOST = 4096
+_without_environment: set[tuple[int, int]] = set()
+_MAX_WITHOUT_ENVIRONMENT = 4096
 #: Zombies (pid, start) of the last scan. Some are never collected.
-_ended: set[tuple[int, int]] = set()
+_seen_zombies: set[tuple[int, int]] = set()
 
 
-def _file(pid: int, name: str) -> bytes:
+def _read_proc(pid: int, name: str) -> bytes:
     fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(fd, 1 << 17), b""))
@@ -55,7 +55,7 @@ def _stat(pid: int) -> list[bytes] | None:
 def fields_of(pid: int) -> list[bytes] | None:
     """Returns the fields of /proc/PID/stat from the state on, also of a zombie; None if it is gone."""
     try:
-        return _file(pid, "stat").rpartition(b")")[2].split() or None
+        return _read_proc(pid, "stat").rpartition(b")")[2].split() or None
     except OSError as error:
         if error.errno in SHORTAGE:
             raise
@@ -91,7 +91,7 @@ def has_terminal(pid: int) -> bool | None:
 
 def descendants(root: int) -> dict[int, int]:
     """Returns every living descendant of `root` with its start ticks."""
-    return below(root, _table(newest_first(), {}, frozenset()).values())
+    return living_descendants(root, _table(newest_first(), {}, frozenset()).values())
 
 
 class Scan:
@@ -108,7 +108,7 @@ class Scan:
         self.found, self.missed = found, missed
 
 
-def scan(attempts: Mapping[str, Command | None]) -> Scan:
+def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
     """Scans /proc for the processes of these attempts (token -> command, None = not recorded).
 
     Reads the environments of the user's own processes only (root: of all). Reads nothing more if no process
@@ -135,7 +135,7 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
         if not own or pid in (1, me):
             continue
         own_environment = environment(pid)
-        _note(tokens, pid, own_environment)
+        _record_token(tokens, pid, own_environment)
         fields = None if own_environment else fields_of(pid)
         if fields is not None and has_ended(fields):
             ended.add((pid, int(fields[19])))
@@ -143,12 +143,12 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
             living.add(pid)
         missed = missed or (not own_environment and fields is None)
         ticks = None if fields is None else _user_ticks(fields)
-        if ticks is not None and (pid, ticks) not in _bare:
+        if ticks is not None and (pid, ticks) not in _without_environment:
             undecided[pid] = ticks
-    missed = missed or not ended <= _ended
-    _ended.clear()
-    _ended.update(ended)
-    _ask_again(undecided, tokens)
+    missed = missed or not ended <= _seen_zombies
+    _seen_zombies.clear()
+    _seen_zombies.update(ended)
+    _reread_environments(undecided, tokens)
     if not in_session and not any(token in attempts for token in tokens.values()):
         return Scan({}, missed)
     table = _table(pids, tokens, sessions)
@@ -156,7 +156,7 @@ def scan(attempts: Mapping[str, Command | None]) -> Scan:
     found = rule.members(table.values())
     gone = {pid for pid in {*in_session, *tokens} if pid not in table or (table[pid].ended and pid in living)}
     for pid in gone:
-        token = tokens.get(pid) or rule.of_session(in_session[pid])
+        token = tokens.get(pid) or rule.owner_of_session(in_session[pid])
         if token is not None and token in attempts:
             found.setdefault(token, {pid: 0})
     return Scan(found, missed)
@@ -167,13 +167,13 @@ def newest_first() -> list[int]:
     return sorted(_pids(), reverse=True)
 
 
-def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int]) -> dict[int, Process]:
+def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int]) -> dict[int, ProcessRow]:
     table = {}
     for pid in pids:
         fields = fields_of(pid)
         if fields is not None:
             session = int(fields[3])
-            table[pid] = Process(
+            table[pid] = ProcessRow(
                 pid,
                 int(fields[19]),
                 int(fields[1]),
@@ -188,29 +188,29 @@ def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int])
 def autogroup(pid: int) -> str | None:
     """Returns the kernel's id of the session of a process; None where there is none."""
     try:
-        return _file(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
+        return _read_proc(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
     except OSError as error:
         if error.errno in SHORTAGE:
             raise
         return None
 
 
-def _ask_again(undecided: dict[int, int], tokens: dict[int, str]) -> None:
+def _reread_environments(undecided: dict[int, int], tokens: dict[int, str]) -> None:
     until = time.monotonic() + _EXEC_S
     while undecided and time.monotonic() < until:
-        time.sleep(_EXEC_AGAIN_S)
+        time.sleep(_EXEC_RETRY_S)
         for pid in tuple(undecided):
             own_environment = environment(pid)
-            _note(tokens, pid, own_environment)
+            _record_token(tokens, pid, own_environment)
             fields = fields_of(pid)
             if own_environment or fields is None or _user_ticks(fields) is None:
                 del undecided[pid]
-    if len(_bare) > _BARE_AT_MOST:
-        _bare.clear()
-    _bare.update(undecided.items())
+    if len(_without_environment) > _MAX_WITHOUT_ENVIRONMENT:
+        _without_environment.clear()
+    _without_environment.update(undecided.items())
 
 
-def _note(tokens: dict[int, str], pid: int, environment: bytes) -> None:
+def _record_token(tokens: dict[int, str], pid: int, environment: bytes) -> None:
     token = token_in(environment)
     if token:
         tokens[pid] = token.decode("ascii", "replace")
@@ -218,7 +218,7 @@ def _note(tokens: dict[int, str], pid: int, environment: bytes) -> None:
 
 def environment(pid: int) -> bytes:
     try:
-        return _file(pid, "environ")
+        return _read_proc(pid, "environ")
     except OSError as error:
         if error.errno in SHORTAGE:
             raise
@@ -251,7 +251,7 @@ def shows_own_pids() -> bool:
         return False
 
 
-def send(pid: int, ticks: int, signal: int) -> bool:
+def send_signal(pid: int, ticks: int, signal: int) -> bool:
     """Signals the process with this pid and start; returns False if it is gone or may not be signalled."""
     if not shows_own_pids():
         return False

@@ -18,15 +18,15 @@ from typing import Any
 
 from gpu_scheduler.core import jsontext
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.safefile import json_bytes
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.safefile import read_json_bytes
+from gpu_scheduler.store.home import DataDir
 
 #: The key of the origin in spec.json. The runner does not read it.
-KEY = "origin"
+ORIGIN_KEY = "origin"
 #: Files that exist once an attempt may be or has been launched.
-_SIGNS = ("spec.json", "claim", "command.pid", "result")
-_JOB = re.compile(r"[1-9][0-9]{0,17}")
-_ATTEMPT = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
+_LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
+_JOB_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
+_ATTEMPT_FOLDER = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
 #: Columns of an attempt and of its job that are written as they are in the store.
 _ATTEMPT_COLUMNS = ("share", "vram", "whole", "learned", "created_at")
 _ATTEMPT_JSON = ("gpus", "baseline", "budgets")
@@ -42,7 +42,7 @@ class AttemptFolder:
 
     job_id: int
     number: int
-    prefix: str
+    token_prefix: str
     path: Path
 
 
@@ -59,7 +59,7 @@ class Origin:
     boot_id: str
     log: str | None
     session: str | None
-    record: str | None = None
+    data_dir: str | None = None
     spec: JobSpec | None = None
     created_at: float = 0.0
     source_cwd: str | None = None
@@ -67,7 +67,7 @@ class Origin:
     job: Mapping[str, Any] | None = None
 
 
-def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) -> list[AttemptFolder]:
+def list_attempt_folders(data_dir: DataDir, skip_jobs: Container[int] = (), *, skip_unreadable: bool = False) -> list[AttemptFolder]:
     """Returns the attempt folders, sorted by job and attempt number.
 
     skip_jobs: ids of jobs whose folders are left out; listing the folders of very many jobs takes seconds
@@ -76,21 +76,21 @@ def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) ->
     """
     found = []
     try:
-        jobs = [name for name in os.listdir(home.runs) if _JOB.fullmatch(name) and int(name) not in skip]
+        jobs = [name for name in os.listdir(data_dir.runs) if _JOB_FOLDER.fullmatch(name) and int(name) not in skip_jobs]
     except FileNotFoundError:
         return []
     for job in jobs:
-        folder = os.path.join(home.runs, job)
+        folder = os.path.join(data_dir.runs, job)
         try:
             names = os.listdir(folder)
         except NotADirectoryError:
             continue
         except PermissionError:
-            if not readable:
+            if not skip_unreadable:
                 raise
             continue
         for name in names:
-            match = _ATTEMPT.fullmatch(name)
+            match = _ATTEMPT_FOLDER.fullmatch(name)
             if match:
                 found.append((int(job), int(match[1]), match[2], folder, name))
     return [
@@ -99,31 +99,31 @@ def in_runs(home: Home, skip: Container[int] = (), *, readable: bool = False) ->
     ]
 
 
-def unknown(folders: Collection[AttemptFolder], record: sqlite3.Connection) -> list[AttemptFolder]:
+def unknown_to_store(folders: Collection[AttemptFolder], db: sqlite3.Connection) -> list[AttemptFolder]:
     """Returns the folders whose attempts are missing from the store; those of forgotten jobs are left out."""
-    rows = record.execute("SELECT job_id, number, substr(token, 1, 8) FROM attempt").fetchall()
+    rows = db.execute("SELECT job_id, number, substr(token, 1, 8) FROM attempt").fetchall()
     known = {(row[0], row[1], row[2]) for row in rows}
-    missing = [one for one in folders if (one.job_id, one.number, one.prefix) not in known]
+    missing = [one for one in folders if (one.job_id, one.number, one.token_prefix) not in known]
     if not missing:
         return []
-    sequence = record.execute("SELECT seq FROM sqlite_sequence WHERE name = 'job'").fetchone()
+    sequence = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'job'").fetchone()
     newest = sequence[0] if sequence else 0
-    jobs = {row[0] for row in record.execute("SELECT id FROM job").fetchall()}
-    return [one for one in missing if one.job_id > newest or (one.job_id in jobs and has_begun(one))]
+    jobs = {row[0] for row in db.execute("SELECT id FROM job").fetchall()}
+    return [one for one in missing if one.job_id > newest or (one.job_id in jobs and may_have_launched(one))]
 
 
-def has_begun(folder: AttemptFolder) -> bool:
+def may_have_launched(folder: AttemptFolder) -> bool:
     """Returns whether the folder has a file of or for a runner; without one it was never launched."""
-    return any(os.path.lexists(folder.path / name) for name in _SIGNS)
+    return any(os.path.lexists(folder.path / name) for name in _LAUNCH_FILES)
 
 
-def origin(row: sqlite3.Row, home: Home, source_cwd: str | None) -> dict[str, Any]:
+def origin_object(row: sqlite3.Row, data_dir: DataDir, source_cwd: str | None) -> dict[str, Any]:
     """Returns the origin of an attempt as the JSON object in spec.json.
 
     row: the attempt's row, with the columns of its job.
     """
     return {
-        "record": str(home.folder),
+        "record": str(data_dir.folder),
         "spec": json.loads(row["spec"]),
         "source_cwd": source_cwd,
         "job": {name: row[name] for name in _JOB_COLUMNS},
@@ -134,50 +134,50 @@ def origin(row: sqlite3.Row, home: Home, source_cwd: str | None) -> dict[str, An
     }
 
 
-def read(folder: AttemptFolder) -> Origin | None:
+def read_origin(folder: AttemptFolder) -> Origin | None:
     """Returns the origin of the attempt; None where the folder has no usable spec.json."""
     try:
-        return _parsed(folder, _json(folder.path / "spec.json"))
+        return _parse_origin(folder, _read_json(folder.path / "spec.json"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def token_of(folder: AttemptFolder) -> str | None:
     """Returns the token in spec.json, claim or result, the first that is usable; None if none is."""
-    found = read(folder)
+    found = read_origin(folder)
     if found is not None:
         return found.token
-    tokens = (_token(folder, _json(folder.path / name)) for name in ("spec.json", "claim", "result"))
+    tokens = (_valid_token(folder, _read_json(folder.path / name)) for name in ("spec.json", "claim", "result"))
     return next((token for token in tokens if token is not None), None)
 
 
-def _token(folder: AttemptFolder, said: Any) -> str | None:
-    token = said.get("token") if isinstance(said, dict) else None
+def _valid_token(folder: AttemptFolder, content: Any) -> str | None:
+    token = content.get("token") if isinstance(content, dict) else None
     if not isinstance(token, str) or not re.fullmatch(r"[0-9a-f]{32}", token):
         return None
-    return token if token.startswith(folder.prefix) else None
+    return token if token.startswith(folder.token_prefix) else None
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     """Returns the content of a JSON file; None where it cannot be used."""
     try:
-        return jsontext.parse(jsontext.decode(json_bytes(path, trust=True)))
+        return jsontext.parse(jsontext.decode(read_json_bytes(path, trust=True)))
     except (OSError, ValueError):
         return None
 
 
-def _parsed(folder: AttemptFolder, said: Any) -> Origin | None:
-    token = _token(folder, said)
+def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
+    token = _valid_token(folder, content)
     if token is None:
         return None
-    log, session = said["log"], said["session"]
+    log, session = content["log"], content["session"]
     base = Origin(
-        token, str(said["boot_id"]), log if isinstance(log, str) else None,
+        token, str(content["boot_id"]), log if isinstance(log, str) else None,
         session if isinstance(session, str) else None,
     )  # fmt: skip
-    if KEY not in said:
+    if ORIGIN_KEY not in content:
         return base
-    more = said[KEY]
+    more = content[ORIGIN_KEY]
     spec = JobSpec.from_json(json.dumps(more["spec"]))
     attempt, job = more["attempt"], more["job"]
     columns = {name: attempt[name] for name in _ATTEMPT_COLUMNS}

@@ -7,34 +7,34 @@ import sqlite3
 from collections.abc import Collection
 
 from gpu_scheduler.core.facts import Attempt, Cancel
-from gpu_scheduler.core.ledger import Booking, share_of
-from gpu_scheduler.core.needs import Ask
-from gpu_scheduler.core.sighting import Evidence, Sighting
+from gpu_scheduler.core.ledger import Allocation, allocated_share
+from gpu_scheduler.core.needs import ResourceSpec
+from gpu_scheduler.core.sighting import FailureContext, AttemptStatus
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import started_with
+from gpu_scheduler.store.started import recorded_options
 from gpu_scheduler.store.store import Store
 
 
-def booked_shares(store: Store, over: Collection[int] = ()) -> dict[str, int]:
+def allocated_shares(store: Store, ended: Collection[int] = ()) -> dict[str, int]:
     """Returns UUID -> thousandths allocated by attempts that still hold the GPU; 0 for a free GPU.
 
     ended: ids of attempts that have ended but whose end is not recorded yet.
     """
-    spike_buffer = started_with(store).limits.spike
+    spike_buffer = recorded_options(store).limits.spike_buffer
     totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
     shares = dict.fromkeys(totals, 0)
     for attempt in store.db.rows(
         "SELECT id, gpus, share, vram, whole, peaks FROM attempt WHERE settled = 0 AND released_boot IS NULL"
     ):
-        if attempt["id"] in over:
+        if attempt["id"] in ended:
             continue
         for uuid in json.loads(attempt["gpus"]):
-            share = share_of(Booking.of_row(attempt, uuid), totals.get(uuid), spike_buffer)
+            share = allocated_share(Allocation.of_row(attempt, uuid), totals.get(uuid), spike_buffer)
             shares[uuid] = shares.get(uuid, 0) + share
     return shares
 
 
-def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = None) -> Attempt:
+def attempt_from_row(row: sqlite3.Row, status: AttemptStatus, failure_context: FailureContext | None = None) -> Attempt:
     """Combines a row of `Store.active_attempts` with the status read from the attempt folder."""
     return Attempt(
         attempt_id=row["id"],
@@ -50,26 +50,26 @@ def attempt_fact(row: sqlite3.Row, seen: Sighting, evidence: Evidence | None = N
         budgets=json.loads(row["budgets"]),
         peaks=json.loads(row["peaks"]),
         measured_at=row["measured_boot"],
-        exceeded=tuple(json.loads(row["exceeded"])),
-        ask=Ask.from_key(row["job_ask"]),
-        oom_used=row["oom_used"],
-        fail_used=row["fail_used"],
+        overused_gpus=tuple(json.loads(row["exceeded"])),
+        resources=ResourceSpec.from_key(row["job_ask"]),
+        oom_retries_used=row["oom_used"],
+        fail_retries_used=row["fail_used"],
         baseline_mib=json.loads(row["baseline"]),
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
-        sighting=seen,
-        evidence=evidence,
-        launches=row["launches"],
+        status=status,
+        failure_context=failure_context,
+        launch_count=row["launches"],
         launch_deadline=row["deadline_boot"],
         launch_error=row["launch_error"],
         stopping_at=row["stopping_boot"],
         signalled_at=row["signalled_boot"],
-        dead_at=row["dead_boot"],
+        runner_died_at=row["dead_boot"],
         swept_at=row["swept_boot"],
         released_at=row["released_boot"],
         cancel=Cancel(row["cancel_cause"], row["cancel_grace_s"]) if row["cancel_cause"] else None,
         launch_failures=row["launch_failures"],
-        lineless=row["job_source"].startswith("file:") and not row["has_line"],
-        strays=tuple(uuid for uuid, _ in json.loads(row["strays"])),
-        window_closed=bool(row["window_closed"]),
+        source_missing=row["job_source"].startswith("file:") and not row["has_line"],
+        misplaced_gpus=tuple(uuid for uuid, _ in json.loads(row["strays"])),
+        window_closed_recorded=bool(row["window_closed"]),
         runner=None if row["runner_pid"] is None else (row["runner_pid"], row["runner_ticks"]),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 
 #: Number of backups kept.
 KEPT = 3
@@ -22,15 +22,15 @@ _TEMPORARY = ".scheduler.db.new"
 
 
 @dataclass(frozen=True)
-class Extent:
+class HighestIds:
     """The highest ids that a store has given to a job and to an attempt; they never decrease."""
 
     jobs: int = 0
     attempts: int = 0
 
-    def covers(self, other: Extent) -> bool:
+    def covers(self, others: HighestIds) -> bool:
         """Returns whether a store with these ids may contain everything that the other store contains."""
-        return self.jobs >= other.jobs and self.attempts >= other.attempts
+        return self.jobs >= others.jobs and self.attempts >= others.attempts
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Backup:
     made_at: float
 
 
-class DamagedError(SchedulerError):
+class DamagedDatabaseError(SchedulerError):
     """SQLite cannot read a database or finds errors in it."""
 
 
-def backups(home: Home) -> list[Backup]:
+def list_backups(data_dir: DataDir) -> list[Backup]:
     """Returns the backups, newest first, without opening them."""
     found = []
     try:
-        with os.scandir(home.backups) as entries:
+        with os.scandir(data_dir.backups) as entries:
             for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 if match and entry.is_file(follow_symlinks=False):
@@ -61,14 +61,14 @@ def backups(home: Home) -> list[Backup]:
     return sorted(found, key=lambda backup: -backup.number)
 
 
-def make(record: sqlite3.Connection, home: Home) -> Backup:
+def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
     """Makes a backup and removes all but the last three.
 
     Raises OSError or sqlite3.Error if it cannot be written, DamagedError if the store is damaged, and
     SchedulerError if a backup is newer than the store. The existing backups are then unchanged.
     """
-    home.backups.mkdir(mode=0o700, exist_ok=True)
-    temporary = home.backups / _TEMPORARY
+    data_dir.backups.mkdir(mode=0o700, exist_ok=True)
+    temporary = data_dir.backups / _TEMPORARY
     temporary.unlink(missing_ok=True)  # left by a scheduler that was killed
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
@@ -76,15 +76,15 @@ def make(record: sqlite3.Connection, home: Home) -> Backup:
             # Not a backup yet: the whole file is synced before it gets its name.
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
-            record.backup(copy)
-        extent = extent_of(temporary, immutable=True)
-        existing = backups(home)
-        if existing and not extent.covers(known := known_extent(existing[0])):
+            db.backup(copy)
+        extent = highest_ids(temporary, immutable=True)
+        existing = list_backups(data_dir)
+        if existing and not extent.covers(known := highest_ids_of_backup(existing[0])):
             raise SchedulerError(
                 f"{existing[0].path} is newer than the store (it contains jobs up to {known.jobs})"
                 " and is kept; `start --restore` continues from it"
             )
-        made = _place(temporary, home.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db")
+        made = _publish(temporary, data_dir.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db")
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -93,7 +93,7 @@ def make(record: sqlite3.Connection, home: Home) -> Backup:
     return made
 
 
-def extent_of(database: Path, *, immutable: bool = False) -> Extent:
+def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
     """Returns the highest ids in an existing database after an integrity check.
 
     immutable: nobody writes to the file, and SQLite must create no file beside it. Raises DamagedError, and
@@ -104,19 +104,19 @@ def extent_of(database: Path, *, immutable: bool = False) -> Extent:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)) as db:
             finding = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if finding != "ok":
-                raise DamagedError(f"{database} is damaged: {finding}")
+                raise DamagedDatabaseError(f"{database} is damaged: {finding}")
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "job" not in tables:
-                raise DamagedError(f"{database} is not a scheduler store: it has no jobs table")
+                raise DamagedDatabaseError(f"{database} is not a scheduler store: it has no jobs table")
             numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     except sqlite3.OperationalError:
         raise  # not evidence of damage
     except sqlite3.DatabaseError as error:
-        raise DamagedError(f"{database} is damaged: {error}") from None
-    return Extent(numbers.get("job", 0), numbers.get("attempt", 0))
+        raise DamagedDatabaseError(f"{database} is damaged: {error}") from None
+    return HighestIds(numbers.get("job", 0), numbers.get("attempt", 0))
 
 
-def copy_to(backup: Backup, target: Path) -> None:
+def restore_backup(backup: Backup, target: Path) -> None:
     """Copies a backup to an unused path, atomically and synced. Raises OSError and sqlite3.Error."""
     temporary = target.with_name(_TEMPORARY)
     temporary.unlink(missing_ok=True)
@@ -127,23 +127,23 @@ def copy_to(backup: Backup, target: Path) -> None:
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
             db.backup(copy)
-        _place(temporary, target)
+        _publish(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def known_extent(backup: Backup) -> Extent:
+def highest_ids_of_backup(backup: Backup) -> HighestIds:
     """Returns the highest ids in a backup without an integrity check; zeros if it cannot be read."""
     try:
         with closing(sqlite3.connect(f"{backup.path.absolute().as_uri()}?immutable=1", uri=True)) as db:
             numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     except sqlite3.Error:
-        return Extent()
-    return Extent(numbers.get("job", 0), numbers.get("attempt", 0))
+        return HighestIds()
+    return HighestIds(numbers.get("job", 0), numbers.get("attempt", 0))
 
 
-def _place(temporary: Path, path: Path) -> Backup:
+def _publish(temporary: Path, path: Path) -> Backup:
     fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_scheduler.store import identity
-from gpu_scheduler.store.attemptfolders import AttemptFolder, in_runs, unknown
-from gpu_scheduler.store.backups import Backup, DamagedError, Extent, backups, extent_of, known_extent
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.attemptfolders import AttemptFolder, list_attempt_folders, unknown_to_store
+from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds, list_backups, highest_ids, highest_ids_of_backup
+from gpu_scheduler.store.home import DataDir
 
 #: "empty": the database has no jobs table.
-State = Literal["missing", "empty", "damaged", "whole"]
+DatabaseState = Literal["missing", "empty", "damaged", "whole"]
 
 
 @dataclass(frozen=True)
-class Condition:
+class StoreCondition:
     """The condition of a store.
 
     damage              why the database counts as damaged.
@@ -32,22 +32,22 @@ class Condition:
     backup_highest_ids  in the backups.
     """
 
-    state: State
+    state: DatabaseState
     damage: str = ""
     owner: str | None = None
-    extent: Extent = field(default_factory=Extent)
+    highest_ids: HighestIds = field(default_factory=HighestIds)
     folders: tuple[AttemptFolder, ...] = ()
-    unknown: tuple[AttemptFolder, ...] = ()
+    unknown_folders: tuple[AttemptFolder, ...] = ()
     backups: tuple[Backup, ...] = ()
-    backed_up: Extent = field(default_factory=Extent)
+    backup_highest_ids: HighestIds = field(default_factory=HighestIds)
 
     @property
     def is_lost(self) -> bool:
         """True if the database lacks jobs that were run here, so that their lines would run again."""
-        return self.state == "damaged" or bool(self.unknown) or not self.extent.covers(self.backed_up)
+        return self.state == "damaged" or bool(self.unknown_folders) or not self.highest_ids.covers(self.backup_highest_ids)
 
 
-def examine(home: Home, *, thorough: bool = True) -> Condition:
+def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition:
     """Inspects database, attempt folders and backups without changing anything.
 
     thorough: also read the folders of jobs that the store has as finished, and raise OSError for folders that
@@ -57,46 +57,46 @@ def examine(home: Home, *, thorough: bool = True) -> Condition:
     Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
     try:
-        found = tuple(backups(home))
+        found = tuple(list_backups(data_dir))
     except PermissionError:
-        if thorough or is_empty(home.database):
+        if thorough or is_missing_or_empty(data_dir.database):
             raise
         found = ()
-    backed_up = _backed_up(found)
-    if is_empty(home.database):
-        state: State = "empty" if os.path.lexists(home.database) else "missing"
-        folders = tuple(in_runs(home))
-        return Condition(state, "", None, Extent(), folders, folders, found, backed_up)
+    backed_up = _newest_backup_ids(found)
+    if is_missing_or_empty(data_dir.database):
+        state: DatabaseState = "empty" if os.path.lexists(data_dir.database) else "missing"
+        folders = tuple(list_attempt_folders(data_dir))
+        return StoreCondition(state, "", None, HighestIds(), folders, folders, found, backed_up)
     try:
-        extent = extent_of(home.database)
-        with closing(sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            owner = identity.owner_elsewhere(db, home)
+        extent = highest_ids(data_dir.database)
+        with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            owner = identity.owner_elsewhere(db, data_dir)
             # The jobs of another store's database have only ids in common with the folders here.
-            skip = frozenset[int]() if thorough or owner is not None else _finished(db)
-            folders = tuple(in_runs(home, skip, readable=not thorough))
-            missing = tuple(unknown(folders, db))
-    except DamagedError as error:
-        folders = tuple(in_runs(home))
-        return Condition("damaged", str(error), None, Extent(), folders, folders, found, backed_up)
-    return Condition("whole", "", owner, extent, folders, missing, found, backed_up)
+            skip = frozenset[int]() if thorough or owner is not None else _finished_job_ids(db)
+            folders = tuple(list_attempt_folders(data_dir, skip, skip_unreadable=not thorough))
+            missing = tuple(unknown_to_store(folders, db))
+    except DamagedDatabaseError as error:
+        folders = tuple(list_attempt_folders(data_dir))
+        return StoreCondition("damaged", str(error), None, HighestIds(), folders, folders, found, backed_up)
+    return StoreCondition("whole", "", owner, extent, folders, missing, found, backed_up)
 
 
-def told_numbers(home: Home) -> Extent:
+def highest_known_ids(data_dir: DataDir) -> HighestIds:
     """Returns the highest ids in the attempt folders and the backups. Raises OSError."""
-    backed_up = _backed_up(backups(home))
-    jobs = max([backed_up.jobs, *(one.job_id for one in in_runs(home))])
-    return Extent(jobs, backed_up.attempts)
+    backed_up = _newest_backup_ids(list_backups(data_dir))
+    jobs = max([backed_up.jobs, *(one.job_id for one in list_attempt_folders(data_dir))])
+    return HighestIds(jobs, backed_up.attempts)
 
 
-def _backed_up(there: Iterable[Backup]) -> Extent:
-    return next((extent for one in there if (extent := known_extent(one)) != Extent()), Extent())
+def _newest_backup_ids(found: Iterable[Backup]) -> HighestIds:
+    return next((extent for one in found if (extent := highest_ids_of_backup(one)) != HighestIds()), HighestIds())
 
 
-def _finished(db: sqlite3.Connection) -> frozenset[int]:
+def _finished_job_ids(db: sqlite3.Connection) -> frozenset[int]:
     return frozenset(row[0] for row in db.execute("SELECT id FROM job WHERE state = 'finished'"))
 
 
-def is_empty(database: Path) -> bool:
+def is_missing_or_empty(database: Path) -> bool:
     """Returns whether the database is missing or has no jobs table; False if it cannot be read."""
     try:
         if os.stat(database).st_size == 0:
@@ -110,11 +110,11 @@ def is_empty(database: Path) -> bool:
         return False
 
 
-def is_lost(home: Home) -> bool:
+def is_store_lost(data_dir: DataDir) -> bool:
     """Returns whether the store is missing although there was one. For readers, which check nothing else."""
-    if not is_empty(home.database):
+    if not is_missing_or_empty(data_dir.database):
         return False
     try:
-        return bool(backups(home)) or any(in_runs(home))
+        return bool(list_backups(data_dir)) or any(list_attempt_folders(data_dir))
     except OSError:
         return False

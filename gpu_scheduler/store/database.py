@@ -9,21 +9,21 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
-from gpu_scheduler.errors import DamagedRecordError, NoRecordError, SchedulerError, SchemaError
+from gpu_scheduler.errors import DamagedStoreError, StoreNotFoundError, SchedulerError, SchemaError
 from gpu_scheduler.store import private
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
 
-def no_record(path: Path) -> NoRecordError:
+def no_store_error(path: Path) -> StoreNotFoundError:
     """Returns the error for a reader that finds no database at this path."""
-    return NoRecordError(
+    return StoreNotFoundError(
         f"no scheduler store in {path.parent}; "
         "run `start` there first, or name the state file with --state-file"
     )
 
 
-def _log_pages(folder: Path) -> int:
+def _checkpoint_pages(folder: Path) -> int:
     """Returns the number of pages after which the write-ahead log is checkpointed.
 
     SQLite's default of 1000 pages alone can fill a small disk.
@@ -32,7 +32,7 @@ def _log_pages(folder: Path) -> int:
     return max(32, min(1000, disk.f_bavail * disk.f_frsize // 8 // 4096))
 
 
-def peek(path: Path, sql: str) -> list[sqlite3.Row] | None:
+def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
     """Returns the rows of a query without changing the database, not even its schema.
 
     Returns None if there is no database or it cannot be read at the moment.
@@ -56,9 +56,9 @@ def is_damage(error: BaseException) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
-def damaged(path: Path, error: BaseException) -> DamagedRecordError:
+def damaged_error(path: Path, error: BaseException) -> DamagedStoreError:
     """Returns the error for a damaged database, with the remedy."""
-    return DamagedRecordError(
+    return DamagedStoreError(
         f"{path} is damaged ({error}); running jobs continue\n"
         "`start --restore` continues from its newest backup, once no scheduler uses it"
     )
@@ -78,7 +78,7 @@ class Database:
     def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
         self._refusal = refusal
         if not create and not path.exists():
-            raise no_record(path)
+            raise no_store_error(path)
         old = os.umask(0o077)
         try:
             self.connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
@@ -90,7 +90,7 @@ class Database:
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written at the moment: not evidence of damage
         except sqlite3.DatabaseError as error:
-            raise damaged(path, error) from None
+            raise damaged_error(path, error) from None
         finally:
             os.umask(old)
 
@@ -153,12 +153,12 @@ class Database:
         with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def read_only(self) -> None:
+    def make_read_only(self) -> None:
         """Makes every later write fail."""
         self.connection.execute("PRAGMA query_only = 1")
 
     @property
-    def schema(self) -> int:
+    def schema_version(self) -> int:
         """The schema version; 0 = no schema."""
         number: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
         return number
@@ -169,59 +169,59 @@ class Database:
 
         Only the scheduler that holds the locks may call it.
         """
-        if self.schema == newest_schema():
+        if self.schema_version == newest_schema_version():
             yield
             return
         with self.transaction():
-            self._apply_steps()
+            self._apply_migrations()
             yield
 
     def _begin(self, path: Path, *, create: bool) -> None:
         self.connection.row_factory = sqlite3.Row
-        version = self.schema
-        if version > newest_schema():
-            raise SchemaError(f"{_schemas(path, version)}: use the newer version that wrote it")
+        version = self.schema_version
+        if version > newest_schema_version():
+            raise SchemaError(f"{_version_mismatch(path, version)}: use the newer version that wrote it")
         if not create and version == 0:
-            raise no_record(path)  # a scheduler is about to make it
-        if not create and version < newest_schema() and self._refusal is None:
-            raise SchemaError(f"{_schemas(path, version)}: {_remedy(path)}")
+            raise no_store_error(path)  # a scheduler is about to make it
+        if not create and version < newest_schema_version() and self._refusal is None:
+            raise SchemaError(f"{_version_mismatch(path, version)}: {_upgrade_remedy(path)}")
         # temp_store: a query needs no further file, which there may be no room for.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             self.connection.execute(f"PRAGMA {pragma}")
         if version == 0 or self._refusal is not None:
             self._migrate(path)
-        self.connection.execute(f"PRAGMA wal_autocheckpoint = {_log_pages(path.parent)}")
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {_checkpoint_pages(path.parent)}")
 
     def _migrate(self, path: Path) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
-        self._apply_steps()
+        self._apply_migrations()
         self.connection.execute("COMMIT")
 
-    def _apply_steps(self) -> None:
+    def _apply_migrations(self) -> None:
         """Applies the missing migrations in the caller's transaction."""
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        for number, path in sorted(_steps().items()):
+        for number, path in sorted(_migration_files().items()):
             if number > version:
                 for statement in _statements(path.read_text("utf-8")):
                     self.connection.execute(statement)
                 self.connection.execute(f"PRAGMA user_version = {number}")
 
 
-def newest_schema() -> int:
+def newest_schema_version() -> int:
     """Returns the schema version of this program version."""
-    return max(_steps())
+    return max(_migration_files())
 
 
 @cache
-def _steps() -> dict[int, Path]:
+def _migration_files() -> dict[int, Path]:
     return {int(path.name.partition("_")[0]): path for path in _MIGRATIONS.glob("*.sql")}
 
 
-def _schemas(path: Path, version: int) -> str:
-    return f"the store in {path.parent} has schema {version}; this version reads schema {newest_schema()}"
+def _version_mismatch(path: Path, version: int) -> str:
+    return f"the store in {path.parent} has schema {version}; this version reads schema {newest_schema_version()}"
 
 
-def _remedy(path: Path) -> str:
+def _upgrade_remedy(path: Path) -> str:
     from gpu_scheduler.store.instance import scheduler_pid
 
     pid = scheduler_pid(path.with_name("lock"))

@@ -14,12 +14,12 @@ _MOUNTINFO = "/proc/self/mountinfo"
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 #: Types whose files other hosts may have open too.
-_SHARED = frozenset({
+_SHARED_KINDS = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "dvs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
     "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
 })  # fmt: skip
 #: The root of rootless containers: FUSE, but local to one kernel. (fuseblk is always a local disk.)
-_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
+_LOCAL_FUSE_KINDS = frozenset({"fuse.fuse-overlayfs"})
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,6 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 def is_shared(kind: str | None) -> bool:
     """Returns whether the file system type is a network one or FUSE, on which a store is unsafe."""
-    if kind is None or kind in _LOCAL_FUSE:
+    if kind is None or kind in _LOCAL_FUSE_KINDS:
         return False
-    return kind in _SHARED or kind == "fuse" or kind.startswith("fuse.")
+    return kind in _SHARED_KINDS or kind == "fuse" or kind.startswith("fuse.")

@@ -15,19 +15,19 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 
-_TRIES = 20
+_MAX_TRIES = 20
 _WAIT_S = 0.05
 
 
-def copy_of(database: Path, refusal: str) -> tempfile.TemporaryDirectory[str]:
+def copy_database(database: Path, refusal: str) -> tempfile.TemporaryDirectory[str]:
     """Returns a temporary folder with a consistent copy of the database and its log.
 
     Raises SchedulerError, beginning with `refusal`, if there is no database or it keeps changing.
     """
     folder = tempfile.TemporaryDirectory(prefix="gpu_scheduler_record_")
     try:
-        for _ in range(_TRIES):
-            if _copied(database, Path(folder.name)):
+        for _ in range(_MAX_TRIES):
+            if _try_copy(database, Path(folder.name)):
                 return folder
             time.sleep(_WAIT_S)
         raise SchedulerError(f"{refusal}\n{database} changes too often to be read from this host; try again")
@@ -39,19 +39,19 @@ def copy_of(database: Path, refusal: str) -> tempfile.TemporaryDirectory[str]:
         raise
 
 
-def _copied(database: Path, folder: Path) -> bool:
+def _try_copy(database: Path, folder: Path) -> bool:
     log = database.with_name(f"{database.name}-wal")
-    before = _version(database, log)
+    before = _file_versions(database, log)
     target = folder / database.name
     shutil.copyfile(database, target)
     try:
         shutil.copyfile(log, folder / log.name)
     except FileNotFoundError:
         (folder / log.name).unlink(missing_ok=True)
-    return _version(database, log) == before and _is_whole(target)
+    return _file_versions(database, log) == before and _is_whole(target)
 
 
-def _version(*paths: Path) -> list[tuple[int, int, int] | None]:
+def _file_versions(*paths: Path) -> list[tuple[int, int, int] | None]:
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:

@@ -15,30 +15,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
 #: Files in the data directory that are derived from the store and name forgotten jobs.
-_VIEWS = ("journal.jsonl", "journal.jsonl.1")
+_DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
 #: In the order that foreign keys require.
 _TABLES = ("line", "waiting", "history", "attempt", "job", "tally")
 
 
 @contextmanager
-def forgetting(store: Store) -> Iterator[int]:
+def forgetting_jobs(store: Store) -> Iterator[int]:
     """Removes all jobs from the store for the block; yields the number of forgotten jobs.
 
     If the block succeeds, the removal is committed and the attempt folders are deleted; else nothing changes.
     """
     with store.db.transaction() as db:
-        jobs = _forget(db)
+        jobs = _delete_jobs(db)
         yield jobs
-    _remove_folders(store.home)
+    _remove_folders(store.data_dir)
 
 
-def _forget(db: sqlite3.Connection) -> int:
+def _delete_jobs(db: sqlite3.Connection) -> int:
     jobs: int = db.execute("SELECT count(*) FROM job").fetchone()[0]
     newest: int = db.execute("SELECT coalesce(max(rowid), 0) FROM history").fetchone()[0]
     for table in _TABLES:
@@ -56,12 +56,12 @@ def _forget(db: sqlite3.Connection) -> int:
     return jobs
 
 
-def _remove_folders(home: Home) -> None:
+def _remove_folders(data_dir: DataDir) -> None:
     """Removes all attempt folders, also those that an earlier removal left, since no job has one now."""
-    for name in os.listdir(home.runs):
-        shutil.rmtree(home.runs / name, ignore_errors=True)
-    left = [home.runs / name for name in os.listdir(home.runs)]
-    for path in (home.folder / name for name in _VIEWS):
+    for name in os.listdir(data_dir.runs):
+        shutil.rmtree(data_dir.runs / name, ignore_errors=True)
+    left = [data_dir.runs / name for name in os.listdir(data_dir.runs)]
+    for path in (data_dir.folder / name for name in _DERIVED_FILES):
         try:
             path.unlink(missing_ok=True)
         except OSError:

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.core.gpu import is_simulated
-from gpu_scheduler.store.database import peek
+from gpu_scheduler.store.database import query_read_only
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedGpus:
     """Number of jobs and kind of GPUs of a store. simulated: None = the store has no GPUs."""
 
     simulated: bool | None
     jobs: int
 
-    def is_other_than(self, simulated: bool) -> bool:
+    def conflicts_with(self, simulated: bool) -> bool:
         """Returns whether the store has jobs that ran on the other kind of GPUs."""
         return self.jobs > 0 and self.simulated is not None and self.simulated is not simulated
 
@@ -35,13 +35,13 @@ class Recorded:
         )
 
 
-def recorded(database: Path) -> Recorded | None:
+def recorded_gpus(database: Path) -> RecordedGpus | None:
     """Returns the kind of GPUs and the number of jobs in a database without changing it.
 
     Returns None if there is no database or it cannot be read at the moment.
     """
-    gpus = peek(database, "SELECT uuid FROM gpu WHERE managed")
-    jobs = peek(database, "SELECT count(*) AS n FROM job")
+    gpus = query_read_only(database, "SELECT uuid FROM gpu WHERE managed")
+    jobs = query_read_only(database, "SELECT count(*) AS n FROM job")
     if gpus is None or not jobs:
         return None
-    return Recorded(any(is_simulated(row["uuid"]) for row in gpus) if gpus else None, jobs[0]["n"])
+    return RecordedGpus(any(is_simulated(row["uuid"]) for row in gpus) if gpus else None, jobs[0]["n"])

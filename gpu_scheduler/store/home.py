@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.safefile import Kind, judge_folder
+from gpu_scheduler.safefile import ProblemKind, check_folder_status
 from gpu_scheduler.store import private
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.host import Host, claim_host, named_host, read_host, this_host, write_host
+from gpu_scheduler.store.host import Host, claim_host, parse_host_file, read_host, this_host, write_host
 
 
 @dataclass(frozen=True)
-class Home:
+class DataDir:
     """The data directory of a state file.
 
     is_fallback  the directory is not beside the state file, because that is on a network file system.
@@ -28,11 +28,11 @@ class Home:
 
     state_file: Path
     folder: Path
-    moved: bool = False
+    is_fallback: bool = False
     problem: str | None = None
 
     @classmethod
-    def of(cls, state_file: str, data_dir: str | None = None) -> Home:
+    def of(cls, state_file: str, data_dir: str | None = None) -> DataDir:
         """Returns `data_dir`, else `X.d` beside the state file `X.json`.
 
         Where that would be on a network file system, it is a directory local to this host.
@@ -42,16 +42,16 @@ class Home:
             return cls(path, Path(os.path.abspath(data_dir)))
         beside = path.parent / f"{_stem(path)}.d"
         kind = kind_of(beside)
-        return cls(path, beside) if not is_shared(kind) else cls._moved(path, beside, kind)
+        return cls(path, beside) if not is_shared(kind) else cls._fallback(path, beside, kind)
 
     @classmethod
-    def _moved(cls, state_file: Path, beside: Path, kind: str | None) -> Home:
+    def _fallback(cls, state_file: Path, beside: Path, kind: str | None) -> DataDir:
         import hashlib
 
         # One digest for every spelling of the path.
         name = os.path.join(os.path.realpath(state_file.parent), state_file.name)
         digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-        folder = _state_home() / "gpu_scheduler" / digest
+        folder = _user_state_dir() / "gpu_scheduler" / digest
         problem = None
         if (beside / "scheduler.db").exists() and not (folder / "scheduler.db").exists():
             problem = (
@@ -91,7 +91,7 @@ class Home:
         return self.folder / "lock"
 
     @property
-    def host(self) -> Path:
+    def host_file(self) -> Path:
         """The file that names the host that owns the store.
 
         It can be read before the database is opened. If the data directory is not beside the state file, this
@@ -99,7 +99,7 @@ class Home:
         """
         return (
             self.state_file.with_name(f"{_stem(self.state_file)}.host")
-            if self.moved
+            if self.is_fallback
             else self.folder / "host"
         )
 
@@ -109,11 +109,11 @@ class Home:
         return self.folder / "sim"
 
     @property
-    def log(self) -> Path:
+    def main_log(self) -> Path:
         """The main log, beside the state file."""
         return self.state_file.parent / "gpu_scheduler.log"
 
-    def attempt(self, job_id: int, number: int, token: str) -> Path:
+    def attempt_folder(self, job_id: int, number: int, token: str) -> Path:
         """Returns the folder of one attempt."""
         return self.runs / str(job_id) / f"{number}-{token[:8]}"
 
@@ -126,17 +126,17 @@ class Home:
             status = os.lstat(self.folder)
         except OSError:
             return  # a missing or inaccessible path is reported where it is needed
-        problem = judge_folder(status, private.owners(self.folder))
+        problem = check_folder_status(status, private.allowed_owners(self.folder))
         if problem is None:
             if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):
                 return
             raise SchedulerError(
                 f"{self.folder} cannot be entered: chmod u+rwx {shlex.quote(str(self.folder))}"
             )
-        if problem.kind is not Kind.FOREIGN:
+        if problem.kind is not ProblemKind.OTHER_OWNER:
             remedy = "remove it, or name another folder with --data-dir"
             target = Path(os.path.realpath(self.folder))
-            if problem.kind is Kind.LINK and status.st_uid == os.geteuid() and private.is_ours(target):
+            if problem.kind is ProblemKind.LINK and status.st_uid == os.geteuid() and private.is_ours(target):
                 # If only the link is removed, every line of the jobs file counts as new.
                 there, here = shlex.quote(str(target)), shlex.quote(str(self.folder))
                 remedy = (
@@ -144,29 +144,29 @@ class Home:
                     f" `rm {here} && mv {there} {here}`"
                 )
             raise SchedulerError(
-                f"{self.folder} {problem.says}, but must be the data directory itself; {remedy}"
+                f"{self.folder} {problem.description}, but must be the data directory itself; {remedy}"
             )
         owner = status.st_uid
         if owner != 0:
             raise SchedulerError(
-                f"{self.folder} is the store of user {_user(owner)}, not yours; name your own state file"
+                f"{self.folder} is the store of user {_user_name(owner)}, not yours; name your own state file"
                 " with --state-file"
             )
-        paths = shlex.join(map(str, (self.folder, self.state_file, self.log)))
+        paths = shlex.join(map(str, (self.folder, self.state_file, self.main_log)))
         raise SchedulerError(
             f"{self.folder} is the store of root: a `start` with sudo created it\n"
             "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
             f" sudo chown -R {os.geteuid()} {paths}"
         )
 
-    def foreign(self) -> Host | None:
+    def other_host(self) -> Host | None:
         """Returns the host that owns the store if it is another host, else None."""
-        owner = read_host(self.host)
-        return None if owner is None or owner.is_same(this_host()) else owner
+        owner = read_host(self.host_file)
+        return None if owner is None or owner.is_same_machine(this_host()) else owner
 
     def refusal(self, owner: Host) -> str:
         """Returns why nothing can be written while another host owns the store, with the remedy."""
-        there = owner.record or self.folder
+        there = owner.data_dir or self.folder
         return (
             f"the store of {self.state_file} belongs to host {owner.name} (there: {there}); this is host"
             f" {this_host().name}\n"
@@ -179,44 +179,44 @@ class Home:
         if take_over:
             return
         try:
-            self._owner()
+            self._recorded_owner()
         except OSError as error:
             raise SchedulerError(
-                f"cannot read {self.host} ({error.strerror}), which names the host that schedules here;"
+                f"cannot read {self.host_file} ({error.strerror}), which names the host that schedules here;"
                 " check its permissions"
             ) from None
 
-    def own(self, *, take_over: bool = False) -> None:
+    def take_ownership(self, *, take_over: bool = False) -> None:
         """Records this host as the owner of the store. Raises what `check_owner` raises, and OSError."""
-        mine = this_host(str(self.folder) if self.moved else None)
-        owner = None if take_over else self._owner()
+        mine = this_host(str(self.folder) if self.is_fallback else None)
+        owner = None if take_over else self._recorded_owner()
         if owner is None and not take_over:
-            claim_host(self.host, mine)
-            owner = self._owner()  # another host may have been faster
+            claim_host(self.host_file, mine)
+            owner = self._recorded_owner()  # another host may have been faster
         if owner != mine:
-            write_host(self.host, mine)
+            write_host(self.host_file, mine)
 
-    def disown(self) -> None:
+    def drop_ownership(self) -> None:
         """Removes the ownership file beside the state file, since no store was created."""
-        if self.moved and self.foreign() is None:
-            self.host.unlink(missing_ok=True)
+        if self.is_fallback and self.other_host() is None:
+            self.host_file.unlink(missing_ok=True)
 
-    def _owner(self) -> Host | None:
+    def _recorded_owner(self) -> Host | None:
         """Returns the recorded owner, None if there is none. Raises SchedulerError if it is another host."""
         try:
-            owner = named_host(self.host)
+            owner = parse_host_file(self.host_file)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:
             raise SchedulerError(
-                f"{self.host} does not name the host that schedules on {self.state_file}; if none does,"
+                f"{self.host_file} does not name the host that schedules on {self.state_file}; if none does,"
                 " use `start --take-over`"
             ) from None
-        if not owner.is_same(this_host()):
+        if not owner.is_same_machine(this_host()):
             raise SchedulerError(self.refusal(owner))
         return owner
 
-    def create(self) -> list[private.Opened]:
+    def create(self) -> list[private.ExposedPath]:
         """Creates the folders, private to the user.
 
         Returns the paths that other users could write until now. Raises SchedulerError if a folder cannot be
@@ -242,7 +242,7 @@ class Home:
                 f"cannot create {self.folder}: {error.strerror}; choose another --state-file or --data-dir"
             ) from None
 
-    def ring(self) -> None:
+    def ring_doorbell(self) -> None:
         """Wakes the scheduler after a commit, if one is running."""
         try:
             os.utime(self.doorbell)
@@ -252,7 +252,7 @@ class Home:
             pass  # it checks by itself at intervals
 
 
-def _user(uid: int) -> str:
+def _user_name(uid: int) -> str:
     import pwd
 
     try:
@@ -265,7 +265,7 @@ def _stem(path: Path) -> str:
     return path.name[: -len(".json")] if path.name.endswith(".json") else path.name
 
 
-def _state_home() -> Path:
+def _user_state_dir() -> Path:
     """Returns `$XDG_STATE_HOME` if it is absolute, else `~/.local/state`."""
     named = os.environ.get("XDG_STATE_HOME", "")
     return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

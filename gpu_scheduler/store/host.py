@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core import jsontext
-from gpu_scheduler.safefile import json_bytes
+from gpu_scheduler.safefile import read_json_bytes
 
 _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
@@ -29,9 +29,9 @@ class Host:
 
     name: str
     machine: str | None = None
-    record: str | None = None
+    data_dir: str | None = None
 
-    def is_same(self, other: Host) -> bool:
+    def is_same_machine(self, other: Host) -> bool:
         """Compares two hosts by machine-id, which survives a new host name, else by name."""
         if self.machine is not None and other.machine is not None:
             return self.machine == other.machine
@@ -39,7 +39,7 @@ class Host:
 
     def to_object(self) -> dict[str, str | None]:
         """Returns the host as a JSON object."""
-        return {"name": self.name, "machine": self.machine, "record": self.record}
+        return {"name": self.name, "machine": self.machine, "record": self.data_dir}
 
     @classmethod
     def from_object(cls, value: Any) -> Host | None:
@@ -50,12 +50,12 @@ class Host:
         return cls(value["name"], *more) if all(one is None or isinstance(one, str) for one in more) else None
 
 
-def this_host(record: str | None = None) -> Host:
+def this_host(data_dir: str | None = None) -> Host:
     """Returns the host on which this process runs."""
-    return Host(os.uname().nodename, _machine(), record)
+    return Host(os.uname().nodename, _machine_digest(), data_dir)
 
 
-def _machine() -> str | None:
+def _machine_digest() -> str | None:
     for path in _MACHINE_ID:
         try:
             text = Path(path).read_text("ascii").strip()
@@ -67,9 +67,9 @@ def _machine() -> str | None:
     return None
 
 
-def named_host(path: Path) -> Host:
+def parse_host_file(path: Path) -> Host:
     """Returns the host that a file names. Raises OSError, and ValueError if it names none."""
-    host = Host.from_object(jsontext.parse(jsontext.decode(json_bytes(path, trust=True))))
+    host = Host.from_object(jsontext.parse(jsontext.decode(read_json_bytes(path, trust=True))))
     if host is None:
         raise ValueError("no host")
     return host
@@ -78,14 +78,14 @@ def named_host(path: Path) -> Host:
 def read_host(path: Path) -> Host | None:
     """Returns the host that a file names; None if the file is missing or invalid."""
     try:
-        return named_host(path)
+        return parse_host_file(path)
     except (OSError, ValueError):
         return None
 
 
 def write_host(path: Path, host: Host) -> None:
     """Makes the file name this host, atomically, whatever it named before. Raises OSError."""
-    fresh = _written(path, host)
+    fresh = _write_temporary(path, host)
     try:
         fresh.replace(path)
     except OSError:
@@ -95,25 +95,25 @@ def write_host(path: Path, host: Host) -> None:
 
 def claim_host(path: Path, host: Host) -> None:
     """Creates the file for this host unless it exists; read it to learn who succeeded. Raises OSError."""
-    fresh = _written(path, host)
+    fresh = _write_temporary(path, host)
     try:
         os.link(fresh, path)
     except FileExistsError:
         pass
     except OSError:  # a file system without links
-        _make(path, host)
+        _create_file(path, host)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def _written(path: Path, host: Host) -> Path:
+def _write_temporary(path: Path, host: Host) -> Path:
     # Hosts that share the folder may have the same pids.
     fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    _make(fresh, host)
+    _create_file(fresh, host)
     return fresh
 
 
-def _make(path: Path, host: Host) -> None:
+def _create_file(path: Path, host: Host) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

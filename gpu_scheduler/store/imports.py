@@ -10,15 +10,15 @@ from typing import Any
 
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.lines import attributes_to_json
-from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.needs import ResourceSpec
 from gpu_scheduler.store.attemptfolders import AttemptFolder, Origin
-from gpu_scheduler.store.backups import Extent
+from gpu_scheduler.store.backups import HighestIds
 
 #: Columns of an attempt whose folder does not have its allocation.
-_NOTHING_KNOWN = {
+_UNKNOWN_ATTEMPT = {
     "share": 0, "vram": None, "whole": 0, "learned": 0, "gpus": "[]", "baseline": "{}", "budgets": "{}",
 }  # fmt: skip
-_NO_SOURCE: dict[str, Any] = {
+_UNKNOWN_JOB: dict[str, Any] = {
     "source": "folder",
     "priority": 0,
     "raised_mib": None,
@@ -33,7 +33,7 @@ def has_job(db: sqlite3.Connection, job_id: int) -> bool:
 
 
 def insert_job(
-    db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, at: float, *, learn: bool
+    db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, created_at: float, *, learn: bool
 ) -> None:
     """Inserts the job of an attempt as queued; its id is its queue position.
 
@@ -41,15 +41,15 @@ def insert_job(
     """
     command = f"bash {folder.path / 'command.sh'}"
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
-    job = origin.job or _NO_SOURCE
+    job = origin.job or _UNKNOWN_JOB
     db.execute(
         "INSERT INTO job (id, source, kind, identity, name, text, spec, ask, priority, place, state,"
         " raised_mib, oom_used, fail_used, created_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?)",
         (
             folder.job_id, job["source"], spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
-            Ask.of(spec, job["raised_mib"], learn=learn).key(), job["priority"], folder.job_id,
-            job["raised_mib"], job["oom_used"], job["fail_used"], at,
+            ResourceSpec.of(spec, job["raised_mib"], learn_needs=learn).key(), job["priority"], folder.job_id,
+            job["raised_mib"], job["oom_used"], job["fail_used"], created_at,
         ),
     )  # fmt: skip
 
@@ -58,8 +58,8 @@ def insert_attempt(
     db: sqlite3.Connection,
     folder: AttemptFolder,
     origin: Origin,
-    at: float,
-    began_at: float | None,
+    created_at: float,
+    started_at: float | None,
     *,
     running: bool = False,
 ) -> None:
@@ -67,9 +67,9 @@ def insert_attempt(
 
     created_at, started_at: wall seconds at which the attempt was created and its runner began.
     """
-    values = dict(origin.attempt or _NOTHING_KNOWN) | {
+    values = dict(origin.attempt or _UNKNOWN_ATTEMPT) | {
         "job_id": folder.job_id, "number": folder.number, "token": origin.token, "boot_id": origin.boot_id,
-        "log": origin.log, "session": origin.session, "created_at": at, "started_at": began_at,
+        "log": origin.log, "session": origin.session, "created_at": created_at, "started_at": started_at,
         "deadline_boot": 0.0,
     }  # fmt: skip
     names, marks = ", ".join(values), ", ".join("?" * len(values))
@@ -115,9 +115,9 @@ def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> No
         )  # fmt: skip
 
 
-def raise_numbers(db: sqlite3.Connection, least: Extent) -> None:
+def raise_id_sequences(db: sqlite3.Connection, minimum: HighestIds) -> None:
     """Ensures that new jobs and attempts get ids above these."""
-    for table, number in (("job", least.jobs), ("attempt", least.attempts)):
+    for table, number in (("job", minimum.jobs), ("attempt", minimum.attempts)):
         found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
         if found is None and number:
             db.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, number))

@@ -22,10 +22,10 @@ _FLOCK = struct.Struct(
 )  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
 #: Seconds to wait for the lock of a folder whose holder has died. A child that the holder had just forked
 #: keeps the lock until it executes its program.
-_LEFT_BEHIND_S = 2.0
-_LOOK_AGAIN_S = 0.01
+_DEAD_HOLDER_WAIT_S = 2.0
+_RETRY_S = 0.01
 #: Errors of file systems, mostly network ones, that do not support locks on folders.
-_NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_UNSUPPORTED_ERRNOS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class InstanceLock:
@@ -39,38 +39,38 @@ class InstanceLock:
         self._path = path
         self._folder = private.open_folder(path.parent)
         try:
-            self._file = self._opened()
+            self._file = self._open_lock_file()
         except BaseException:
             os.close(self._folder)
             raise
 
     def acquire(self) -> bool:
         """Tries to take the locks; returns whether this process has them now."""
-        return self._lock_folder() and self.is_of(self._path.parent) and _locked(self._file)
+        return self._lock_folder() and self.locks_folder(self._path.parent) and _try_lock(self._file)
 
     def _lock_folder(self) -> bool:
         """Tries to lock the folder; returns True also if its file system does not support such a lock."""
-        end = time.monotonic() + _LEFT_BEHIND_S
+        end = time.monotonic() + _DEAD_HOLDER_WAIT_S
         while True:
             try:
                 fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno in _NO_FOLDER_LOCKS:
+                if error.errno in _UNSUPPORTED_ERRNOS:
                     return True
-                if self.holder() is not None or time.monotonic() > end:
+                if self.holder_pid() is not None or time.monotonic() > end:
                     return False
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_RETRY_S)
             else:
                 return True
 
-    def is_of(self, folder: Path) -> bool:
+    def locks_folder(self, folder: Path) -> bool:
         """Returns whether the folder at this path is the locked one."""
         try:
             return os.path.samestat(os.lstat(folder), os.fstat(self._folder))
         except OSError:
             return False
 
-    def keep(self) -> bool:
+    def restore_lock_file(self) -> bool:
         """Recreates and locks the lock file if it was removed or replaced.
 
         Returns False if another process holds the lock on the replacement.
@@ -82,30 +82,30 @@ class InstanceLock:
         except OSError:
             pass
         try:
-            fresh = self._opened()
+            fresh = self._open_lock_file()
         except OSError:
             return True  # it cannot be created at the moment; the folder itself is locked
-        if not _locked(fresh):
+        if not _try_lock(fresh):
             os.close(fresh)
             return False
         os.close(self._file)
         self._file = fresh
         return True
 
-    def holder(self) -> int | None:
+    def holder_pid(self) -> int | None:
         """Returns the pid of the scheduler that holds the locks instead of this process.
 
         0 = it is in another pid namespace; None = no scheduler holds them.
         """
-        pid = _asked(self._file)
-        return pid if pid is not None else _folder_holder(self._path.parent)
+        pid = _file_lock_holder(self._file)
+        return pid if pid is not None else _folder_lock_holder(self._path.parent)
 
     def release(self) -> None:
         """Releases the locks."""
         os.close(self._file)
         os.close(self._folder)
 
-    def _opened(self) -> int:
+    def _open_lock_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(self._path.name, flags, 0o600, dir_fd=self._folder)
 
@@ -120,15 +120,15 @@ def scheduler_pid(path: Path) -> int | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return _folder_holder(path.parent)
+        return _folder_lock_holder(path.parent)
     try:
-        pid = _asked(fd)
+        pid = _file_lock_holder(fd)
     finally:
         os.close(fd)
-    return pid if pid is not None else _folder_holder(path.parent)
+    return pid if pid is not None else _folder_lock_holder(path.parent)
 
 
-def _locked(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -136,14 +136,14 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def _asked(fd: int) -> int | None:
+def _file_lock_holder(fd: int) -> int | None:
     # F_GETLK only queries, so asking about a write lock needs no write access.
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     kind, _, _, _, pid = _FLOCK.unpack(answer)
     return pid if kind != fcntl.F_UNLCK else None
 
 
-def locking_programs(folder: Path) -> list[int]:
+def locking_pids(folder: Path) -> list[int]:
     """Returns the pids of the visible processes that hold a lock on a folder, shared locks included.
 
     Read from /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
@@ -156,17 +156,17 @@ def locking_programs(folder: Path) -> list[int]:
         return []
     lockers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK"]
     # The kernel names the process that took the lock even after its death.
-    lockers = [(pid, locked) for pid, locked in lockers if _lives(pid)]
+    lockers = [(pid, locked) for pid, locked in lockers if _is_alive(pid)]
     device = status.st_dev
     name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
     found = [pid for pid, locked in lockers if locked == name]
     # Some file systems (overlay, btrfs) show other device numbers there; then open files are compared.
-    return found or [pid for pid, _ in lockers if _has_locked(pid, status)]
+    return found or [pid for pid, _ in lockers if _has_flock(pid, status)]
 
 
-def _folder_holder(folder: Path) -> int | None:
+def _folder_lock_holder(folder: Path) -> int | None:
     """Returns the pid of the scheduler that holds a folder, or None."""
-    return next((pid for pid in locking_programs(folder) if _has_lock_file(pid)), None)
+    return next((pid for pid in locking_pids(folder) if _has_lock_file(pid)), None)
 
 
 def _has_lock_file(pid: int) -> bool:
@@ -180,7 +180,7 @@ def _has_lock_file(pid: int) -> bool:
     return any(link.removesuffix(" (deleted)").endswith("/lock") for link in links)
 
 
-def _has_locked(pid: int, status: os.stat_result) -> bool:
+def _has_flock(pid: int, status: os.stat_result) -> bool:
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
             if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
@@ -192,7 +192,7 @@ def _has_locked(pid: int, status: os.stat_result) -> bool:
     return False
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):

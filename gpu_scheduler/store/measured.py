@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.ledger import buffered
-from gpu_scheduler.core.needs import family_of
+from gpu_scheduler.core.ledger import with_spike_buffer
+from gpu_scheduler.core.needs import workload_class_of
 from gpu_scheduler.store.store import Store
 
 #: The quantile of the peaks on which a learned need is based.
 QUANTILE = 0.95
 #: Number of measurements kept for each workload class.
-_MEASURED = 200
+_KEPT_PER_CLASS = 200
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClassUsage:
     """Usage of the completed runs of a workload class.
 
     workload_class: its key, as family_of makes it; peaks: MiB; declared: MiB declared by the newest run, None
     = none; gpus: the fewest that a run had; seconds: run times, where known.
     """
 
-    family: str
+    workload_class: str
     program: str
     llm: str | None
     peaks: tuple[int, ...]
@@ -46,7 +46,7 @@ def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
-def seen(store: Store) -> list[Seen]:
+def class_usages(store: Store) -> list[ClassUsage]:
     """Returns the usage of each workload class that completed at least once, by program and model."""
     rows = store.db.rows(
         "SELECT family, gpus, peak_mib, declared_mib, seconds FROM measured WHERE outcome = 'completed'"
@@ -62,12 +62,12 @@ def seen(store: Store) -> list[Seen]:
         peaks = tuple(peak for _, peak, _, _ in runs)
         seconds = tuple(took for _, _, _, took in runs if took is not None)
         found.append(
-            Seen(workload_class, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds)
+            ClassUsage(workload_class, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds)
         )
     return found
 
 
-def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
+def record_measurement(db: sqlite3.Connection, row: sqlite3.Row, time: float) -> None:
     """Records the measured usage of an ended attempt for its workload class.
 
     row: the attempt, with its job's `spec` and `raised_mib`; time: wall seconds.
@@ -81,28 +81,28 @@ def keep(db: sqlite3.Connection, row: sqlite3.Row, at: float) -> None:
     declared = spec.vram if not judged else row["vram"] if json.loads(row["budgets"]) else None
     # The clock may have been set back in between.
     seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
-    workload_class = family_of(spec)
+    workload_class = workload_class_of(spec)
     db.execute(
         "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (workload_class, at, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
+        (workload_class, time, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
     )
     db.execute(
         "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
         " ORDER BY id DESC LIMIT 1 OFFSET ?)",
-        (workload_class, workload_class, _MEASURED),
+        (workload_class, workload_class, _KEPT_PER_CLASS),
     )
 
 
-class Learned:
+class LearnedNeeds:
     """Needs learned for each workload class: the p95 of its peaks plus the spike buffer, in MiB.
 
     They are read again only after a new measurement.
     """
 
-    def __init__(self, store: Store, spike: float) -> None:
+    def __init__(self, store: Store, spike_buffer: float) -> None:
         self._store = store
-        self._spike = spike
+        self._spike_buffer = spike_buffer
         self._newest: int | None = None
         self._needs: dict[str, int] = {}
 
@@ -112,5 +112,5 @@ class Learned:
         newest = row["newest"] if row else None
         if newest != self._newest:
             self._newest = newest
-            self._needs = {one.family: buffered(one.p95, self._spike) for one in seen(self._store)}
+            self._needs = {one.workload_class: with_spike_buffer(one.p95, self._spike_buffer) for one in class_usages(self._store)}
         return self._needs

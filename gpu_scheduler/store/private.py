@@ -15,13 +15,13 @@ from pathlib import Path
 
 from gpu_scheduler import safefile
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.safefile import FileProblem, Kind, judge_folder, writable_by_others
+from gpu_scheduler.safefile import FileProblem, ProblemKind, check_folder_status, writable_by_others
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
-class Opened:
+class ExposedPath:
     """A folder or file that others could write until now. mode: its previous permissions."""
 
     path: Path
@@ -34,11 +34,11 @@ class Opened:
         )
 
 
-def owners(folder: Path) -> frozenset[int]:
+def allowed_owners(folder: Path) -> frozenset[int]:
     """Returns the users who may own the folder: this user; for root those of `safefile.owners`."""
     me = os.geteuid()
     try:
-        return safefile.owners(folder) if me == 0 else frozenset((me,))
+        return safefile.trusted_owners(folder) if me == 0 else frozenset((me,))
     except OSError:
         return frozenset((me,))
 
@@ -46,24 +46,24 @@ def owners(folder: Path) -> frozenset[int]:
 def is_ours(folder: Path) -> bool:
     """Returns whether this is a folder of this user and no link."""
     try:
-        return judge_folder(os.lstat(folder), owners(folder)) is None
+        return check_folder_status(os.lstat(folder), allowed_owners(folder)) is None
     except OSError:
         return False
 
 
 def open_folder(folder: Path) -> int:
     """Opens a folder of this user that is no link; returns its descriptor. Raises OSError."""
-    problem = judge_folder(os.lstat(folder), owners(folder))
+    problem = check_folder_status(os.lstat(folder), allowed_owners(folder))
     if problem is None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        problem = judge_folder(os.fstat(fd), owners(folder))
+        problem = check_folder_status(os.fstat(fd), allowed_owners(folder))
         if problem is None:
             return fd
         os.close(fd)
-    raise problem.error(folder)
+    raise problem.as_error(folder)
 
 
-def close_to_others(fd: int, folder: Path) -> list[Opened]:
+def close_to_others(fd: int, folder: Path) -> list[ExposedPath]:
     """Removes the permissions of other users from the folder and its content.
 
     Returns the paths that they could write. If that includes the folder itself, its whole tree is checked.
@@ -71,34 +71,34 @@ def close_to_others(fd: int, folder: Path) -> list[Opened]:
     OSError.
     """
     status = os.fstat(fd)
-    found = [Opened(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
-    if status.st_mode & _OTHERS:
+    found = [ExposedPath(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
+    if status.st_mode & _OTHERS_BITS:
         with suppress(PermissionError):  # raised by vfat
-            os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS)
-        if os.fstat(fd).st_mode & _OTHERS:
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS_BITS)
+        if os.fstat(fd).st_mode & _OTHERS_BITS:
             raise SchedulerError(
                 f"{folder} is open to other users and cannot be made private: its file system keeps no"
                 " permissions; name a folder on another file system with --data-dir"
             )
-    return [*found, *_inside(fd, folder, owners(folder) | {0}, deep=bool(found))]
+    return [*found, *_check_entries(fd, folder, allowed_owners(folder) | {0}, deep=bool(found))]
 
 
-def check_inside(folder: Path) -> None:
+def check_entries(folder: Path) -> None:
     """Checks the content of the folder without changing it.
 
     Raises SchedulerError for links and files of other users, and OSError.
     """
     fd = open_folder(folder)
     try:
-        for _ in _inside(fd, folder, owners(folder) | {0}, deep=False, change=False):
+        for _ in _check_entries(fd, folder, allowed_owners(folder) | {0}, deep=False, change=False):
             pass
     finally:
         os.close(fd)
 
 
-def _inside(
+def _check_entries(
     fd: int, folder: Path, allowed: frozenset[int], *, deep: bool, change: bool = True
-) -> Iterator[Opened]:
+) -> Iterator[ExposedPath]:
     for name in os.listdir(fd):
         path = folder / name
         try:
@@ -107,30 +107,30 @@ def _inside(
             continue  # a temporary file that has been renamed
         try:
             status = os.fstat(inner)
-            _check(path, status, allowed)
-            if change and status.st_mode & _OTHERS and os.geteuid() in (0, status.st_uid):
+            _check_entry(path, status, allowed)
+            if change and status.st_mode & _OTHERS_BITS and os.geteuid() in (0, status.st_uid):
                 with suppress(PermissionError):
-                    os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS)
+                    os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS_BITS)
                 if writable_by_others(status):
-                    yield Opened(path, stat.S_IMODE(status.st_mode))
+                    yield ExposedPath(path, stat.S_IMODE(status.st_mode))
             if deep and stat.S_ISDIR(status.st_mode):
                 below = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inner)
                 try:
-                    yield from _inside(below, path, allowed, deep=True, change=change)
+                    yield from _check_entries(below, path, allowed, deep=True, change=change)
                 finally:
                     os.close(below)
         finally:
             os.close(inner)
 
 
-def _check(path: Path, status: os.stat_result, allowed: frozenset[int]) -> None:
+def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) -> None:
     problem = None
     if stat.S_ISLNK(status.st_mode):
-        problem = FileProblem(Kind.LINK)
+        problem = FileProblem(ProblemKind.LINK)
     elif status.st_uid not in allowed:
-        problem = FileProblem(Kind.FOREIGN, str(status.st_uid))
+        problem = FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
     if problem is not None:
         raise SchedulerError(
-            f"{path} {problem.says}, which is not allowed in a data directory; remove it, or name another"
+            f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name another"
             " folder with --data-dir"
         )

@@ -12,8 +12,8 @@ from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
 #: The distance between the positions of adjacent lines, and a position after all lines.
-_ROOM = 1 << 20
-_LAST = 1 << 62
+_POSITION_STEP = 1 << 20
+_MAX_POSITION = 1 << 62
 _COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id"
 
 
@@ -51,24 +51,24 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
         head += 1
     down = new[-1].number - old[-1].number if old and new else 0
     tail = 0
-    while tail < most - head and new[-1 - tail].is_moved_from(old[-1 - tail], down):
+    while tail < most - head and new[-1 - tail].is_shifted_from(old[-1 - tail], down):
         tail += 1
     with store.db.transaction() as db:
-        before = _position(db, path, head - 1, len(old)) if head else -_ROOM
-        behind = _position(db, path, len(old) - tail, len(old)) if tail else None
+        before = _position_of_line(db, path, head - 1, len(old)) if head else -_POSITION_STEP
+        behind = _position_of_line(db, path, len(old) - tail, len(old)) if tail else None
         if behind is not None and behind - before <= len(new) - tail - head:
             behind, tail = None, 0  # the gap is too small
         if tail and down:
             sql = "UPDATE line SET number = number + ? WHERE path = ? AND position >= ?"
             db.execute(sql, (down, path, behind))
-        last = _LAST if behind is None else behind
+        last = _MAX_POSITION if behind is None else behind
         db.execute("DELETE FROM line WHERE path = ? AND position > ? AND position < ?", (path, before, last))
         lines = new[head : len(new) - tail]
-        step = _ROOM if behind is None else (behind - before) // (len(lines) + 1)
+        step = _POSITION_STEP if behind is None else (behind - before) // (len(lines) + 1)
         rows = (
             (
                 path, before + step * n, line.number, line.raw, line.text, line.kind, line.identity,
-                attributes_to_json(line.attributes), line.problem, line.accepted, line.fresh, line.job_id,
+                attributes_to_json(line.attributes), line.problem, line.accepted_form, line.is_typo, line.job_id,
             )
             for n, line in enumerate(lines, 1)
         )  # fmt: skip
@@ -76,7 +76,7 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
         db.executemany(f"INSERT INTO line (path, position, {_COLUMNS}) VALUES ({marks})", rows)
 
 
-def _position(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
+def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
     """Returns the position of the line with this index among `count`, counted from the nearer end."""
     order, skipped = ("DESC", count - 1 - index) if index > count // 2 else ("ASC", index)
     sql = f"SELECT position FROM line WHERE path = ? ORDER BY position {order} LIMIT 1 OFFSET ?"
@@ -115,9 +115,9 @@ class JobFacts(Mapping[int, JobFact]):
         return sum(1 for _ in self)
 
 
-def newest_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
+def newest_job_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
     """Returns identity -> the newest job that runs it."""
-    return {identity: job_fact(row) for identity, row in store.newest_of(identities).items()}
+    return {identity: job_fact(row) for identity, row in store.newest_jobs(identities).items()}
 
 
 def job_fact(row: sqlite3.Row) -> JobFact:

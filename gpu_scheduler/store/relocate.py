@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import WAITING
 from gpu_scheduler.store.store import Store
@@ -21,57 +21,57 @@ class Relocation:
     def __init__(self, old: str, new: str, *, copied: bool) -> None:
         self._old, self._new = old.rstrip("/"), new.rstrip("/")
         self._copied = copied
-        self._known: dict[str, str] = {}
+        self._new_paths: dict[str, str] = {}
 
-    def path(self, path: str) -> str:
+    def new_path(self, path: str) -> str:
         """Returns the present path of a file or folder; only those that were moved along get a new one."""
-        if path not in self._known:
-            self._known[path] = self._looked_up(path)
-        return self._known[path]
+        if path not in self._new_paths:
+            self._new_paths[path] = self._find_new_path(path)
+        return self._new_paths[path]
 
-    def spec(self, spec: JobSpec, line: JobSpec | None = None) -> JobSpec:
+    def relocated_spec(self, spec: JobSpec, line: JobSpec | None = None) -> JobSpec:
         """Returns the job spec with the paths of the new folder.
 
         line: the spec that its line gives in the new working directory. In a copy, an absolute path that the
         line names is kept, so that the job runs what its line says.
         """
-        script = None if spec.script is None else self._unless(spec.script, line.script if line else None)
-        venv = None if spec.venv is None else self._unless(spec.venv, line.venv if line else None)
-        cwd = self._unless(spec.cwd, line.cwd if line else None)
+        script = None if spec.script is None else self._unless_named(spec.script, line.script if line else None)
+        venv = None if spec.venv is None else self._unless_named(spec.venv, line.venv if line else None)
+        cwd = self._unless_named(spec.cwd, line.cwd if line else None)
         return replace(spec, cwd=cwd, script=script, venv=venv)
 
-    def _unless(self, path: str, named: str | None) -> str:
-        return path if self._copied and path == named else self.path(path)
+    def _unless_named(self, path: str, named: str | None) -> str:
+        return path if self._copied and path == named else self.new_path(path)
 
-    def _looked_up(self, path: str) -> str:
+    def _find_new_path(self, path: str) -> str:
         if path != self._old and not path.startswith(f"{self._old}/"):
             return path
         moved = self._new + path[len(self._old) :]
         here, there = os.path.lexists(moved), os.path.lexists(path)
-        return moved if here and (self._copied or not there or _same(moved, path)) else path
+        return moved if here and (self._copied or not there or _is_same_file(moved, path)) else path
 
-    def bring_along(self) -> None:
+    def assume_folder_moved(self) -> None:
         """Treats the folder itself as moved, whatever was left at or is mounted on the old path."""
-        self._known[self._old] = self._new
+        self._new_paths[self._old] = self._new
 
     def has_moved(self, file: str) -> bool:
         """Returns whether a file directly in the old folder is now in the new one."""
-        return os.path.dirname(file) == self._old and self.path(file) != file
+        return os.path.dirname(file) == self._old and self.new_path(file) != file
 
 
 def relocate(store: Store, to: Relocation) -> None:
     """Changes the paths of jobs, jobs files and logs, in the caller's transaction if there is one."""
     with store.db.transaction() as db:
         if any(to.has_moved(row["path"]) for row in store.db.rows("SELECT path FROM jobs_file")):
-            to.bring_along()  # lines run in the folder of their file
-        lines = _read_again(store, to)
+            to.assume_folder_moved()  # lines run in the folder of their file
+        lines = _reparse_lines(store, to)
         for row in store.db.rows("SELECT id, spec, identity, source, state FROM job"):
             before = JobSpec.from_json(row["spec"])
             line = lines.get(row["id"])
-            spec = to.spec(before, line)
+            spec = to.relocated_spec(before, line)
             source = row["source"]
             if source.startswith("file:"):
-                source = f"file:{to.path(source[len('file:') :])}"
+                source = f"file:{to.new_path(source[len('file:') :])}"
             # A waiting job gets the identity of its line. Any other job gets that of its new path, so that it
             # does not run again once the line is changed to that path.
             identity = (line if line is not None and row["state"] in WAITING else spec).identity
@@ -79,7 +79,7 @@ def relocate(store: Store, to: Relocation) -> None:
                 sql = "UPDATE job SET spec = ?, identity = ?, source = ? WHERE id = ?"
                 db.execute(sql, (spec.to_json(), identity, source, row["id"]))
         for row in store.db.rows("SELECT path, cwd, problem FROM jobs_file"):
-            path, cwd = to.path(row["path"]), to.path(row["cwd"])
+            path, cwd = to.new_path(row["path"]), to.new_path(row["cwd"])
             db.execute("INSERT OR REPLACE INTO jobs_file VALUES (?, ?, ?)", (path, cwd, row["problem"]))
             if path != row["path"]:
                 # Drop an older reading of the same file, from an earlier time at this path.
@@ -87,12 +87,12 @@ def relocate(store: Store, to: Relocation) -> None:
                 db.execute("UPDATE line SET path = ? WHERE path = ?", (path, row["path"]))
                 db.execute("DELETE FROM jobs_file WHERE path = ?", (row["path"],))
         for row in store.db.rows("SELECT id, log FROM attempt WHERE log IS NOT NULL"):
-            log = to.path(row["log"])
+            log = to.new_path(row["log"])
             if log != row["log"]:
                 db.execute("UPDATE attempt SET log = ? WHERE id = ?", (log, row["id"]))
 
 
-def _read_again(store: Store, to: Relocation) -> dict[int, JobSpec]:
+def _reparse_lines(store: Store, to: Relocation) -> dict[int, JobSpec]:
     """Parses the recorded lines again in the new working directory of their file; returns job id -> spec.
 
     So a line with unchanged text does not count as changed; an absolute path in it still names the old
@@ -101,12 +101,12 @@ def _read_again(store: Store, to: Relocation) -> dict[int, JobSpec]:
     found = {}
     home = os.path.expanduser("~")
     for file in store.db.rows("SELECT path, cwd FROM jobs_file"):
-        cwd = to.path(file["cwd"])
+        cwd = to.new_path(file["cwd"])
         sql = "SELECT position, raw, job_id FROM line WHERE path = ? AND identity IS NOT NULL"
         changed = []
         for row in store.db.rows(sql, file["path"]):
             parsed = parse_line(row["raw"], cwd, home)
-            if isinstance(parsed, Parsed):
+            if isinstance(parsed, ParsedJob):
                 changed.append((parsed.spec.identity, file["path"], row["position"]))
                 if row["job_id"] is not None:
                     found[row["job_id"]] = parsed.spec
@@ -116,7 +116,7 @@ def _read_again(store: Store, to: Relocation) -> dict[int, JobSpec]:
     return found
 
 
-def _same(one: str, other: str) -> bool:
+def _is_same_file(one: str, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
     except OSError:

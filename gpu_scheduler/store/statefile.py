@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core import jsontext
-from gpu_scheduler.safefile import Kind, json_bytes, judge, owners
+from gpu_scheduler.safefile import ProblemKind, read_json_bytes, check_status, trusted_owners
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
-_OURS = ("gpu_status", "paused_gpus", "jobs", "_scheduler")
+_OWN_KEYS = ("gpu_status", "paused_gpus", "jobs", "_scheduler")
 
 
 def digest(content: bytes) -> str:
@@ -52,12 +52,12 @@ def _number(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def is_older(state: Mapping[str, Any]) -> bool:
+def is_from_older_scheduler(state: Mapping[str, Any]) -> bool:
     """Returns whether the older scheduler wrote this: it has `gpu_status` but no `_scheduler`."""
     return "gpu_status" in state and "_scheduler" not in state
 
 
-def edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
+def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
     """Returns GPU index -> whether it shall be paused, for each GPU whose pause was edited.
 
     recorded: the GPUs paused in the store, the base for a file without one.
@@ -75,10 +75,10 @@ def render(
 ) -> bytes:
     """Returns the new content of the file; keys of others are kept unchanged."""
     pauses = sorted(paused)
-    new = {key: value for key, value in old.items() if key not in _OURS}
+    new = {key: value for key, value in old.items() if key not in _OWN_KEYS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
     new["_scheduler"] = {"paused_gpus": pauses}
-    return _lined(new)
+    return _one_key_per_line(new)
 
 
 def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
@@ -90,10 +90,10 @@ def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> 
     new = {**old, "paused_gpus": sorted(now | set(gpus) if paused else now - set(gpus))}
     if "_scheduler" in old:
         new["_scheduler"] = {"paused_gpus": []}  # a base left by a deleted store
-    return _lined(new)
+    return _one_key_per_line(new)
 
 
-def _lined(state: Mapping[str, Any]) -> bytes:
+def _one_key_per_line(state: Mapping[str, Any]) -> bytes:
     # One line per key keeps short lists readable and easy to edit.
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in state.items())
     # A lone surrogate cannot be encoded in UTF-8; the JSON escape \ud800 is written instead.
@@ -106,12 +106,12 @@ def read(path: Path, *, trust: bool = False) -> bytes | None:
     trust: accept any owner and permissions. Raises OSError, also for a file that is refused.
     """
     try:
-        return json_bytes(path, trust=trust)
+        return read_json_bytes(path, trust=trust)
     except FileNotFoundError:
         return None
 
 
-def target(path: Path) -> Path:
+def link_target(path: Path) -> Path:
     """Resolves a link to its target, beside which temporary files are made; the link is never replaced."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
@@ -121,16 +121,16 @@ def set_aside(lying: Path, path: Path) -> Path:
 
     If all are taken, the last one is overwritten. Raises OSError.
     """
-    path = target(path)
+    path = link_target(path)
     places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
     place = next((place for place in places if not os.path.lexists(place)), places[-1])
     os.replace(lying, place)
     return place
 
 
-def displaced(path: Path) -> Path:
+def displaced_path(path: Path) -> Path:
     """Returns the path that keeps a replaced version until it has been examined for an edit."""
-    path = target(path)
+    path = link_target(path)
     return path.with_name(f".{path.name}.replaced")
 
 
@@ -140,29 +140,29 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     If the path is a link, its target is replaced. The previous version is also at `displaced_path(path)`
     until `forget_displaced` is called. Raises OSError; the file is then unchanged.
     """
-    path = target(path)
-    spare = displaced(path)
+    path = link_target(path)
+    spare = displaced_path(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(spare, flags, 0o600)
     try:
         with open(fd, "wb") as file:
             # A file that another user has put there would become the state file.
-            problem = judge(os.fstat(fd), None, owners(spare))
-            if problem is not None and problem.kind is not Kind.WORLD_WRITABLE:
-                raise problem.error(spare)
+            problem = check_status(os.fstat(fd), None, trusted_owners(spare))
+            if problem is not None and problem.kind is not ProblemKind.WORLD_WRITABLE:
+                raise problem.as_error(spare)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        forget(path)  # a half-written version is not an edit
+        forget_displaced(path)  # a half-written version is not an edit
         raise
-    if _put_where_nothing_is(spare, path):
+    if _create_new(spare, path):
         return None
     os.chmod(spare, path.stat().st_mode & 0o777)
-    return json_bytes(spare, trust=True) if _exchanged(spare, path) else _renamed(spare, path)
+    return read_json_bytes(spare, trust=True) if _exchange_names(spare, path) else _compare_and_rename(spare, path)
 
 
-def _put_where_nothing_is(spare: Path, path: Path) -> bool:
+def _create_new(spare: Path, path: Path) -> bool:
     """Gives the new file its name if none exists; returns False, having done nothing, if one does."""
     try:
         os.link(spare, path)
@@ -177,30 +177,30 @@ def _put_where_nothing_is(spare: Path, path: Path) -> bool:
     return True
 
 
-def forget(path: Path) -> None:
+def forget_displaced(path: Path) -> None:
     """Removes the replaced version once it has been examined."""
-    displaced(path).unlink(missing_ok=True)
+    displaced_path(path).unlink(missing_ok=True)
 
 
-def _renamed(spare: Path, path: Path) -> bytes:
+def _compare_and_rename(spare: Path, path: Path) -> bytes:
     """Compares and renames, on file systems that cannot exchange two names (NFS, CIFS, FUSE)."""
     fresh = path.with_name(f".{path.name}.fresh")
     os.rename(spare, fresh)
     while True:
         status = os.stat(path)
-        before = json_bytes(path, trust=True)
+        before = read_json_bytes(path, trust=True)
         spare.write_bytes(before)
-        if is_same(os.stat(path), status):
+        if is_same_version(os.stat(path), status):
             os.rename(fresh, path)
             return before
 
 
-def is_same(one: os.stat_result, other: os.stat_result) -> bool:
+def is_same_version(one: os.stat_result, other: os.stat_result) -> bool:
     """Returns whether both stat results are of the same version of a file."""
     return (one.st_ino, one.st_mtime_ns, one.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _exchange_names(one: Path, other: Path) -> bool:
     import ctypes  # takes 6 ms; readers of the state file never need it
 
     libc = ctypes.CDLL(None, use_errno=True)

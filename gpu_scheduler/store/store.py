@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.states import FAILED, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.database import Database, no_record
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.database import Database, no_store_error
+from gpu_scheduler.store.home import DataDir
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.jobspec import JobSpec
     from gpu_scheduler.core.now import Now
 
 #: The columns of a job in a list of jobs: those that are shown or decide how they are shown.
-_LISTED = (
+_LIST_COLUMNS = (
     "id, source, name, text, spec, ask, priority, place, state, outcome, exit_code, signal, reason,"
     " not_before_boot, boot_id, line_wait, created_at, finished_at"
 )
 
 
 #: Key in `meta`: whether needs are learned.
-_LEARN = "learn"
+_LEARN_KEY = "learn"
 
 
 class Store:
@@ -41,28 +41,28 @@ class Store:
                 write raises SchedulerError; None = this host.
     """
 
-    def __init__(self, home: Home, *, create: bool = False) -> None:
-        home.check_access()
+    def __init__(self, data_dir: DataDir, *, create: bool = False) -> None:
+        data_dir.check_access()
         if create:
-            home.create()
-        self.home = home
+            data_dir.create()
+        self.data_dir = data_dir
         self._learning: bool | None = None
-        self.foreign = None if create else home.foreign()
-        if self.foreign is None:
-            if home.problem is not None and not home.database.exists():
-                raise SchedulerError(home.problem)
+        self.other_host = None if create else data_dir.other_host()
+        if self.other_host is None:
+            if data_dir.problem is not None and not data_dir.database.exists():
+                raise SchedulerError(data_dir.problem)
             if not create:
-                _refuse_lost(home)
-            self.db = Database(home.database, create=create)
+                _refuse_lost_store(data_dir)
+            self.db = Database(data_dir.database, create=create)
         else:
-            from gpu_scheduler.store.foreign import copy_of
+            from gpu_scheduler.store.foreign import copy_database
 
-            refusal = home.refusal(self.foreign)
-            if home.moved:
+            refusal = data_dir.refusal(self.other_host)
+            if data_dir.is_fallback:
                 raise SchedulerError(refusal)  # it is on a disk of that host
-            self._copy = copy_of(home.database, refusal)
+            self._copy = copy_database(data_dir.database, refusal)
             try:
-                self.db = Database(Path(self._copy.name) / home.database.name, refusal=refusal)
+                self.db = Database(Path(self._copy.name) / data_dir.database.name, refusal=refusal)
             except BaseException:
                 self._copy.cleanup()
                 raise
@@ -71,7 +71,7 @@ class Store:
     def learning(self) -> bool:
         """True if the newest scheduler learns undeclared needs."""
         if self._learning is None:
-            self._learning = self.db.meta(_LEARN) == "1"
+            self._learning = self.db.meta(_LEARN_KEY) == "1"
         return self._learning
 
     def set_learning(self, learn: bool) -> None:
@@ -79,19 +79,19 @@ class Store:
         if self.learning == learn:
             return
         from gpu_scheduler.core.jobspec import JobSpec
-        from gpu_scheduler.core.needs import Ask
+        from gpu_scheduler.core.needs import ResourceSpec
 
         with self.db.transaction() as db:
-            self.db.set_meta(_LEARN, "1" if learn else "0")
+            self.db.set_meta(_LEARN_KEY, "1" if learn else "0")
             for row in self.db.rows("SELECT id, spec, raised_mib FROM job WHERE state IN ('queued', 'held')"):
-                resource_spec = Ask.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn=learn)
+                resource_spec = ResourceSpec.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn_needs=learn)
                 db.execute("UPDATE job SET ask = ? WHERE id = ?", (resource_spec.key(), row["id"]))
         self._learning = learn
 
     def close(self) -> None:
         """Closes the database."""
         self.db.close()
-        if self.foreign is not None:
+        if self.other_host is not None:
             self._copy.cleanup()
 
     def insert_job(self, spec: JobSpec, source: str, now: float | None = None) -> int:
@@ -99,8 +99,8 @@ class Store:
 
         It is queued, or held or cancelled if its line says so. now: wall seconds.
         """
-        from gpu_scheduler.core.needs import Ask  # readers need neither
-        from gpu_scheduler.core.order import NORMAL
+        from gpu_scheduler.core.needs import ResourceSpec  # readers need neither
+        from gpu_scheduler.core.order import NORMAL_PRIORITY
 
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED
@@ -114,8 +114,8 @@ class Store:
                 " outcome, reason, held_by, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
-                 Ask.of(spec, learn=self.learning).key(),
-                 NORMAL if spec.priority is None else spec.priority, state.value,
+                 ResourceSpec.of(spec, learn_needs=self.learning).key(),
+                 NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason, "line" if state is JobState.HELD else None,
                  at, at if outcome else None),
             )  # fmt: skip
@@ -123,7 +123,7 @@ class Store:
             assert job_id is not None
         return job_id
 
-    def wish(self, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
+    def add_request(self, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
         """Adds a request to the loop. Returns its id, for which `request_answer` gives the answer."""
         with self.db.transaction() as db:
             cursor = db.execute(
@@ -133,12 +133,12 @@ class Store:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def answer(self, wish_id: int) -> str | None:
+    def request_answer(self, request_id: int) -> str | None:
         """Returns the answer to a request; None = not answered yet."""
-        row = self.db.row("SELECT answer FROM wish WHERE id = ?", wish_id)
+        row = self.db.row("SELECT answer FROM wish WHERE id = ?", request_id)
         return row["answer"] if row else None
 
-    def open_wishes(self) -> list[sqlite3.Row]:
+    def open_requests(self) -> list[sqlite3.Row]:
         """Returns the requests that are not answered yet, oldest first."""
         return self.db.rows("SELECT * FROM wish WHERE done_at IS NULL ORDER BY id")
 
@@ -150,7 +150,7 @@ class Store:
         """Returns the attempts of a job, oldest first."""
         return self.db.rows("SELECT * FROM attempt WHERE job_id = ? ORDER BY number", job_id)
 
-    def unsettled(self) -> list[sqlite3.Row]:
+    def active_attempts(self) -> list[sqlite3.Row]:
         """Returns the attempts that are open, hold GPUs or await memory release, joined with their jobs."""
         return self.db.rows(
             "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
@@ -164,7 +164,7 @@ class Store:
         """Returns the managed GPUs, by index."""
         return self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")
 
-    def asks(self) -> dict[str, str | None]:
+    def wait_reason_by_spec(self) -> dict[str, str | None]:
         """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.
 
         The query is a skip scan: its cost does not grow with the queue.
@@ -177,7 +177,7 @@ class Store:
         )
         return {row["ask"]: row["reason"] for row in rows}
 
-    def startable(self, ask: str, boot: float, boot_id: str, limit: int) -> list[sqlite3.Row]:
+    def startable_jobs(self, spec_key: str, boot: float, boot_id: str, limit: int) -> list[sqlite3.Row]:
         """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
         return self.db.rows(
             "SELECT id, priority, place, passed_at FROM job WHERE state = 'queued' AND ask = ? AND gone = 0"
@@ -185,7 +185,7 @@ class Store:
             " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id AND settled = 0"
             " AND outcome IS NOT NULL AND released_boot IS NULL)"
             " ORDER BY priority, place, id LIMIT ?",
-            ask, boot, boot_id, limit,
+            spec_key, boot, boot_id, limit,
         )  # fmt: skip
 
     def next_retry(self, now: Now) -> float | None:
@@ -198,7 +198,7 @@ class Store:
         )
         return row["at"] if row else None
 
-    def waiting(self) -> Mapping[str, str]:
+    def wait_reasons(self) -> Mapping[str, str]:
         """Returns spec key -> why its jobs wait."""
         return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
 
@@ -207,7 +207,7 @@ class Store:
         rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
         return {row["ask"]: json.loads(row["need"]) for row in rows}
 
-    def newest_of(self, identities: Iterable[str]) -> dict[str, sqlite3.Row]:
+    def newest_jobs(self, identities: Iterable[str]) -> dict[str, sqlite3.Row]:
         """Returns identity -> its newest job, whatever its source."""
         rows = self.db.rows(
             "SELECT job.* FROM json_each(?) AS wanted JOIN job"
@@ -222,7 +222,7 @@ class Store:
         return [dict(row) for row in rows]
 
     @contextmanager
-    def one_moment(self) -> Iterator[None]:
+    def snapshot(self) -> Iterator[None]:
         """Runs all queries of the block on one snapshot of the store, taken at the first of them."""
         self.db.connection.execute("BEGIN")
         try:
@@ -230,21 +230,21 @@ class Store:
         finally:
             self.db.connection.execute("COMMIT")
 
-    def withdraw(self, wish_id: int) -> bool:
+    def withdraw_request(self, request_id: int) -> bool:
         """Withdraws a request that is not answered yet; returns False if it was."""
         with self.db.transaction() as db:
             cursor = db.execute(
                 "UPDATE wish SET done_at = ?, answer = 'withdrawn' WHERE id = ? AND done_at IS NULL",
-                (time.time(), wish_id),
+                (time.time(), request_id),
             )
         return cursor.rowcount == 1
 
-    def counts(self) -> dict[str, int]:
+    def state_counts(self) -> dict[str, int]:
         """Returns state -> number of jobs."""
         rows = self.db.rows("SELECT state, jobs FROM tally WHERE jobs > 0")
         return {row["state"]: row["jobs"] for row in rows}
 
-    def unsuccessful(self) -> dict[str, int]:
+    def unsuccessful_counts(self) -> dict[str, int]:
         """Returns outcome -> number of finished jobs, without `completed`."""
         rows = self.db.rows(
             "SELECT outcome, count(*) AS n FROM job WHERE state = 'finished' AND outcome <> 'completed'"
@@ -259,21 +259,21 @@ class Store:
         """
         marks = ", ".join("?" * len(states))
         return self.db.rows(
-            f"SELECT {_LISTED} FROM job WHERE state <> 'finished' AND state IN ({marks})"
+            f"SELECT {_LIST_COLUMNS} FROM job WHERE state <> 'finished' AND state IN ({marks})"
             " ORDER BY priority, place, id LIMIT ?",
             *(state.value for state in states),
             -1 if limit is None else limit,
         )
 
-    def named(self, name: str) -> list[sqlite3.Row]:
+    def jobs_named(self, name: str) -> list[sqlite3.Row]:
         """Returns the jobs of this name: unfinished ones by id, then finished ones, newest end first."""
         return self.db.rows(
-            f"SELECT {_LISTED} FROM job WHERE name = ?"
+            f"SELECT {_LIST_COLUMNS} FROM job WHERE name = ?"
             " ORDER BY state = 'finished', CASE state WHEN 'finished' THEN -finished_at ELSE id END, id DESC",
             name,
         )
 
-    def ids_within(self, numbers: range) -> list[int]:
+    def job_ids_in(self, numbers: range) -> list[int]:
         """Returns the ids of the existing jobs in this range."""
         rows = self.db.rows(
             "SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1]
@@ -284,7 +284,7 @@ class Store:
         """Returns the finished jobs that failed, newest end first."""
         outcomes = json.dumps(sorted(FAILED))
         return self.db.rows(
-            f"SELECT {_LISTED} FROM job WHERE state = 'finished'"
+            f"SELECT {_LIST_COLUMNS} FROM job WHERE state = 'finished'"
             " AND outcome IN (SELECT value FROM json_each(?)) ORDER BY finished_at DESC, id DESC",
             outcomes,
         )
@@ -292,7 +292,7 @@ class Store:
     def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:
         """Returns the finished jobs, newest end first."""
         return self.db.rows(
-            f"SELECT {_LISTED} FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
+            f"SELECT {_LIST_COLUMNS} FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
             -1 if limit is None else limit,
         )
 
@@ -305,15 +305,15 @@ class Store:
         )
         return {row["job_id"]: row for row in rows}
 
-    def infeasible(self) -> frozenset[str]:
+    def infeasible_spec_keys(self) -> frozenset[str]:
         """Returns the spec keys that could not fit on the managed GPUs if they were empty."""
         return frozenset(row["ask"] for row in self.db.rows("SELECT ask FROM waiting WHERE infeasible"))
 
-    def indices(self) -> dict[str, int]:
+    def gpu_indices(self) -> dict[str, int]:
         """Returns UUID -> index of every known GPU, also of unmanaged ones."""
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
-    def malformed(self) -> list[sqlite3.Row]:
+    def malformed_lines(self) -> list[sqlite3.Row]:
         """Returns the malformed lines of the last readings, by file and line."""
         return self.db.rows(
             "SELECT path, number, text, raw, problem, accepted FROM line WHERE problem IS NOT NULL"
@@ -324,7 +324,7 @@ class Store:
         """Returns path and number of a job's line; None if it has none."""
         return self.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
 
-    def before(self, job: sqlite3.Row, limit: int) -> tuple[int, list[int]]:
+    def jobs_ahead_of(self, job: sqlite3.Row, limit: int) -> tuple[int, list[int]]:
         """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them."""
         where = "FROM job WHERE state = 'queued' AND (priority, place, id) < (?, ?, ?)"
         key = (job["priority"], job["place"], job["id"])
@@ -337,18 +337,18 @@ class Store:
         return self.db.rows("SELECT * FROM jobs_file ORDER BY path")
 
 
-def _refuse_lost(home: Home) -> None:
+def _refuse_lost_store(data_dir: DataDir) -> None:
     """Raises SchedulerError if the store was lost, or NoRecordError if there never was one."""
     try:
-        if os.stat(home.database).st_size:
+        if os.stat(data_dir.database).st_size:
             return
     except OSError:
         pass
-    from gpu_scheduler.store.condition import is_lost
+    from gpu_scheduler.store.condition import is_store_lost
 
-    if is_lost(home):
+    if is_store_lost(data_dir):
         raise SchedulerError(
-            f"the store in {home.folder} was lost: {home.database.name} is missing or empty;"
+            f"the store in {data_dir.folder} was lost: {data_dir.database.name} is missing or empty;"
             " `start` reports what is left of it, `start --restore` continues from that"
         )
-    raise no_record(home.database)
+    raise no_store_error(data_dir.database)

@@ -5,49 +5,49 @@ from __future__ import annotations
 import os
 
 from gpu_scheduler.errors import NotOwnerError, SchedulerError
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import InstanceLock
 
 
-class Tenure:
+class Ownership:
     """Ownership of an open store whose locks this process holds; once lost, it stays lost."""
 
-    def __init__(self, home: Home, lock: InstanceLock) -> None:
-        self._home = home
+    def __init__(self, data_dir: DataDir, lock: InstanceLock) -> None:
+        self._data_dir = data_dir
         self._lock = lock
-        self._database = os.stat(home.database)
-        self._lost: str | None = None
+        self._database = os.stat(data_dir.database)
+        self._loss: str | None = None
 
-    def lost(self, *, host: bool = False) -> str | None:
+    def loss(self, *, check_host: bool = False) -> str | None:
         """Returns why nothing may be written any more, else None. check_host: also check for a takeover."""
-        if self._lost is None:
-            self._lost = self._replaced()
-        if self._lost is None and host:
+        if self._loss is None:
+            self._loss = self._replacement()
+        if self._loss is None and check_host:
             try:
-                self._home.own()
+                self._data_dir.take_ownership()
             except SchedulerError as error:
-                self._lost = str(error)
+                self._loss = str(error)
             except OSError:
                 pass  # a failed check proves nothing; the state file beside it fails too and is reported
-        return self._lost
+        return self._loss
 
-    def end(self, why: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Marks it as lost for this reason."""
-        self._lost = self._lost or why
+        self._loss = self._loss or reason
 
-    def check(self, *, host: bool = False) -> None:
+    def check(self, *, check_host: bool = False) -> None:
         """Raises NotOwnerError if it is lost."""
-        lost = self.lost(host=host)
+        lost = self.loss(check_host=check_host)
         if lost is not None:
             raise NotOwnerError(lost)
 
-    def _replaced(self) -> str | None:
-        if not self._lock.is_of(self._home.folder):
-            return f"{self._home.folder} was removed or replaced"
-        if not self._lock.keep():
-            return f"another scheduler holds {self._home.lock}, which was removed or replaced"
+    def _replacement(self) -> str | None:
+        if not self._lock.locks_folder(self._data_dir.folder):
+            return f"{self._data_dir.folder} was removed or replaced"
+        if not self._lock.restore_lock_file():
+            return f"another scheduler holds {self._data_dir.lock}, which was removed or replaced"
         try:
-            same = os.path.samestat(os.stat(self._home.database), self._database)
+            same = os.path.samestat(os.stat(self._data_dir.database), self._database)
         except OSError:
             same = False
-        return None if same else f"{self._home.database} was removed or replaced"
+        return None if same else f"{self._data_dir.database} was removed or replaced"

@@ -8,10 +8,10 @@ from typing import Any
 
 from gpu_scheduler.core.secrets import masked, masked_values
 from gpu_scheduler.core.share import WHOLE
-from gpu_scheduler.views.report import GpuShown, JobShown, Report
+from gpu_scheduler.views.report import GpuStatusView, JobView, StatusReport
 
 
-def gpu_object(gpu: GpuShown) -> dict[str, Any]:
+def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
     """Returns one element of "gpus"."""
     return {
         "index": gpu.index,
@@ -21,7 +21,7 @@ def gpu_object(gpu: GpuShown) -> dict[str, Any]:
         "allocated": gpu.share / WHOLE,
         "memory_used_mib": gpu.used_mib,
         "memory_total_mib": gpu.total_mib,
-        "memory_allocated_mib": gpu.booked_mib,
+        "memory_allocated_mib": gpu.allocated_mib,
         "load_percent": gpu.load_percent,
         "fault": gpu.fault,
         "sampled_at": gpu.sampled_at,
@@ -29,7 +29,7 @@ def gpu_object(gpu: GpuShown) -> dict[str, Any]:
     }
 
 
-def job_object(job: JobShown) -> dict[str, Any]:
+def job_object(job: JobView) -> dict[str, Any]:
     """Returns one element of "jobs"."""
     return {
         "id": job.id,
@@ -37,7 +37,7 @@ def job_object(job: JobShown) -> dict[str, Any]:
         "outcome": job.outcome,
         "reason": job.reason and masked(job.reason),
         "infeasible": job.infeasible,
-        "recorded": job.recorded,
+        "recorded": job.is_recorded,
         "name": job.name,
         "command": masked(job.text),
         "gpus": list(job.gpus),
@@ -58,7 +58,7 @@ def job_object(job: JobShown) -> dict[str, Any]:
     }
 
 
-def to_json(report: Report) -> str:
+def to_json(report: StatusReport) -> str:
     """Formats the report as pure ASCII, one line for each element of a list."""
     scheduler = {
         "pid": report.pid,
@@ -73,28 +73,28 @@ def to_json(report: Report) -> str:
     files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
     health_issues = (
         {
-            "subject": t.what,
+            "subject": t.subject,
             "path": t.path,
             "problem": t.problem,
             "remedy": t.remedy,
-            "blocks_starts": t.stops,
+            "blocks_starts": t.blocks_starts,
         }
-        for t in report.troubles
+        for t in report.health_issues
     )
     parts = [
         f'"scheduler": {json.dumps(scheduler)}',
         f'"now": {json.dumps(report.now)}',
         f'"counts": {json.dumps(dict(sorted(report.counts.items())))}',
-        f'"gpus": {_listed(map(gpu_object, report.gpus))}',
-        f'"jobs": {_listed(map(job_object, report.jobs))}',
-        f'"malformed": {_listed(map(masked_values, malformed))}',
-        f'"jobs_files": {_listed(files)}',
-        f'"health_issues": {_listed(health_issues)}',
+        f'"gpus": {_json_array(map(gpu_object, report.gpus))}',
+        f'"jobs": {_json_array(map(job_object, report.jobs))}',
+        f'"malformed": {_json_array(map(masked_values, malformed))}',
+        f'"jobs_files": {_json_array(files)}',
+        f'"health_issues": {_json_array(health_issues)}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
+def _json_array(objects: Iterable[Mapping[str, Any]]) -> str:
     # Without indentation json uses its C encoder, which is fifty times faster on a long queue.
     lines = ",\n  ".join(json.dumps(element) for element in objects)
     return f"[\n  {lines}\n]" if lines else "[]"

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_scheduler.core.share import format_share
-from gpu_scheduler.views.events import MARKS, took
-from gpu_scheduler.views.report import GpuShown, JobShown
-from gpu_scheduler.views.words import shortened, visible
+from gpu_scheduler.views.events import OUTCOME_LABELS, format_seconds
+from gpu_scheduler.views.report import GpuStatusView, JobView
+from gpu_scheduler.views.words import limit_length, safe_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
-WAITING, FINISHED = 50, 20
+MAX_WAITING, MAX_FINISHED = 50, 20
 #: Maximum number of characters shown of a job's line and of a reason.
-_LONGEST = 120
-RUNNING_MARK, WAITING_MARK, AGAIN_MARK, GOOD_MARK, BAD_MARK = "▶", "·", "↻", "✓", "✗"
+_MAX_CHARACTERS = 120
+RUNNING_MARK, WAITING_MARK, RETRY_MARK, SUCCESS_MARK, FAILURE_MARK = "▶", "·", "↻", "✓", "✗"
 
 
 @dataclass(frozen=True)
-class Use:
+class MemoryUse:
     """Memory use of a running job on each of its GPUs, in MiB (gpus: indices; None = unknown).
 
     current_mib: in the newest sample; peaks_mib: the highest observed; declared_mib: on each GPU, None =
@@ -27,14 +27,14 @@ class Use:
     """
 
     gpus: tuple[int, ...]
-    now: tuple[int | None, ...]
-    peaks: tuple[int | None, ...]
-    declared: int | None
+    current_mib: tuple[int | None, ...]
+    peaks_mib: tuple[int | None, ...]
+    declared_mib: int | None
     share: int = 0
 
 
 @dataclass(frozen=True)
-class Board:
+class StatusBoard:
     """Contents of the status board at `at` (wall seconds). pid: of the scheduler, None = it has stopped.
 
     memory_use: of running jobs, by job id; retrying_after_oom: ids of waiting jobs that ran out of GPU
@@ -43,21 +43,21 @@ class Board:
 
     at: float
     pid: int | None
-    gpus: Sequence[GpuShown] = ()
-    running: Sequence[JobShown] = ()
-    waiting: Sequence[JobShown] = ()
-    finished: Sequence[JobShown] = ()
-    use: Mapping[int, Use] = field(default_factory=dict)
-    again: frozenset[int] = frozenset()
+    gpus: Sequence[GpuStatusView] = ()
+    running: Sequence[JobView] = ()
+    waiting: Sequence[JobView] = ()
+    finished: Sequence[JobView] = ()
+    memory_use: Mapping[int, MemoryUse] = field(default_factory=dict)
+    retrying_after_oom: frozenset[int] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def to_text(board: Board) -> str:
+def to_text(board: StatusBoard) -> str:
     """Formats the board."""
-    return "\n".join([_head(board), "", *_gpus(board), "", *_jobs(board)]) + "\n"
+    return "\n".join([_header(board), "", *_gpu_lines(board), "", *_job_lines(board)]) + "\n"
 
 
-def _head(board: Board) -> str:
+def _header(board: StatusBoard) -> str:
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(board.at))
     who = "scheduler stopped" if board.pid is None else f"scheduler pid {board.pid}"
     queued, held = board.counts.get("queued", 0), board.counts.get("held", 0)
@@ -67,70 +67,70 @@ def _head(board: Board) -> str:
     )
 
 
-def _gpus(board: Board) -> Iterator[str]:
+def _gpu_lines(board: StatusBoard) -> Iterator[str]:
     for gpu in board.gpus:
         load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f}"
         used = "?" if gpu.used_mib is None else str(gpu.used_mib)
         total = "?" if gpu.total_mib is None else str(gpu.total_mib)
         allocated = (
-            f"allocated {format_share(gpu.share)}, {'?' if gpu.booked_mib is None else gpu.booked_mib} MiB"
+            f"allocated {format_share(gpu.share)}, {'?' if gpu.allocated_mib is None else gpu.allocated_mib} MiB"
         )
-        fault = f": {visible(gpu.fault)}" if gpu.fault else ""
+        fault = f": {safe_text(gpu.fault)}" if gpu.fault else ""
         yield (
             f"gpu{gpu.index}  {used}/{total} MiB  load {load}%  {allocated}  {gpu.state}{fault}"
-            f"  {visible(gpu.name)}"
+            f"  {safe_text(gpu.name)}"
         )
 
 
-def _jobs(board: Board) -> Iterator[str]:
+def _job_lines(board: StatusBoard) -> Iterator[str]:
     for job in board.running:
-        yield f"{RUNNING_MARK} job {job.id}  {_running(board, job)} — {_title(job)}"
+        yield f"{RUNNING_MARK} job {job.id}  {_running_text(board, job)} — {_title_text(job)}"
     for job in board.waiting:
-        mark = AGAIN_MARK if job.id in board.again else WAITING_MARK
-        why = visible(shortened(job.reason or job.state, _LONGEST))
+        mark = RETRY_MARK if job.id in board.retrying_after_oom else WAITING_MARK
+        why = safe_text(limit_length(job.reason or job.state, _MAX_CHARACTERS))
         held = "held: " if job.state == "held" and not why.startswith("held") else ""
-        yield f"{mark} job {job.id}  {held}{why} — {_title(job)}"
+        yield f"{mark} job {job.id}  {held}{why} — {_title_text(job)}"
     more = board.counts.get("queued", 0) + board.counts.get("held", 0) - len(board.waiting)
     if more > 0:
         yield f"… and {more} more"
     for job in board.finished:
-        mark = GOOD_MARK if job.outcome in ("completed", "ended") else BAD_MARK
-        yield f"{mark} job {job.id}  {_ended(job)} — {_title(job)}"
+        mark = SUCCESS_MARK if job.outcome in ("completed", "ended") else FAILURE_MARK
+        yield f"{mark} job {job.id}  {_finished_text(job)} — {_title_text(job)}"
     more = board.counts.get("finished", 0) - len(board.finished)
     if more > 0:
         yield f"… and {more} more"
 
 
-def _running(board: Board, job: JobShown) -> str:
-    use = board.use.get(job.id)
-    began = "" if job.started_at is None else f"  {took(max(0.0, board.at - job.started_at))}"
+def _running_text(board: StatusBoard, job: JobView) -> str:
+    use = board.memory_use.get(job.id)
+    began = "" if job.started_at is None else f"  {format_seconds(max(0.0, board.at - job.started_at))}"
     state = "" if job.state == "running" else f"  {job.state}"
     words = f"gpu {list(job.gpus)}{state}{began}"
     if use is None:
         return words
-    each = zip(use.gpus, use.now, use.peaks, strict=True)
-    memory = ", ".join(f"gpu{gpu}:{_used(now, peak)}" for gpu, now, peak in each)
+    each = zip(use.gpus, use.current_mib, use.peaks_mib, strict=True)
+    memory = ", ".join(f"gpu{gpu}:{_current_and_peak(now, peak)}" for gpu, now, peak in each)
     declared = [f"share {format_share(use.share)}"] if use.share else []
-    declared += [f"declared {use.declared}"] if use.declared is not None else []
+    declared += [f"declared {use.declared_mib}"] if use.declared_mib is not None else []
     return f"{words}  {memory} MiB now/peak, {', '.join(declared) or 'no declaration'}"
 
 
-def _used(now: int | None, peak: int | None) -> str:
+def _current_and_peak(now: int | None, peak: int | None) -> str:
     if now is None and peak is None:
         return "n/a"
     return "/".join("n/a" if mib is None else str(mib) for mib in (now, peak))
 
 
-def _ended(job: JobShown) -> str:
+def _finished_text(job: JobView) -> str:
     outcome = job.outcome or "ended"
-    time_s = "" if None in (job.started_at, job.finished_at) else f" {took(_seconds(job))}"
-    why = visible(shortened(job.reason or "", _LONGEST))
-    return f"[{MARKS.get(outcome, outcome.upper())}]{time_s}{f' {why}' if why else ''}"
+    time_s = "" if None in (job.started_at, job.finished_at) else f" {format_seconds(_run_time_s(job))}"
+    why = safe_text(limit_length(job.reason or "", _MAX_CHARACTERS))
+    return f"[{OUTCOME_LABELS.get(outcome, outcome.upper())}]{time_s}{f' {why}' if why else ''}"
 
 
-def _seconds(job: JobShown) -> float:
+def _run_time_s(job: JobView) -> float:
     return max(0.0, (job.finished_at or 0.0) - (job.started_at or 0.0))
 
 
-def _title(job: JobShown) -> str:
-    return visible(shortened(f"{job.name}: {job.text}" if job.name else job.text, _LONGEST))
+def _title_text(job: JobView) -> str:
+    return safe_text(limit_length(f"{job.name}: {job.text}" if job.name else job.text, _MAX_CHARACTERS))

@@ -7,117 +7,117 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.calibration import ENOUGH_RUNS, ENOUGH_S, Advice, changes
+from gpu_scheduler.core.calibration import MIN_RUNS, MIN_RUN_S, Advice, suggested_entries
 from gpu_scheduler.core.secrets import masked
-from gpu_scheduler.views.tables import Column, Entry, drawer
-from gpu_scheduler.views.words import duration, visible
+from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
+from gpu_scheduler.views.words import format_duration, safe_text
 
-_COLUMNS: tuple[Column, ...] = (
+_COLUMNS: tuple[PlainColumn, ...] = (
     ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
     ("Declared", "right"), ("Suggested", "left"),
 )  # fmt: skip
 #: Applies to every suggested entry, since each one is an object.
-_OLDER = "The older scheduler cannot read entries in braces."
+_OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibrationView:
     """Result of `calibrate`. path: of llm_config.json; entries: model -> its new entry, if there is enough
     data; written: whether the file has them now; backup: path of the previous version."""
 
     path: str
-    advised: Sequence[Advice]
+    suggestions: Sequence[Advice]
     entries: Mapping[str, Mapping[str, Any]]
     written: bool = False
     backup: str | None = None
 
 
-def to_text(seen: Calibrated, width: int | None = None) -> str:
+def to_text(view: CalibrationView, width: int | None = None) -> str:
     """Formats a table, its rows truncated to `width` (None: not truncated), then the suggestions."""
-    if not seen.advised:
+    if not view.suggestions:
         return (
             "No measurements yet: no completed job was observed using GPU memory.\n"
             "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
         )
-    table = drawer(width)(_COLUMNS, [_row(one) for one in seen.advised])
-    blocks = [f"{table}\n  Memory in MiB per GPU.", "\n".join(_models(seen))]
-    blocks += ["\n".join(lines) for lines in (_lines(seen),) if lines]
+    table = table_renderer(width)(_COLUMNS, [_row(one) for one in view.suggestions])
+    blocks = [f"{table}\n  Memory in MiB per GPU.", "\n".join(_model_lines(view))]
+    blocks += ["\n".join(lines) for lines in (_attribute_lines(view),) if lines]
     return "\n\n".join(blocks) + "\n"
 
 
-def _row(one: Advice) -> Entry:
-    family = one.family
-    suggested = one.attributes or (_json(one.entry) if one.entry else one.why) or "-"
+def _row(advice: Advice) -> PlainRow:
+    family = advice.workload_class
+    suggested = advice.attributes or (_json(advice.suggested_entry) if advice.suggested_entry else advice.why_not) or "-"
     cells = [
-        visible(family.llm) if family.llm is not None else "-",
+        safe_text(family.llm) if family.llm is not None else "-",
         f"{family.runs:,}",
         str(family.max_mib),
         str(family.p95_mib),
-        "-" if family.mean_s is None else duration(family.mean_s),
+        "-" if family.mean_s is None else format_duration(family.mean_s),
         "-" if family.declared_mib is None else str(family.declared_mib),
         suggested,
     ]
-    now = "" if one.now is None else f"; current entry {visible(_json(one.now))}"
-    return Entry(cells, [visible(family.program) + now])
+    now = "" if advice.current_entry is None else f"; current entry {safe_text(_json(advice.current_entry))}"
+    return PlainRow(cells, [safe_text(family.program) + now])
 
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _models(seen: Calibrated) -> list[str]:
-    early = _too_early(seen)
-    if not seen.entries:
-        return early or [f"{visible(seen.path)} needs no changes."]
-    if not seen.written:
+def _model_lines(view: CalibrationView) -> list[str]:
+    early = _insufficient_data_lines(view)
+    if not view.entries:
+        return early or [f"{safe_text(view.path)} needs no changes."]
+    if not view.written:
         head = (
-            f'Suggested for "models" in {visible(seen.path)} (`calibrate --write` writes it with a backup):'
+            f'Suggested for "models" in {safe_text(view.path)} (`calibrate --write` writes it with a backup):'
         )
-        return [head, *_entries(seen.entries), _OLDER, *(["", *early] if early else [])]
-    now = {one.family.llm: one.now for one in seen.advised}
-    lines = [f"Changed in {visible(seen.path)}; a running scheduler reloads the file:"]
-    for name, entry in seen.entries.items():
-        before = "nothing" if now.get(name) is None else visible(_json(now[name]))
-        lines.append(f"  {visible(_json(name))}: {before} -> {_json(entry)}")
-    kept = f"The previous version is {visible(seen.backup)}." if seen.backup else "The file is new."
-    return [*lines, kept, _OLDER, *(["", *early] if early else [])]
+        return [head, *_entry_lines(view.entries), _OLDER_SCHEDULER_NOTE, *(["", *early] if early else [])]
+    now = {one.workload_class.llm: one.current_entry for one in view.suggestions}
+    lines = [f"Changed in {safe_text(view.path)}; a running scheduler reloads the file:"]
+    for name, entry in view.entries.items():
+        before = "nothing" if now.get(name) is None else safe_text(_json(now[name]))
+        lines.append(f"  {safe_text(_json(name))}: {before} -> {_json(entry)}")
+    kept = f"The previous version is {safe_text(view.backup)}." if view.backup else "The file is new."
+    return [*lines, kept, _OLDER_SCHEDULER_NOTE, *(["", *early] if early else [])]
 
 
-def _entries(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"  {visible(_json(name))}: {_json(entry)}" for name, entry in entries.items()]
+def _entry_lines(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [f"  {safe_text(_json(name))}: {_json(entry)}" for name, entry in entries.items()]
 
 
-def _too_early(seen: Calibrated) -> list[str]:
+def _insufficient_data_lines(view: CalibrationView) -> list[str]:
     """Lists the suggestions that rest on too few measurements to be written."""
-    early = changes(seen.advised, enough=False)
+    early = suggested_entries(view.suggestions, has_enough_runs=False)
     if not early:
         return []
-    needs = f"an entry needs {ENOUGH_RUNS} completed runs, or one of {duration(ENOUGH_S)}"
-    return [f"Not written to {visible(seen.path)}: too few measurements ({needs}):", *_entries(early)]
+    needs = f"an entry needs {MIN_RUNS} completed runs, or one of {format_duration(MIN_RUN_S)}"
+    return [f"Not written to {safe_text(view.path)}: too few measurements ({needs}):", *_entry_lines(early)]
 
 
-def _lines(seen: Calibrated) -> list[str]:
-    of_lines = [one for one in seen.advised if one.attributes]
+def _attribute_lines(view: CalibrationView) -> list[str]:
+    of_lines = [one for one in view.suggestions if one.attributes]
     if not of_lines:
         return []
     head = "Suggested attributes for lines without --llm, by program:"
-    return [head, *(f"  {one.attributes} {visible(one.family.program)}" for one in of_lines)]
+    return [head, *(f"  {one.attributes} {safe_text(one.workload_class.program)}" for one in of_lines)]
 
 
-def to_json(seen: Calibrated) -> str:
+def to_json(view: CalibrationView) -> str:
     """Formats the result as JSON, as docs/json.md describes."""
     value = {
-        "llm_config": seen.path,
-        "measured": [_object(one) for one in seen.advised],
-        "models": dict(seen.entries),
-        "written": seen.written,
-        "backup": seen.backup,
+        "llm_config": view.path,
+        "measured": [_suggestion_object(one) for one in view.suggestions],
+        "models": dict(view.entries),
+        "written": view.written,
+        "backup": view.backup,
     }
     return json.dumps(value, indent=1) + "\n"
 
 
-def _object(one: Advice) -> dict[str, Any]:
-    family = one.family
+def _suggestion_object(advice: Advice) -> dict[str, Any]:
+    family = advice.workload_class
     return {
         "model": family.llm,
         "program": masked(family.program),
@@ -128,9 +128,9 @@ def _object(one: Advice) -> dict[str, Any]:
         "mean_s": family.mean_s,
         "longest_s": family.longest_s,
         "declared_mib": family.declared_mib,
-        "current": one.now,
-        "suggested": one.entry,
-        "sufficient_data": one.enough,
-        "attributes": one.attributes,
-        "reason": one.why,
+        "current": advice.current_entry,
+        "suggested": advice.suggested_entry,
+        "sufficient_data": advice.has_enough_runs,
+        "attributes": advice.attributes,
+        "reason": advice.why_not,
     }

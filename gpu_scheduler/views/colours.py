@@ -23,12 +23,12 @@ OF_OUTCOME = {
 }
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def are_enabled(environ: Mapping[str, str]) -> bool:
     """Returns whether these environment variables allow colours."""
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
-def painted(text: str, colour: str) -> str:
+def coloured(text: str, colour: str) -> str:
     """Returns the text in a colour; unchanged if the colour is ""."""
     return f"\x1b[{colour}m{text}\x1b[0m" if colour and text else text
 

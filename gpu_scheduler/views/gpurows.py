@@ -7,49 +7,49 @@ from collections.abc import Sequence
 from gpu_scheduler.core.share import format_share
 from gpu_scheduler.views import report
 from gpu_scheduler.views.colours import GREEN, RED, YELLOW
-from gpu_scheduler.views.lines import Cell, Column, Entry
-from gpu_scheduler.views.report import GpuShown
-from gpu_scheduler.views.titles import ranges
-from gpu_scheduler.views.words import size, visible
+from gpu_scheduler.views.lines import Cell, Column, TableRow
+from gpu_scheduler.views.report import GpuStatusView
+from gpu_scheduler.views.titles import format_ranges
+from gpu_scheduler.views.words import format_memory, safe_text
 
 _COLOURS = {report.LOST: RED, report.PAUSED: YELLOW, report.AVAILABLE: GREEN}
 
 
-def gpu_rows(gpus: Sequence[GpuShown]) -> tuple[list[Column], list[Entry]]:
+def gpu_rows(views: Sequence[GpuStatusView]) -> tuple[list[Column], list[TableRow]]:
     """Returns the columns and the rows; allocated memory has a column if any job declared memory."""
-    by_memory = any(gpu.by_memory for gpu in gpus)
+    by_memory = any(gpu.has_declared_memory for gpu in views)
     columns = [
         Column("GPU", is_right=True), Column("State"), Column("Share", is_right=True),
         *([Column("Allocated", is_right=True)] if by_memory else []),
         Column("Memory", is_right=True), Column("Load", is_right=True), Column("Jobs"), Column("Name"),
     ]  # fmt: skip
-    return columns, [_row(gpu, by_memory) for gpu in gpus]
+    return columns, [_row(gpu, by_memory) for gpu in views]
 
 
-def _row(gpu: GpuShown, by_memory: bool) -> Entry:
+def _row(gpu: GpuStatusView, by_memory: bool) -> TableRow:
     load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
-    allocated = [Cell(size(gpu.booked_mib))] if by_memory else []
-    name = visible(gpu.name)
+    allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
+    name = safe_text(gpu.name)
     if gpu.fault not in (None, gpu.state):
-        name = f"{visible(gpu.fault or '')} ({name})"
-    return Entry(
+        name = f"{safe_text(gpu.fault or '')} ({name})"
+    return TableRow(
         [
             Cell(str(gpu.index)),
             Cell(gpu.state, _COLOURS.get(gpu.state, "")),
             Cell(format_share(gpu.share)),
             *allocated,
-            Cell(_memory(gpu)),
+            Cell(_memory_text(gpu)),
             Cell(load),
-            Cell(ranges(gpu.jobs) or "-"),
+            Cell(format_ranges(gpu.jobs) or "-"),
             Cell(name),
         ]
     )
 
 
-def _memory(gpu: GpuShown) -> str:
+def _memory_text(gpu: GpuStatusView) -> str:
     """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU below 1 GiB."""
-    total = size(gpu.total_mib)
-    used = size(gpu.used_mib)
+    total = format_memory(gpu.total_mib)
+    used = format_memory(gpu.used_mib)
     if gpu.used_mib is not None and total.endswith(" GiB"):
         used = f"{gpu.used_mib / 1024:.1f}"
     return f"{used} / {total}"

@@ -5,39 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from gpu_scheduler.core.ledger import Booking, memory_of, share_of
+from gpu_scheduler.core.ledger import Allocation, allocated_mib, allocated_share
 from gpu_scheduler.core.placement import Limits
 from gpu_scheduler.core.share import WHOLE
 from gpu_scheduler.views import report
-from gpu_scheduler.views.jobs import Row
-from gpu_scheduler.views.report import GpuShown
+from gpu_scheduler.views.jobs import StoreRow
+from gpu_scheduler.views.report import GpuStatusView
 
-_DEFAULT = Limits()
+_DEFAULT_LIMITS = Limits()
 
 
-def shown(
-    gpus: Iterable[Row], attempts: Iterable[Row], paused: Mapping[str, bool], limits: Limits = _DEFAULT
-) -> tuple[GpuShown, ...]:
+def gpu_views(
+    gpus: Iterable[StoreRow], attempts: Iterable[StoreRow], paused: Mapping[str, bool], limits: Limits = _DEFAULT_LIMITS
+) -> tuple[GpuStatusView, ...]:
     """Returns the views of the GPUs.
 
     attempts: those not reconciled; paused: UUID -> whether the GPU is paused once all pending requests are
     applied; limits: those of the scheduler.
     """
-    holders: dict[str, list[Row]] = {}
+    holders: dict[str, list[StoreRow]] = {}
     for attempt in attempts:
         if attempt["released_boot"] is None:
             for uuid in json.loads(attempt["gpus"]):
                 holders.setdefault(uuid, []).append(attempt)
     return tuple(
-        _shown(gpu, holders.get(gpu["uuid"], []), paused.get(gpu["uuid"], False), limits) for gpu in gpus
+        _gpu_view(gpu, holders.get(gpu["uuid"], []), paused.get(gpu["uuid"], False), limits) for gpu in gpus
     )
 
 
-def _shown(gpu: Row, holders: list[Row], paused: bool, limits: Limits) -> GpuShown:
+def _gpu_view(gpu: StoreRow, holders: list[StoreRow], paused: bool, limits: Limits) -> GpuStatusView:
     total = gpu["total_mib"]
-    bookings = [Booking.of_row(attempt, gpu["uuid"]) for attempt in holders]
-    share = sum(share_of(booking, total, limits.spike) for booking in bookings)
-    return GpuShown(
+    bookings = [Allocation.of_row(attempt, gpu["uuid"]) for attempt in holders]
+    share = sum(allocated_share(booking, total, limits.spike_buffer) for booking in bookings)
+    return GpuStatusView(
         index=gpu["idx"],
         uuid=gpu["uuid"],
         name=gpu["name"],
@@ -49,24 +49,24 @@ def _shown(gpu: Row, holders: list[Row], paused: bool, limits: Limits) -> GpuSho
         fault=gpu["fault"],
         sampled_at=gpu["sampled_at"],
         jobs=tuple(sorted({attempt["job_id"] for attempt in holders})),
-        booked_mib=None if total is None else sum(memory_of(b, total, limits.spike) for b in bookings),
-        by_memory=any(booking.vram is not None for booking in bookings),
+        allocated_mib=None if total is None else sum(allocated_mib(b, total, limits.spike_buffer) for b in bookings),
+        has_declared_memory=any(booking.vram is not None for booking in bookings),
     )
 
 
-def _state(gpu: Row, share: int, paused: bool, limits: Limits) -> str:
+def _state(gpu: StoreRow, share: int, paused: bool, limits: Limits) -> str:
     if gpu["fault"] is not None:
         return report.LOST
     if paused:
         return report.PAUSED
     return (
-        report.BUSY if share >= WHOLE or (share == 0 and _used_by_others(gpu, limits)) else report.AVAILABLE
+        report.BUSY if share >= WHOLE or (share == 0 and _is_used_by_foreign_processes(gpu, limits)) else report.AVAILABLE
     )
 
 
-def _used_by_others(gpu: Row, limits: Limits) -> bool:
+def _is_used_by_foreign_processes(gpu: StoreRow, limits: Limits) -> bool:
     """Returns whether foreign processes use a GPU without jobs so much that it accepts none."""
     used, total, load = gpu["used_mib"], gpu["total_mib"], gpu["load_percent"]
-    if used is not None and total and used >= limits.memory * total:
+    if used is not None and total and used >= limits.mem_threshold * total:
         return True
-    return load is not None and load >= 100 * limits.load
+    return load is not None and load >= 100 * limits.load_threshold

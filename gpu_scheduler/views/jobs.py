@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState
-from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.words import share_words
+from gpu_scheduler.views.report import JobView
+from gpu_scheduler.views.words import share_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.facts import Attempt
     from gpu_scheduler.core.now import Now
 
-RELEASING = "waiting for processes of its last attempt to end"
+AWAITING_PROCESSES = "waiting for processes of its last attempt to end"
 
 
-class Row(Protocol):
+class StoreRow(Protocol):
     """A row of the store, by column name."""
 
     def __getitem__(self, key: str, /) -> Any: ...
 
 
 @dataclass(frozen=True)
-class Context:
+class ViewContext:
     """Data beside a job's own rows on which its view depends.
 
     wait_reasons: spec key -> why its jobs wait, `default_wait_reason` if it is missing; needs: spec key ->
@@ -39,25 +39,25 @@ class Context:
     """
 
     now: Now
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    wait_reasons: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    otherwise: str = "not tried yet"
+    default_wait_reason: str = "not tried yet"
     infeasible: Collection[str] = ()
     indices: Mapping[str, int] = field(default_factory=dict)
-    wished: Mapping[int, str] = field(default_factory=dict)
-    open: Mapping[int, Attempt] = field(default_factory=dict)
+    open_requests: Mapping[int, str] = field(default_factory=dict)
+    open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
     oom_retries: int = 0
     fail_retries: int = 0
-    is_up: bool = True
+    is_scheduler_up: bool = True
 
 
-def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
+def job_view(job: StoreRow, attempt: StoreRow | None, context: ViewContext) -> JobView:
     """Returns the view of a job as it is now, even if the store does not know its state yet."""
     state = JobState(job["state"])
     reason = _reason(job, attempt, context)
     # Known only if the job waits for nothing but GPUs.
-    need = context.needs.get(job["ask"]) if reason == context.reasons.get(job["ask"]) else None
-    values = JobShown(
+    need = context.needs.get(job["ask"]) if reason == context.wait_reasons.get(job["ask"]) else None
+    values = JobView(
         id=job["id"],
         state=state.value,
         outcome=job["outcome"],
@@ -80,7 +80,7 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
     closed = state in ACTIVE and bool(attempt["window_closed"])
     values = replace(
         values,
-        gpus=indices_of(attempt, context.indices),
+        gpus=gpu_indices(attempt, context.indices),
         attempts=attempt["number"],
         session=None if closed else attempt["session"] if state in ACTIVE else None,
         window_closed=closed,
@@ -88,37 +88,37 @@ def shown(job: Row, attempt: Row | None, context: Context) -> JobShown:
         started_at=attempt["started_at"],
         warnings=warnings(attempt, context.indices),
         vram_declared=vram_declared(attempt),
-        peaks=peaks_of(attempt, context.indices),
+        peaks=peaks_by_index(attempt, context.indices),
     )
-    fact = context.open.get(attempt["id"])
-    view = values if fact is None else _as_seen(values, fact, context)
-    return replace(view, reason=_not_begun(attempt)) if view.state == JobState.STARTING.value else view
+    fact = context.open_attempts.get(attempt["id"])
+    view = values if fact is None else _with_observed_status(values, fact, context)
+    return replace(view, reason=_start_delay_reason(attempt)) if view.state == JobState.STARTING.value else view
 
 
-def _not_begun(attempt: Row) -> str | None:
+def _start_delay_reason(attempt: StoreRow) -> str | None:
     """Returns why an attempt that holds its GPUs has no runner yet; None while the delay is normal."""
     if attempt["launches"] == 0:
         return "not started yet: short of processes, memory, file descriptors or disk space; retrying"
     return f"launched {attempt['launches']} times, not started yet" if attempt["launches"] > 1 else None
 
 
-def warnings(attempt: Row, indices: Mapping[str, int]) -> tuple[str, ...]:
+def warnings(attempt: StoreRow, indices: Mapping[str, int]) -> tuple[str, ...]:
     """Returns the warnings about an attempt: memory use above its declaration, and processes on GPUs that
     were not allocated to it."""
-    texts = [_exceeded(attempt, uuid, indices) for uuid in json.loads(attempt["exceeded"])]
+    texts = [_overuse_warning(attempt, uuid, indices) for uuid in json.loads(attempt["exceeded"])]
     strays = json.loads(attempt["strays"])
     if strays:
-        from gpu_scheduler.core.strays import stray_words
+        from gpu_scheduler.core.strays import misplaced_process_message
 
-        allocated = indices_of(attempt, indices)
+        allocated = gpu_indices(attempt, indices)
         job = f"job {attempt['job_id']}"
-        texts += [f"{job} {stray_words(allocated, indices.get(uuid, -1), pid)}" for uuid, pid in strays]
+        texts += [f"{job} {misplaced_process_message(allocated, indices.get(uuid, -1), pid)}" for uuid, pid in strays]
     return tuple(texts)
 
 
-def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
+def _overuse_warning(attempt: StoreRow, uuid: str, indices: Mapping[str, int]) -> str:
     peak, mib = json.loads(attempt["peaks"]).get(uuid), json.loads(attempt["budgets"]).get(uuid)
-    declared = f"{mib} MiB" if attempt["vram"] is not None else share_words(attempt["share"], mib)
+    declared = f"{mib} MiB" if attempt["vram"] is not None else share_text(attempt["share"], mib)
     where = f"GPU {indices.get(uuid, -1)}"
     runs = attempt["outcome"] is None
     return (
@@ -127,37 +127,37 @@ def _exceeded(attempt: Row, uuid: str, indices: Mapping[str, int]) -> str:
     )
 
 
-def vram_declared(attempt: Row) -> int | None:
+def vram_declared(attempt: StoreRow) -> int | None:
     """Returns the declared MiB on each GPU; None if the attempt declared a share, or nothing."""
     mib: int | None = attempt["vram"] if json.loads(attempt["budgets"]) else None
     return mib
 
 
-def share_declared(attempt: Row) -> int | None:
+def share_declared(attempt: StoreRow) -> int | None:
     """Returns the declared thousandths of each GPU; None if the attempt declared memory only, or nothing."""
     return (attempt["share"] or None) if json.loads(attempt["budgets"]) else None
 
 
-def peaks_of(attempt: Row, indices: Mapping[str, int]) -> dict[int, int]:
+def peaks_by_index(attempt: StoreRow, indices: Mapping[str, int]) -> dict[int, int]:
     """Returns the peak memory use of an attempt in MiB, by GPU index."""
     return {indices.get(uuid, -1): mib for uuid, mib in sorted(json.loads(attempt["peaks"]).items())}
 
 
-def indices_of(attempt: Row, indices: Mapping[str, int]) -> tuple[int, ...]:
+def gpu_indices(attempt: StoreRow, indices: Mapping[str, int]) -> tuple[int, ...]:
     """Returns the indices of the GPUs of an attempt."""
     return tuple(sorted(indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"])))
 
 
-def _retry_is_due(job: Row, context: Context) -> bool:
+def _retry_is_due(job: StoreRow, context: ViewContext) -> bool:
     """Returns whether the delay after a failed launch is over, so that the job waits for GPUs alone."""
     at = job["not_before_boot"]
     due = at is not None and (at <= context.now.boot or job["boot_id"] != context.now.boot_id)
     return due and JobState(job["state"]) is JobState.QUEUED
 
 
-def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
+def _reason(job: StoreRow, attempt: StoreRow | None, context: ViewContext) -> str | None:
     state = JobState(job["state"])
-    request = context.wished.get(job["id"])
+    request = context.open_requests.get(job["id"])
     if request is not None:
         return f"{request} requested; waiting for the scheduler"
     if (job["reason"] and not _retry_is_due(job, context)) or state not in WAITING:
@@ -166,51 +166,51 @@ def _reason(job: Row, attempt: Row | None, context: Context) -> str | None:
         return "held"
     wait = _line_wait(job)
     if wait is not None:
-        return line_wait_words(wait, job["source"], context.now.boot if context.is_up else None)
+        return line_wait_text(wait, job["source"], context.now.boot if context.is_scheduler_up else None)
     if attempt is not None and attempt["outcome"] is not None and not _released(attempt):
-        return RELEASING
-    return context.reasons.get(job["ask"], context.otherwise)
+        return AWAITING_PROCESSES
+    return context.wait_reasons.get(job["ask"], context.default_wait_reason)
 
 
-def _line_wait(job: Row) -> LineWait | None:
+def _line_wait(job: StoreRow) -> LineWait | None:
     return LineWait.from_json(job["line_wait"]) if job["line_wait"] else None
 
 
-def line_wait_words(wait: LineWait, source: str, now: float | None) -> str:
+def line_wait_text(wait: LineWait, source: str, now: float | None) -> str:
     """Describes why a job waits for its line. source: of the job; now: boot seconds, None = no scheduler."""
     file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
-    left = None if now is None or wait.due is None or now >= wait.due else math.ceil(wait.due - now)
+    left = None if now is None or wait.due_at is None or now >= wait.due_at else math.ceil(wait.due_at - now)
     if wait.kind == "malformed":
-        return f"line {wait.number} of {file} is malformed; waiting until it is corrected"
+        return f"line {wait.line_number} of {file} is malformed; waiting until it is corrected"
     if wait.kind == "gone":
         when = "cancelled" if left is None else f"cancelled in {left} s"
         return f"line removed from {file}; {when} unless it is restored"
     when = "and has not been read yet" if left is None else f"and takes effect in {left} s"
-    return f"line {wait.number} of {file} was changed {when}"
+    return f"line {wait.line_number} of {file} was changed {when}"
 
 
-def _released(attempt: Row) -> bool:
+def _released(attempt: StoreRow) -> bool:
     return attempt["settled"] == 1 or attempt["released_boot"] is not None
 
 
-def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
+def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContext) -> JobView:
     """Returns the view with the changes that the next round would record of an open attempt."""
-    from gpu_scheduler.core.actions import Close, Move
+    from gpu_scheduler.core.actions import FinishAttempt, Transition
     from gpu_scheduler.core.facts import Settings
-    from gpu_scheduler.core.settle import has_no_runner, settle
+    from gpu_scheduler.core.settle import has_unknown_runner, reconcile
 
-    status = attempt.sighting
-    closed = values.window_closed or status.window is False
+    status = attempt.status
+    closed = values.window_closed or status.window_open is False
     session = None if closed else status.session or values.session
     values = replace(values, session=session, window_closed=closed, log=values.log or status.log)
     if status.claim != "none":
-        anomalies = tuple(f"job {attempt.job_id}: {text}" for text in status.strange)
+        anomalies = tuple(f"job {attempt.job_id}: {text}" for text in status.anomalies)
         values = replace(values, warnings=(*values.warnings, *anomalies))
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     # Front ends do not scan processes, on which the outcome of an attempt without a known runner depends.
-    survivors = None if has_no_runner(attempt) else ()
-    for action in settle(replace(attempt, survivors=survivors), context.now, settings):
-        if isinstance(action, Close):
+    survivors = None if has_unknown_runner(attempt) else ()
+    for action in reconcile(replace(attempt, survivors=survivors), context.now, settings):
+        if isinstance(action, FinishAttempt):
             finished = action.state is JobState.FINISHED
             return replace(
                 values,
@@ -225,6 +225,6 @@ def _as_seen(values: JobShown, attempt: Attempt, context: Context) -> JobShown:
                 window_closed=False,
                 recorded=False,
             )
-        if isinstance(action, Move):
+        if isinstance(action, Transition):
             return replace(values, state=action.state.value, recorded=False)
     return values

@@ -12,75 +12,75 @@ from gpu_scheduler.core.needs import Need
 from gpu_scheduler.core.preview import Preview
 from gpu_scheduler.core.secrets import hide_secrets, masked_values
 from gpu_scheduler.core.share import WHOLE
-from gpu_scheduler.views.report import MalformedShown
-from gpu_scheduler.views.words import duration, plural, shortened, visible
+from gpu_scheduler.views.report import MalformedLineView
+from gpu_scheduler.views.words import format_duration, count_noun, limit_length, safe_text
 
 
 @dataclass(frozen=True)
-class Linted:
+class LintView:
     """The preview of a jobs file. path: as the user gave it; cwd: the folder in which its lines run."""
 
     path: str
     cwd: str
     lines: Sequence[Preview]
-    malformed: Sequence[MalformedShown]
+    malformed: Sequence[MalformedLineView]
 
 
-def to_text(linted: Linted) -> str:
+def to_text(linted: LintView) -> str:
     """Formats every line in order, then the counts by kind."""
-    blocks = [(line.number, _line(linted.path, line)) for line in linted.lines]
+    blocks = [(line.number, _line_text(linted.path, line)) for line in linted.lines]
     shown: set[str | None] = set()
     for bad in linted.malformed:
-        blocks.append((bad.number, _bad(bad, bad.accepted not in shown)))
+        blocks.append((bad.number, _malformed_text(bad, bad.accepted not in shown)))
         shown.add(bad.accepted)
-    same = sum(line.same_as is not None for line in linted.lines)
+    same = sum(line.duplicate_of is not None for line in linted.lines)
     warned = sum(bool(line.warnings) for line in linted.lines)
-    counts = [plural(len(linted.lines) - same, "job")]
-    counts += [plural(same, "duplicate line")] if same else []
-    counts += [f"{plural(warned, 'line')} with a warning"] if warned else []
+    counts = [count_noun(len(linted.lines) - same, "job")]
+    counts += [count_noun(same, "duplicate line")] if same else []
+    counts += [f"{count_noun(warned, 'line')} with a warning"] if warned else []
     counts += [f"{len(linted.malformed):,} malformed"]
     return "\n".join([*(text for _, text in sorted(blocks)), ", ".join(counts)]) + "\n"
 
 
-def _line(path: str, line: Preview) -> str:
+def _line_text(path: str, line: Preview) -> str:
     spec = line.spec
-    if line.same_as is not None:
-        return f"{visible(path)}:{line.number}: duplicate of line {line.same_as}; both are one job"
+    if line.duplicate_of is not None:
+        return f"{safe_text(path)}:{line.number}: duplicate of line {line.duplicate_of}; both are one job"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
-    facts = [_kind(line), f"needs {line.need}", f"GPUs {where}", f"priority {line.priority}"]
+    facts = [_kind_name(line), f"needs {line.need}", f"GPUs {where}", f"priority {line.priority}"]
     facts += [f"name {spec.name}"] if spec.name else []
     facts += [f"conda {line.conda}"] if line.conda else []
     facts += [f"venv {spec.venv}"] if spec.venv else []
     facts += [f"env {' '.join(name for name, _ in spec.env)}"] if spec.env else []
-    facts += [f"at most {duration(spec.timeout_s)}"] if spec.timeout_s is not None else []
+    facts += [f"at most {format_duration(spec.timeout_s)}"] if spec.timeout_s is not None else []
     retries = [("out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
     facts += [f"{n} retr{'y' if n == 1 else 'ies'} after {what}" for what, n in retries if n is not None]
     facts += ["held until `release`"] if spec.hold else []
     facts += ["cancelled by its line"] if spec.cancel else []
-    below = [visible(shortened(line.command)), f"in {visible(spec.cwd)}"]
-    below += [f"note: {visible(shortened(note))}" for note in line.notes]
-    below += [f"warning: {visible(shortened(warning))}" for warning in line.warnings]
-    head = f"{visible(path)}:{line.number}: {visible('; '.join(facts))}"
+    below = [safe_text(limit_length(line.command)), f"in {safe_text(spec.cwd)}"]
+    below += [f"note: {safe_text(limit_length(note))}" for note in line.notes]
+    below += [f"warning: {safe_text(limit_length(warning))}" for warning in line.warnings]
+    head = f"{safe_text(path)}:{line.number}: {safe_text('; '.join(facts))}"
     return "\n".join([head, *(f"    {text}" for text in below)])
 
 
-def _kind(line: Preview) -> str:
+def _kind_name(line: Preview) -> str:
     return "torchrun" if line.spec.torchrun is not None else line.spec.kind
 
 
-def _bad(bad: MalformedShown, forms: bool) -> str:
+def _malformed_text(bad: MalformedLineView, show_accepted: bool) -> str:
     """Formats a malformed line. show_accepted: add what would be accepted."""
-    head = f"{visible(bad.path)}:{bad.number}: malformed: {visible(shortened(bad.reason))}"
-    below = [visible(shortened(bad.text)), *([f"accepted: {visible(bad.accepted or '')}"] if forms else [])]
+    head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.reason))}"
+    below = [safe_text(limit_length(bad.text)), *([f"accepted: {safe_text(bad.accepted or '')}"] if show_accepted else [])]
     return "\n    ".join([head, *below])
 
 
-def to_json(linted: Linted) -> str:
+def to_json(linted: LintView) -> str:
     """Formats the preview as JSON, as docs/json.md describes."""
     value = {
         "file": linted.path,
         "cwd": linted.cwd,
-        "lines": [_object(line) for line in linted.lines],
+        "lines": [_line_object(line) for line in linted.lines],
         "malformed": [
             {"line": bad.number, "text": bad.text, "reason": bad.reason, "accepted": bad.accepted}
             for bad in linted.malformed
@@ -101,14 +101,14 @@ def need_object(need: Need) -> dict[str, Any]:
     }
 
 
-def _object(line: Preview) -> dict[str, Any]:
+def _line_object(line: Preview) -> dict[str, Any]:
     spec, need = line.spec, line.need
     return {
         "line": line.number,
         "text": spec.text,
-        "kind": _kind(line),
+        "kind": _kind_name(line),
         "name": spec.name,
-        "same_as_line": line.same_as,
+        "same_as_line": line.duplicate_of,
         "priority": line.priority,
         "need": need_object(need),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),

@@ -8,14 +8,14 @@ from typing import Any
 
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import FAILED, JobState
-from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.core.trouble import HealthIssue
 
 #: States of a GPU, in order of precedence.
 LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 
 @dataclass(frozen=True)
-class GpuShown:
+class GpuStatusView:
     """A managed GPU. share: allocated thousandths; allocated_mib: memory allocated to jobs, None = unknown;
     has_declared_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of the jobs that
     hold it."""
@@ -31,12 +31,12 @@ class GpuShown:
     fault: str | None
     sampled_at: float | None
     jobs: tuple[int, ...] = ()
-    booked_mib: int | None = 0
-    by_memory: bool = False
+    allocated_mib: int | None = 0
+    has_declared_memory: bool = False
 
 
 @dataclass(frozen=True)
-class JobShown:
+class JobView:
     """A job and its newest attempt. Times in wall seconds.
 
     is_recorded: False if state and outcome come from the attempt folder and are not in the store yet.
@@ -50,7 +50,7 @@ class JobShown:
     id: int
     state: str
     outcome: str | None = None
-    recorded: bool = True
+    is_recorded: bool = True
     reason: str | None = None
     infeasible: bool = False
     name: str | None = None
@@ -77,7 +77,7 @@ class JobShown:
 
 
 @dataclass(frozen=True)
-class MalformedShown:
+class MalformedLineView:
     """A malformed line of a jobs file, the reason, and what would be accepted."""
 
     path: str
@@ -88,7 +88,7 @@ class MalformedShown:
 
 
 @dataclass(frozen=True)
-class JobsFileShown:
+class JobsFileView:
     """A jobs file. problem: why it cannot be read now, None = it can."""
 
     path: str
@@ -96,7 +96,7 @@ class JobsFileShown:
 
 
 @dataclass(frozen=True)
-class Report:
+class StatusReport:
     """The contents of `status` at `now` (wall seconds).
 
     pid: of the scheduler, None = none is running; host: the host that owns the store, if that is another one,
@@ -109,23 +109,23 @@ class Report:
     pid: int | None
     state_file: str
     data_dir: str
-    gpus: tuple[GpuShown, ...] = ()
-    jobs: tuple[JobShown, ...] = ()
+    gpus: tuple[GpuStatusView, ...] = ()
+    jobs: tuple[JobView, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
-    unsuccessful: Mapping[str, int] = field(default_factory=dict)
-    malformed: tuple[MalformedShown, ...] = ()
-    jobs_files: tuple[JobsFileShown, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    unsuccessful_counts: Mapping[str, int] = field(default_factory=dict)
+    malformed: tuple[MalformedLineView, ...] = ()
+    jobs_files: tuple[JobsFileView, ...] = ()
+    health_issues: tuple[HealthIssue, ...] = ()
     host: str | None = None
-    only_failed: bool = False
+    is_failed_only: bool = False
 
-    def of_failed(self, most: int | None) -> Report:
+    def failed_only(self, limit: int | None) -> StatusReport:
         """Returns the report of failed jobs only, with at most `limit` of them (None: all)."""
         jobs = tuple(job for job in self.jobs if job.outcome in FAILED)
-        recorded = [job.outcome or "" for job in jobs if job.recorded]
+        recorded = [job.outcome or "" for job in jobs if job.is_recorded]
         return replace(
             self,
-            jobs=jobs[:most],
+            jobs=jobs[:limit],
             counts={JobState.FINISHED.value: len(recorded)},
             unsuccessful={outcome: recorded.count(outcome) for outcome in recorded},
             only_failed=True,

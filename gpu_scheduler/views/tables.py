@@ -6,47 +6,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_scheduler.views.widths import columns_of, cut
+from gpu_scheduler.views.widths import display_width, truncate_end
 
-Column = tuple[str, Literal["left", "right"]]
+PlainColumn = tuple[str, Literal["left", "right"]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlainRow:
     """A row: its cells, of one line each, and the lines below it."""
 
     cells: Sequence[str]
-    below: Sequence[str] = ()
+    detail_lines: Sequence[str] = ()
 
 
-Draw = Callable[[Sequence[Column], Sequence[Entry]], str]
+TableRenderer = Callable[[Sequence[PlainColumn], Sequence[PlainRow]], str]
 
 
-def drawer(width: int | None) -> Draw:
+def table_renderer(width: int | None) -> TableRenderer:
     """Returns a function that formats a table, indented by two.
 
     Rows are truncated to `width` columns (None: not at all, as in a pipe). The lines below a row are never
     truncated or broken, so that a path in them can be copied.
     """
 
-    def draw(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
-        head, *rows = _aligned(columns, [entry.cells for entry in entries])
+    def draw(columns: Sequence[PlainColumn], entries: Sequence[PlainRow]) -> str:
+        head, *rows = _align(columns, [entry.cells for entry in entries])
         lines = [head]
         for row, entry in zip(rows, entries, strict=True):
-            lines.append(row if width is None else cut(row, max(20, width - 2)))
-            lines += [f"       {line}" for line in entry.below]
+            lines.append(row if width is None else truncate_end(row, max(20, width - 2)))
+            lines += [f"       {line}" for line in entry.detail_lines]
         return "\n".join(f"  {line}" for line in lines)
 
     return draw
 
 
-def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(columns: Sequence[PlainColumn], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the header and every row as one line each, without padding after the last column."""
     table = [[title for title, _ in columns], *rows]
     lines = [""] * len(table)
     for at, (_, justify) in enumerate(columns[:-1]):
         column = [row[at] for row in table]
-        sizes = [columns_of(cell) for cell in column]
+        sizes = [display_width(cell) for cell in column]
         widest = max(sizes)
         for n, (cell, size) in enumerate(zip(column, sizes, strict=True)):
             room = " " * (widest - size)

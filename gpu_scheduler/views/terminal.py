@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.states import WAITING, JobState
-from gpu_scheduler.views.board import AGAIN_MARK, BAD_MARK, GOOD_MARK, RUNNING_MARK, WAITING_MARK
-from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, of_outcome, painted
-from gpu_scheduler.views.events import Told
+from gpu_scheduler.views.board import RETRY_MARK, FAILURE_MARK, SUCCESS_MARK, RUNNING_MARK, WAITING_MARK
+from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, of_outcome, coloured
+from gpu_scheduler.views.events import EventMessage
 from gpu_scheduler.views.titles import title_of
-from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, rows
-from gpu_scheduler.views.words import visible
+from gpu_scheduler.views.widths import display_width, truncate_end, truncate_middle, wrap_words
+from gpu_scheduler.views.words import safe_text
 
 WARNING_MARK, NO_MARK = "!", " "
 #: ASCII replacements of our own symbols, for terminals whose encoding lacks some of them.
 _ASCII = str.maketrans(
     {
-        RUNNING_MARK: ">", WAITING_MARK: ".", AGAIN_MARK: "~", GOOD_MARK: "+", BAD_MARK: "x",
+        RUNNING_MARK: ">", WAITING_MARK: ".", RETRY_MARK: "~", SUCCESS_MARK: "+", FAILURE_MARK: "x",
         "…": "...", "—": "-", "→": "->", "±": "+-",
     }
 )  # fmt: skip
 #: Maximum number of rows for a message about a job, and the indent of each continuation row.
-_ROWS, _INDENT = 3, 12
+_MAX_ROWS, _INDENT = 3, 12
 #: Width of a job's title: the minimum, and the width used if the message needs more than one row anyway.
-_LEAST_TITLE, _TITLE = 12, 24
+_MIN_TITLE, _SHORT_TITLE = 12, 24
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Terminal:
     encoding: str = "utf-8"
 
     @property
-    def room(self) -> int:
+    def text_width(self) -> int:
         """Width available beside the time and the mark."""
         return max(20, self.columns - _INDENT)
 
-    def can(self, text: str) -> bool:
+    def can_encode(self, text: str) -> bool:
         """Returns whether the terminal's encoding has all characters of a text."""
         try:
             text.encode(self.encoding)
@@ -55,47 +55,47 @@ class Terminal:
         return True
 
 
-def of_event(event: Event, told: Told, at: float, terminal: Terminal) -> str:
+def format_event(event: Event, message: EventMessage, at: float, terminal: Terminal) -> str:
     """Formats the lines of an event. at: wall seconds."""
-    mark, colour = _mark(event, told.level)
-    text = visible(told.text)
-    subject = _subject(event, told, terminal.room - columns_of(text)) if told.subject else ""
-    first, *more = rows(subject + text, terminal.room)
-    if len(more) >= _ROWS:
-        more[_ROWS - 2 :] = [cut(" ".join(more[_ROWS - 2 :]), terminal.room)]
+    mark, colour = _mark(event, message.level)
+    text = safe_text(message.text)
+    subject = _subject(event, message, terminal.text_width - display_width(text)) if message.subject else ""
+    first, *more = wrap_words(subject + text, terminal.text_width)
+    if len(more) >= _MAX_ROWS:
+        more[_MAX_ROWS - 2 :] = [truncate_end(" ".join(more[_MAX_ROWS - 2 :]), terminal.text_width)]
     end = len(subject) or len(first)
-    return _printed(at, mark, colour, [first[:end], first[end:]], more, terminal)
+    return _render(at, mark, colour, [first[:end], first[end:]], more, terminal)
 
 
-def of_message(level: int, text: str, at: float, terminal: Terminal) -> str:
+def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
     """Formats the lines of a message that is not about an event; never truncated, as it may hold paths."""
     mark, colour = NO_MARK, ""
     if level >= logging.WARNING:
         mark, colour = WARNING_MARK, RED if level >= logging.ERROR else YELLOW
-    lines = visible(text, lines=True).split("\n")
-    first, *more = [row for line in lines for row in rows(line, terminal.room)]
-    return _printed(at, mark, colour, [first, ""], more, terminal)
+    lines = safe_text(text, keep_line_breaks=True).split("\n")
+    first, *more = [row for line in lines for row in wrap_words(line, terminal.text_width)]
+    return _render(at, mark, colour, [first, ""], more, terminal)
 
 
-def _subject(event: Event, told: Told, room: int) -> str:
+def _subject(event: Event, message: EventMessage, room: int) -> str:
     """Returns the job with its title, truncated to fit `room` columns if that leaves enough of it."""
-    room -= len(f"{told.subject} : ")
+    room -= len(f"{message.subject} : ")
     title = title_of(event.name, event.command, event.spec)
-    title = cut_in_the_middle(title, room if room >= _LEAST_TITLE else _TITLE)
-    return f"{told.subject} {title}: " if title else f"{told.subject}: "
+    title = truncate_middle(title, room if room >= _MIN_TITLE else _SHORT_TITLE)
+    return f"{message.subject} {title}: " if title else f"{message.subject}: "
 
 
-def _printed(
+def _render(
     at: float, mark: str, colour: str, first: Sequence[str], more: Sequence[str], terminal: Terminal
 ) -> str:
     """Renders the rows. first: the coloured part of the first row and its rest; more: the rows below."""
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     if terminal.colours:
-        clock, head = painted(clock, FAINT), painted(f"{mark} {first[0]}", colour)
+        clock, head = coloured(clock, FAINT), coloured(f"{mark} {first[0]}", colour)
     else:
         head = f"{mark} {first[0]}"
     text = "\n".join([f"{clock}  {head}{first[1]}", *(" " * _INDENT + row for row in more)])
-    return text if terminal.can(text) else text.translate(_ASCII)
+    return text if terminal.can_encode(text) else text.translate(_ASCII)
 
 
 def _mark(event: Event, level: int) -> tuple[str, str]:
@@ -105,10 +105,10 @@ def _mark(event: Event, level: int) -> tuple[str, str]:
     if event.kind == JobState.STARTING:
         return RUNNING_MARK, CYAN
     if outcome is not None and event.kind == JobState.QUEUED:
-        return AGAIN_MARK, YELLOW
+        return RETRY_MARK, YELLOW
     if outcome is not None:
         colour = of_outcome(outcome)
-        return (GOOD_MARK, warning or colour) if colour == GREEN else (BAD_MARK, colour)
+        return (SUCCESS_MARK, warning or colour) if colour == GREEN else (FAILURE_MARK, colour)
     if event.kind in WAITING or event.kind == "infeasible":
         return WAITING_MARK, warning
     return (WARNING_MARK, warning) if warning else (NO_MARK, "")

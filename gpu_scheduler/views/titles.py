@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 from gpu_scheduler.core.gpulist import format_gpu_list
 from gpu_scheduler.core.secrets import masked_words
-from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.words import shortened, visible
+from gpu_scheduler.views.report import JobView
+from gpu_scheduler.views.words import limit_length, safe_text
 
 
-def title(job: JobShown) -> str:
+def title(job: JobView) -> str:
     """Returns the full title of a job as one line that is safe to print."""
     return title_of(job.name, job.text, job.spec)
 
 
 def title_of(name: str | None, text: str, spec: str) -> str:
     """Returns the title of a job from its values. text: its line; spec: its JobSpec as JSON."""
-    return visible(shortened(name or _runs(text, spec)))
+    return safe_text(limit_length(name or _program_text(text, spec)))
 
 
-def _runs(text: str, spec_json: str) -> str:
+def _program_text(text: str, spec_json: str) -> str:
     """Returns the script and arguments of a CSV line, or the text of any other line."""
     spec = json.loads(spec_json)
     script = spec.get("script")
@@ -32,7 +32,7 @@ def _runs(text: str, spec_json: str) -> str:
     return " ".join([posixpath.basename(script), *map(shlex.quote, masked_words(spec.get("arguments", ())))])
 
 
-def in_common(titles: Sequence[str]) -> str:
+def common_prefix(titles: Sequence[str]) -> str:
     """Returns the words with which all titles begin, then `…` if they differ; "" if there are none."""
     words = [text.split(" ") for text in titles]
     count = 0
@@ -44,6 +44,6 @@ def in_common(titles: Sequence[str]) -> str:
     return same if not same or all(len(each) == count for each in words) else f"{same} …"
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Sequence[int]) -> str:
     """Formats ids as ranges: "3, 7-9, 12-31"; two consecutive ids are not joined."""
     return format_gpu_list(numbers).replace(",", ", ")

@@ -9,7 +9,7 @@ from __future__ import annotations
 ELLIPSIS = "…"
 
 
-def columns_of(text: str) -> int:
+def display_width(text: str) -> int:
     """Returns the width of a text in terminal columns."""
     if text.isascii() or _is_narrow(text):
         return len(text)
@@ -18,29 +18,29 @@ def columns_of(text: str) -> int:
     return cell_len(text)
 
 
-def cut(text: str, columns: int) -> str:
+def truncate_end(text: str, columns: int) -> str:
     """Returns the text, truncated at its end if it is wider than `columns`."""
-    if columns_of(text) <= columns:
+    if display_width(text) <= columns:
         return text
-    return f"{_head(text, columns - 1)}{ELLIPSIS}" if columns > 0 else ""
+    return f"{_prefix(text, columns - 1)}{ELLIPSIS}" if columns > 0 else ""
 
 
-def cut_in_the_middle(text: str, columns: int) -> str:
+def truncate_middle(text: str, columns: int) -> str:
     """Returns the text, truncated in the middle if it is too wide: both ends help to tell jobs apart."""
-    if columns_of(text) <= columns:
+    if display_width(text) <= columns:
         return text
     if columns < 3:
-        return cut(text, columns)
+        return truncate_end(text, columns)
     tail = (columns - 1) // 2
-    end = _head(text[::-1], tail)[::-1]
-    return f"{_head(text, columns - 1 - tail)}{ELLIPSIS}{end}"
+    end = _prefix(text[::-1], tail)[::-1]
+    return f"{_prefix(text, columns - 1 - tail)}{ELLIPSIS}{end}"
 
 
-def wrapped(text: str, columns: int) -> list[str]:
+def wrap_text(text: str, columns: int) -> list[str]:
     """Wraps a text to lines of at most `columns`, at blanks if possible."""
     lines = []
-    while columns_of(text) > columns > 0:
-        line = _head(text, columns)
+    while display_width(text) > columns > 0:
+        line = _prefix(text, columns)
         at = line.rfind(" ")
         line = line[:at] if at > 0 else line or text[:1]
         lines.append(line)
@@ -48,7 +48,7 @@ def wrapped(text: str, columns: int) -> list[str]:
     return [*lines, text]
 
 
-def rows(text: str, columns: int) -> list[str]:
+def wrap_words(text: str, columns: int) -> list[str]:
     """Wraps a text to rows of at most `columns` without breaking words, which may be paths: a longer word
     gets a row of its own."""
     indent = text[: len(text) - len(text.lstrip(" "))]
@@ -56,19 +56,19 @@ def rows(text: str, columns: int) -> list[str]:
     found = [indent + first]
     for word in words:
         row = f"{found[-1]} {word}"
-        if word and columns_of(row) > columns:
+        if word and display_width(row) > columns:
             found.append(word)
         else:
             found[-1] = row
     return [row.rstrip(" ") for row in found]
 
 
-def _head(text: str, columns: int) -> str:
+def _prefix(text: str, columns: int) -> str:
     """Returns as many leading characters as fit."""
     if _is_narrow(text):
         return text[:columns]
     for at, character in enumerate(text):
-        columns -= columns_of(character)
+        columns -= display_width(character)
         if columns < 0:
             return text[:at]
     return text

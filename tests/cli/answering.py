@@ -10,12 +10,12 @@ import sys
 import time
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.actions import WishDone
+from gpu_scheduler.core.actions import AnswerRequest
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.loop import Loop
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import InstanceLock
 from gpu_scheduler.store.store import Store
 
@@ -26,7 +26,7 @@ class _NoLauncher:
 
 
 def main() -> None:
-    home = Home.of(sys.argv[1])
+    home = DataDir.of(sys.argv[1])
     lock = InstanceLock(home.lock)
     assert lock.acquire()
     while not home.database.exists():
@@ -34,14 +34,14 @@ def main() -> None:
     store = Store(home)
     loop = Loop(store, GpuWatch(), _NoLauncher(), Settings(), Clock())
     if "rising" in sys.argv:
-        while not (found := [wish["id"] for wish in store.open_wishes()]):
+        while not (found := [wish["id"] for wish in store.open_requests()]):
             time.sleep(0.005)
         loop.recorder.record(
-            [WishDone(wish, "the scheduler had already ended") for wish in found], Clock().now()
+            [AnswerRequest(wish, "the scheduler had already ended") for wish in found], Clock().now()
         )
-    while not loop.ending:
+    while not loop.stop_requested:
         if "deaf" not in sys.argv:
-            while not loop.ending and loop.tick() is None:
+            while not loop.stop_requested and loop.tick() is None:
                 pass
         time.sleep(0.005)
 

@@ -14,16 +14,16 @@ import pytest
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.command import BEGIN
+from gpu_scheduler.core.command import REPORT_START
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.protocol import observe, prepare, processes_of, sweep
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import scheduler_pid
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
 from tests.waiting import wait_for
 from tests.warm import Process
@@ -34,7 +34,7 @@ class Desk:
 
     def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.path = path
-        self.home = Home.of(str(path / "gpu_scheduler_state.json"))
+        self.data_dir = DataDir.of(str(path / "gpu_scheduler_state.json"))
         self._capsys = capsys
         self._store: Store | None = None
         self.folders: dict[str, Path] = {}
@@ -43,19 +43,19 @@ class Desk:
     def store(self) -> Store:
         """The store, created with two GPUs at the first access."""
         if self._store is None:
-            self._store = Store(self.home, create=True)
+            self._store = Store(self.data_dir, create=True)
             samples = [GpuSample(f"SIM-{i}", i, "Simulated 24 GiB", 24576, 512 * i, 0.0) for i in range(2)]
-            self.recorder.note_gpus(samples, [gpu.uuid for gpu in samples], Clock().now())
+            self.writer.record_gpus(samples, [gpu.uuid for gpu in samples], Clock().now())
         return self._store
 
     @property
-    def recorder(self) -> Recorder:
+    def writer(self) -> StoreWriter:
         """The store writer that the loop uses."""
-        return Recorder(self._store or self.store, Settings())
+        return StoreWriter(self._store or self.store, Settings())
 
     def record(self, *actions: act.Action) -> dict[int, int]:
         """Records actions as the loop does."""
-        return self.recorder.record(actions, Clock().now())
+        return self.writer.record(actions, Clock().now())
 
     def job(self, text: str = "echo hello", **values: Any) -> int:
         """Inserts a queued job and returns its id; `values` are fields of its spec."""
@@ -72,7 +72,7 @@ class Desk:
 
     def folder(self, row: Any) -> Path:
         """Returns the folder of an attempt."""
-        return self.home.attempt(row["job_id"], row["number"], row["token"])
+        return self.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
 
     def run_job(self, script: str) -> int:
         """Runs a bash script as a job whose real runner has claimed it; returns its id."""
@@ -89,13 +89,13 @@ class Desk:
                 "terminal": False, "session": None, "log": str(log), "header": "",
                 "timeout_s": None, "term_grace_s": 5.0,
             },
-            BEGIN + script,
+            REPORT_START + script,
         )  # fmt: skip
-        self.recorder.note_log(row["id"], str(log), None)
+        self.writer.record_log(row["id"], str(log), None)
         executor = DirectExecutor()
         executor.launch(self.folder(row))
         wait_for(lambda: observe(self.folder(row), row["token"]).claim != "none", f"claim of job {job_id}")
-        self.record(act.Move(job_id, row["id"], JobState.RUNNING))
+        self.record(act.Transition(job_id, row["id"], JobState.RUNNING))
         return job_id
 
     def run(self, *argv: object) -> tuple[int, str, str]:
@@ -105,9 +105,9 @@ class Desk:
         out, err = self._capsys.readouterr()
         return code, out, err
 
-    def wishes(self) -> list[tuple[str, str]]:
+    def requests(self) -> list[tuple[str, str]]:
         """Returns verb and target of the open requests."""
-        return [(row["verb"], row["target"]) for row in self.store.open_wishes()]
+        return [(row["verb"], row["target"]) for row in self.store.open_requests()]
 
     def state(self, job_id: int) -> str:
         """Returns the recorded state of a job."""
@@ -115,7 +115,7 @@ class Desk:
         assert row is not None
         return str(row["state"])
 
-    def wait_until_gone(self) -> None:
+    def wait_until_processes_end(self) -> None:
         """Waits until no process of any attempt is left; a runner ends shortly after writing its result."""
         wait_for(lambda: not processes_of(self.folders), "end of all processes")
 
@@ -123,10 +123,10 @@ class Desk:
     def scheduler(self, *options: str) -> Iterator[int]:
         """Runs a process that holds the lock and carries out requests; yields its pid."""
         assert self.store
-        words = [str(self.home.state_file), *options]
+        words = [str(self.data_dir.state_file), *options]
         process = Process("tests.cli.answering", words, Path(__file__).parents[2], os.environ, 1, 2)
         try:
-            wait_for(lambda: scheduler_pid(self.home.lock) == process.pid, "the scheduler's lock")
+            wait_for(lambda: scheduler_pid(self.data_dir.lock) == process.pid, "the scheduler's lock")
             yield process.pid
         finally:
             process.send_signal(signal.SIGKILL)

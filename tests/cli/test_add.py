@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.cli import main
-from gpu_scheduler.cli.add import append
+from gpu_scheduler.cli.add import append_line
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.attributes import KNOWN, MEANINGS, SYNONYMS
-from gpu_scheduler.core.compose import command_line
-from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.attributes import KNOWN_ATTRIBUTES, ATTRIBUTE_HELP, SYNONYMS
+from gpu_scheduler.core.compose import format_command_line
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.fakes.conda import plant
 
@@ -95,12 +95,12 @@ def test_add_rejects_bad_values_before_writing(desk: Desk, script: Path, words: 
 
 def test_add_accepts_any_gpu_without_a_store(desk: Desk, script: Path) -> None:
     assert desk.run("add", "train.py", "--gpus", "9")[:2] == (0, f"0,{script},,,9\n")
-    assert not desk.home.folder.exists()
+    assert not desk.data_dir.folder.exists()
 
 
 def test_add_works_with_a_broken_store(desk: Desk, script: Path) -> None:
-    desk.home.create()
-    desk.home.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
+    desk.data_dir.create()
+    desk.data_dir.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
 
@@ -113,12 +113,12 @@ def test_add_reports_a_jobs_file_that_cannot_be_written(desk: Desk, script: Path
 def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script: Path) -> None:
     line = f"0,{script},,--llm x,"
     read = parse_line(line, str(desk.path), "/")
-    assert isinstance(read, Parsed)
+    assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, f"file:{desk.path}/jobs.txt")
     code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
     assert (code, out) == (0, f"7,{script},,--llm x,\n")
     assert f"adds no job: job {job_id}, which runs the same, is queued" in err
-    desk.record(act.Finish(job_id, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(job_id, Outcome.COMPLETED, ""))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
     assert f"job {job_id}, which runs the same, completed; `retry {job_id}` runs it again" in err
@@ -128,9 +128,9 @@ def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script
 
 def test_add_says_nothing_about_an_equal_job_that_failed(desk: Desk, script: Path) -> None:
     read = parse_line(f"0,{script},,,", str(desk.path), "/")
-    assert isinstance(read, Parsed)
+    assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
-    desk.record(act.Finish(job_id, Outcome.FAILED, ""))
+    desk.record(act.FinishJob(job_id, Outcome.FAILED, ""))
     assert desk.state(job_id) == JobState.FINISHED
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
@@ -139,7 +139,7 @@ def test_equal_jobs_are_found_by_the_folder_of_the_jobs_file(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = parse_line(f"0,{script},,,", "/data/there", "/")
-    assert isinstance(read, Parsed)
+    assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, '/data/there')", (f"{desk.path}/jobs.txt",))
@@ -185,7 +185,7 @@ def test_add_reopens_a_file_replaced_while_it_waited_for_the_lock(
             replaced.append(fd)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    append(str(jobs), "echo added")
+    append_line(str(jobs), "echo added")
     assert jobs.read_text() == "new\necho added\n"
 
 
@@ -219,7 +219,7 @@ def test_added_lines_are_parsed_back_to_the_same_job(
     assert main(argv) == 0
     (line,) = jobs.read_bytes().decode().removesuffix("\n").split("\n")
     read = parse_line(line, "/", "/")
-    assert isinstance(read, Parsed)
+    assert isinstance(read, ParsedJob)
     spec = read.spec
     assert spec.script == str(script)
     assert list(spec.arguments) == words
@@ -275,12 +275,12 @@ def test_script_accepts_every_attribute(desk: Desk, script: Path) -> None:
 
 
 def test_every_attribute_has_an_option() -> None:
-    words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in MEANINGS.items()]
+    words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in ATTRIBUTE_HELP.items()]
     replaced = {"--gpus=x": "--gpus-count=x", "--allowed=x": "--gpus=x", "--priority=x": "--priority=1"}
     given = [replaced.get(word, word) for word in words if word != "--cancel"]
     assert parse(["add", *given, "--", "x"]).command_words == ["x"]
-    known = {name.partition(":")[0] for name in KNOWN.split()}
-    assert known == {*MEANINGS, *SYNONYMS}
+    known = {name.partition(":")[0] for name in KNOWN_ATTRIBUTES.split()}
+    assert known == {*ATTRIBUTE_HELP, *SYNONYMS}
 
 
 @settings(deadline=None, max_examples=60)
@@ -289,8 +289,8 @@ def test_every_attribute_has_an_option() -> None:
     | st.lists(st.sampled_from(["[", "0,a", "#", "]", "7"]), min_size=2)
 )
 def test_words_of_a_command_survive_a_round_trip(words: list[str]) -> None:
-    read = parse_line(command_line(["name=a"], words), "/", "/")
-    assert isinstance(read, Parsed)
+    read = parse_line(format_command_line(["name=a"], words), "/", "/")
+    assert isinstance(read, ParsedJob)
     assert (read.spec.kind, read.spec.name) == ("command", "a")
     command = read.spec.command or ""
     assert shlex.split(command.removeprefix("true && ")) == words
@@ -363,10 +363,10 @@ def test_adding_a_completed_command_makes_a_new_job(desk: Desk) -> None:
     for _ in range(2):
         line = line_of(desk, "--", "echo")
         read = parse_line(line, str(desk.path), "/")
-        assert isinstance(read, Parsed)
+        assert isinstance(read, ParsedJob)
         job_id = desk.store.insert_job(read.spec, "cli")
         assert desk.run("add", "--", "echo")[2] == ""
-        desk.record(act.Finish(job_id, Outcome.COMPLETED, ""))
+        desk.record(act.FinishJob(job_id, Outcome.COMPLETED, ""))
     assert "not a program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
 
 
@@ -375,7 +375,7 @@ def test_add_warns_of_an_unknown_conda_environment(
 ) -> None:
     assert line_of(desk, "train.py", "--conda", "nope") == f"0,{script},nope,,"
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(plant(desk.path / "conda", "ml")))
-    note(desk.store, Started(conda_sh=str(CONDA)))
+    record_options(desk.store, RecordedOptions(conda_sh=str(CONDA)))
     for words in (["train.py", "--conda", "nope"], ["--conda", "nope", "--", "true"]):
         code, out, err = desk.run("add", *words)
         assert (code, out.count("nope")) == (0, 1)
@@ -386,12 +386,12 @@ def test_add_warns_of_an_unknown_conda_environment(
     monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
     (desk.path / "conda" / "etc" / "profile.d").mkdir(parents=True)
     (desk.path / "conda" / "etc" / "profile.d" / "conda.sh").symlink_to(CONDA)
-    note(desk.store, Started(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh")))
+    record_options(desk.store, RecordedOptions(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh")))
     assert desk.run("add", "train.py", "--conda", "ml", "--args", "1")[2] == ""
 
 
 def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
-    note(desk.store, Started(jobs_file=str(desk.path / "jobs.txt")))
+    record_options(desk.store, RecordedOptions(jobs_file=str(desk.path / "jobs.txt")))
     assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is up
     with desk.scheduler("deaf") as pid:
         assert desk.run("add", "train.py")[2] == ""
@@ -400,7 +400,7 @@ def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Pat
             f"gpu-scheduler: warning: the scheduler (pid {pid}) does not watch {desk.path}/other.txt;"
             f" it watches {desk.path}/jobs.txt\n"
         )
-        note(desk.store, Started(jobs_file=""))
+        record_options(desk.store, RecordedOptions(jobs_file=""))
         assert "it watches no jobs file" in desk.run("add", "train.py")[2]
 
 

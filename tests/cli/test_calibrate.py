@@ -15,23 +15,23 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.needs import parse_llm_config
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.llmconfig import LlmConfigFile, LlmConfigText
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 
 CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"share": 0.5}\n  }\n}\n'
 
 
-def ran(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
+def finish_job(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
     """Inserts a finished job with measured memory."""
     job = desk.job(text, **values)
     gpus = ("SIM-0", "SIM-1")[: values.get("gpus", 1)]
     this = desk.record(act.Start(job, gpus, 0, vram=values.get("vram")))[job]
     seen = tuple((uuid, peak - 10 * index, 50.0) for index, uuid in enumerate(gpus))
-    desk.record(act.Move(job, this, JobState.RUNNING), act.NoteUse(job, this, 5.0, seen))
+    desk.record(act.Transition(job, this, JobState.RUNNING), act.RecordUsage(job, this, 5.0, seen))
     desk.record(
-        act.Close(job, this, outcome, JobState.FINISHED, outcome, started_at=100.0, ended_at=160.0),
-        act.Release(this),
-        act.Cooled(this),
+        act.FinishAttempt(job, this, outcome, JobState.FINISHED, outcome, started_at=100.0, ended_at=160.0),
+        act.ReleaseAllocation(this),
+        act.RecordMemoryReleased(this),
     )
 
 
@@ -40,17 +40,17 @@ def config(desk: Desk) -> Path:
     """Provides the llm_config.json that the scheduler uses, and three kinds of finished jobs."""
     path = desk.path / "llm_config.json"
     path.write_text(CONFIG)
-    note(desk.store, Started(llm_config=str(path)))
-    ran(desk, "python t.py --llm qwen", 8000)
-    ran(desk, "python t.py --llm qwen --lr 1", 8300)
-    ran(desk, "python t.py --llm qwen --lr 2", 8200)
-    ran(desk, "python t.py --llm qwen", 20000, Outcome.FAILED)
-    ran(desk, "python big.py", 3000, gpus=2)
-    ran(desk, "python good.py", 4000, vram=4096)
+    record_options(desk.store, RecordedOptions(llm_config=str(path)))
+    finish_job(desk, "python t.py --llm qwen", 8000)
+    finish_job(desk, "python t.py --llm qwen --lr 1", 8300)
+    finish_job(desk, "python t.py --llm qwen --lr 2", 8200)
+    finish_job(desk, "python t.py --llm qwen", 20000, Outcome.FAILED)
+    finish_job(desk, "python big.py", 3000, gpus=2)
+    finish_job(desk, "python good.py", 4000, vram=4096)
     return path
 
 
-def told(desk: Desk, *words: object) -> dict[str, Any]:
+def calibrate_json(desk: Desk, *words: object) -> dict[str, Any]:
     code, out, err = desk.run("calibrate", "--json", *words)
     assert (code, err) == (0, "")
     value: dict[str, Any] = json.loads(out)
@@ -75,16 +75,16 @@ def test_calibrate_compares_each_workload_class_and_changes_nothing(desk: Desk, 
 
 def test_written_entries_change_the_need_and_are_not_suggested_again(desk: Desk, config: Path) -> None:
     watched = LlmConfigFile(str(config))
-    watched.look()
+    watched.refresh()
     code, out, err = desk.run("calibrate", "--write")
     assert (code, err) == (0, "")
     assert f'\n  "qwen": 1.0 -> {{"vram": 9152}}\nThe previous version is {config}.bak.\n{OLDER}' in out
     assert config.read_text() == CONFIG.replace("1.0", '{"vram": 9152}')
     assert (desk.path / "llm_config.json.bak").read_text() == CONFIG
-    assert watched.look()
+    assert watched.refresh()
     assert watched.current.models["qwen"].vram == 9152
     changed = config.stat().st_mtime_ns
-    again = told(desk, "--write")
+    again = calibrate_json(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
     assert f"\n{config} needs no changes.\n" in desk.run("calibrate", "--write")[1]
     assert config.stat().st_mtime_ns == changed
@@ -96,20 +96,20 @@ OLDER = "The older scheduler cannot read entries in braces.\n"
 def test_single_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> None:
     config.write_text(CONFIG.replace('"other"', '"new": 0.5, "other"'))
     before = config.read_text()
-    ran(desk, "python n.py --llm new", 2000)
+    finish_job(desk, "python n.py --llm new", 2000)
     early = (
         f"Not written to {config}: too few measurements (an entry needs 3 completed runs, or one of"
         ' 10 min):\n  "new": {"vram": 2240}\n'
     )
     out = desk.run("calibrate")[1]
     assert f'  "qwen": {{"vram": 9152}}\n{OLDER}\n{early}' in out
-    assert told(desk)["models"] == {"qwen": {"vram": 9152}}
+    assert calibrate_json(desk)["models"] == {"qwen": {"vram": 9152}}
     out = desk.run("calibrate", "--write")[1]
     assert f"{config}.bak.\n{OLDER}\n{early}" in out
     assert config.read_text() == before.replace("1.0", '{"vram": 9152}')
     # The remaining suggestions rest on too few measurements: nothing is written.
     written = config.read_text()
-    again = told(desk, "--write")
+    again = calibrate_json(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
     [new] = [one for one in again["measured"] if one["model"] == "new"]
     assert (new["suggested"], new["sufficient_data"], new["current"]) == ({"vram": 2240}, False, 0.5)
@@ -120,7 +120,7 @@ def test_single_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> 
 
 
 def test_calibrate_json_has_the_documented_keys(desk: Desk, config: Path) -> None:
-    value = told(desk, "--write")
+    value = calibrate_json(desk, "--write")
     assert value["models"] == {"qwen": {"vram": 9152}}
     assert (value["written"], value["backup"]) == (True, f"{config}.bak")
     found = {one["program"]: one for one in value["measured"]}
@@ -140,8 +140,8 @@ def test_calibrate_json_has_the_documented_keys(desk: Desk, config: Path) -> Non
 
 
 def test_calibrate_uses_the_buffer_and_tolerance_of_the_scheduler(desk: Desk, config: Path) -> None:
-    note(desk.store, Started(llm_config=str(config), spike=0.5, tolerance=0.01))
-    found = {one["program"]: one for one in told(desk)["measured"]}
+    record_options(desk.store, RecordedOptions(llm_config=str(config), spike_buffer=0.5, tolerance=0.01))
+    found = {one["program"]: one for one in calibrate_json(desk)["measured"]}
     assert found["t.py"]["suggested"] == {"vram": 12480}
     assert found["good.py"]["attributes"] == "[vram=6016]"
 
@@ -149,7 +149,7 @@ def test_calibrate_uses_the_buffer_and_tolerance_of_the_scheduler(desk: Desk, co
 def test_calibrate_accepts_another_file(desk: Desk, config: Path) -> None:
     other = desk.path / "other.json"
     other.write_text('{"models": {"qwen": {"share": 0.5}}}')
-    assert told(desk, "--llm-config", other, "--write")["models"] == {"qwen": {"share": 0.5, "vram": 9152}}
+    assert calibrate_json(desk, "--llm-config", other, "--write")["models"] == {"qwen": {"share": 0.5, "vram": 9152}}
     assert json.loads(other.read_text()) == {"models": {"qwen": {"share": 0.5, "vram": 9152}}}
     assert config.read_text() == CONFIG
     code, out, err = desk.run("calibrate", "--llm-config", "nowhere.json")
@@ -190,7 +190,7 @@ def test_writing_keeps_mode_link_byte_order_mark_and_older_backups(desk: Desk, c
     config.unlink()
     config.symlink_to("shared/real.json")
     (real.parent / "real.json.bak").write_text("older")
-    assert told(desk, "--write")["backup"] == f"{real}.bak.1"
+    assert calibrate_json(desk, "--write")["backup"] == f"{real}.bak.1"
     assert config.is_symlink()
     assert real.read_bytes() == b"\xef\xbb\xbf" + CONFIG.replace("1.0", '{"vram": 9152}').encode()
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
@@ -262,14 +262,14 @@ def test_calibrate_without_measurements_or_without_a_store(desk: Desk) -> None:
 
 
 def test_calibrate_considers_all_gpus_and_their_reserved_memory(desk: Desk, config: Path) -> None:
-    ran(desk, "python wide.py", 23_700, gpus=2)
+    finish_job(desk, "python wide.py", 23_700, gpus=2)
     with desk.store.db.transaction() as db:
         for peak in (*[1000] * 20, 24_400):
             db.execute(
                 "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES (?, 0, 1, ?, 'completed')",
                 ('["rare.py", null]', peak),
             )
-    found = {one["program"]: one for one in told(desk)["measured"]}
+    found = {one["program"]: one for one in calibrate_json(desk)["measured"]}
     # 24,576 MiB minus the margin of 512 and the idle threshold of 200.
     assert found["wide.py"]["attributes"] == "[vram=23864 gpus=2]"
     assert (found["rare.py"]["max_mib"], found["rare.py"]["p95_mib"]) == (24_400, 1000)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import _MODULES
-from gpu_scheduler.cli.completion import script
+from gpu_scheduler.cli.completion import completion_script
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def completed(folder: Path, *words: str) -> list[str]:
     """Returns the completions that bash offers for the last of these words."""
-    (folder / "script").write_text(script("bash"))
+    (folder / "script").write_text(completion_script("bash"))
     (folder / "ask.sh").write_text(ASK)
     done = subprocess.run(
         ["bash", "--norc", "ask.sh", "-", *words],
@@ -85,7 +85,7 @@ def test_completion_line_of_the_docs_works_in_a_clone(tmp_path: Path) -> None:
 
 
 def test_bash_completes_both_names_of_the_program(tmp_path: Path) -> None:
-    (tmp_path / "script").write_text(script("bash"))
+    (tmp_path / "script").write_text(completion_script("bash"))
     done = subprocess.run(
         ["bash", "--norc", "-c", "source ./script; complete -p"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
@@ -107,7 +107,7 @@ def test_every_shell_completes_every_command_under_both_names(desk: Desk, shell:
 def test_script_is_valid_in_its_shell(tmp_path: Path, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    (tmp_path / "script").write_text(script(shell))
+    (tmp_path / "script").write_text(completion_script(shell))
     done = subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler import fresh
-from gpu_scheduler.cli.foresee import foreseen
+from gpu_scheduler.cli.foresee import predicted_state
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core import wishes
 from gpu_scheduler.core.facts import JobFact, Settings
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.protocol import kill_runner, observe
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -33,7 +33,7 @@ def test_requests_about_a_queued_job_are_recorded_without_a_scheduler(desk: Desk
     assert desk.run("release", job) == (0, f"job {job}: {RECORDED}\n", "")
     assert desk.run("cancel", job) == (0, f"job {job}: {RECORDED}\n", "")
     assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert desk.wishes() == [(verb, str(job)) for verb in ("hold", "release", "cancel", "retry")]
+    assert desk.requests() == [(verb, str(job)) for verb in ("hold", "release", "cancel", "retry")]
     assert desk.state(job) == "queued"
 
 
@@ -64,15 +64,15 @@ def test_unknown_job_does_not_stop_the_other_requests(desk: Desk, up: bool) -> N
 
 def test_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
     job = desk.job()
-    desk.record(act.Finish(job, Outcome.FAILED, ""))
+    desk.record(act.FinishJob(job, Outcome.FAILED, ""))
     code, out, err = desk.run("cancel", job)
     assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is already finished (failed)\n")
     code, _, err = desk.run("hold", job)
     assert (code, err) == (1, f"gpu-scheduler: job {job} is finished; hold needs a job that is queued\n")
-    assert desk.wishes() == []
+    assert desk.requests() == []
     assert desk.run("retry", job)[0] == 0
     assert desk.run("cancel", job)[0] == 0
-    assert desk.wishes() == [("retry", "1"), ("cancel", "1")]
+    assert desk.requests() == [("retry", "1"), ("cancel", "1")]
 
 
 def test_cancel_requires_jobs_or_all(desk: Desk) -> None:
@@ -81,11 +81,11 @@ def test_cancel_requires_jobs_or_all(desk: Desk) -> None:
         code, out, err = desk.run("cancel", *words)
         assert (code, out) == (2, "")
         assert "--all" in err
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 def test_cancel_all_cancels_every_job_and_accepts_an_empty_queue(desk: Desk) -> None:
-    desk.record(act.Finish(desk.job(), Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(desk.job(), Outcome.COMPLETED, ""))
     assert desk.run("cancel", "--all") == (0, "no jobs to cancel\n", "")
     held = desk.job("echo held", hold=True)
     queued = desk.job("echo queued")
@@ -106,9 +106,9 @@ def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "up" in log.read_text(), "output")
     assert desk.run("cancel", job, "--grace", 5) == (0, f"job {job}: cancelled\n", "")
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
     assert "bye" in log.read_text()
-    assert desk.wishes() == [("cancel", str(job))]
+    assert desk.requests() == [("cancel", str(job))]
     attempt = desk.store.attempts(job)[0]
     result = observe(desk.folder(attempt), attempt["token"]).result
     assert result is not None
@@ -131,7 +131,7 @@ def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace(desk: Desk) -> 
     began = time.monotonic()
     assert desk.run("cancel", job, "--grace", 0.3) == (0, f"job {job}: cancelled\n", "")
     assert time.monotonic() - began >= 0.3
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
 
 
 @pytest.mark.parametrize("environment", ["", "env -i"])
@@ -150,7 +150,7 @@ def test_cancel_sweeps_a_job_whose_runner_died(
         fresh.refuse_active(desk.store)
     code, out, err = desk.run("cancel", job, "--grace", 0.2)
     assert (code, out, err) == (0, f"job {job}: cancelled; its runner had already died\n", "")
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
@@ -166,7 +166,7 @@ def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
     assert (code, out, err) == (0, f"job {job}: cancelled before it began\n", "")
     stop = observe(desk.folder(attempt), attempt["token"]).stop
     assert stop is not None
-    assert (stop.cause, stop.grace_s, stop.follow) == ("cancelled", 10.0, "kill")
+    assert (stop.cause, stop.grace_s, stop.on_timeout) == ("cancelled", 10.0, "kill")
 
 
 def test_running_scheduler_cancels_a_running_job(desk: Desk) -> None:
@@ -183,7 +183,7 @@ def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
     job = desk.run_job(LONG)
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     with desk.scheduler("deaf") as pid:
-        monkeypatch.setattr(Home, "ring", lambda home: os.kill(pid, signal.SIGKILL))
+        monkeypatch.setattr(DataDir, "ring", lambda home: os.kill(pid, signal.SIGKILL))
         assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
 
 
@@ -191,16 +191,16 @@ def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
 @pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
 def test_predicted_state_matches_the_loop(state: JobState, verb: str) -> None:
     outcome = Outcome.FAILED if state is JobState.FINISHED else None
-    did, _ = wishes._ABOUT_A_JOB[verb](JobFact(1, state, outcome), {}, Settings())
+    did, _ = wishes._JOB_REQUESTS[verb](JobFact(1, state, outcome), {}, Settings())
     after = state
     for action in did:
-        if isinstance(action, act.Finish):
+        if isinstance(action, act.FinishJob):
             after = JobState.FINISHED
-        elif isinstance(action, act.Hold):
+        elif isinstance(action, act.HoldJob):
             after = JobState.HELD
-        elif isinstance(action, act.Requeue):
+        elif isinstance(action, act.RequeueJob):
             after = JobState.QUEUED
-    assert foreseen(state, [verb]) is after
+    assert predicted_state(state, [verb]) is after
 
 
 def _read(path: Path) -> str | None:

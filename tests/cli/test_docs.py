@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import _MODULES
-from gpu_scheduler.core.states import CHANGES, JobState, Outcome
+from gpu_scheduler.core.states import TRANSITIONS, JobState, Outcome
 from tools.docs import PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_states_page_shows_every_state_outcome_and_allowed_change() -> None:
     for word in (*JobState, *Outcome):
         assert f"| `{word}` |" in page
     arrows = set(re.findall(r"^    (\w+) --> (\w+)$", page, re.MULTILINE))
-    assert arrows == {(str(old), str(new)) for old, after in CHANGES.items() for new in after}
+    assert arrows == {(str(old), str(new)) for old, after in TRANSITIONS.items() for new in after}
 
 
 @pytest.mark.parametrize("page", BY_HAND, ids=lambda page: page.name)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpu_scheduler.doctor.examine import Asked, examine
+from gpu_scheduler.doctor.examine import DoctorOptions, run_checks
 from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
 from tests.cli.desk import Desk
 
@@ -77,8 +77,8 @@ def test_doctor_checks_the_options_of_start(desk: Desk) -> None:
 def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("gpu_scheduler.doctor.gpus.probe", lambda *asked: iter(()))
-    asked = Asked(desk.home, "", None, None, "auto", "1", None)
-    assert list(examine(asked, said.append))
+    asked = DoctorOptions(desk.data_dir, "", None, None, "auto", "1", None)
+    assert list(run_checks(asked, said.append))
     assert said == ["running conda", "reading the GPUs, at most 5 s"]
     findings(monkeypatch, ok("a", "fine"))
     assert desk.run("doctor")[2] == ""

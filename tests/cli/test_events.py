@@ -16,7 +16,7 @@ import pytest
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -24,11 +24,11 @@ from tests.waiting import wait_for
 def three_jobs(desk: Desk) -> list[int]:
     """Inserts a job cancelled while waiting, one that ran, and one that waits."""
     jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
-    desk.record(act.Finish(jobs[0], Outcome.CANCELLED, "line removed"))
+    desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, "line removed"))
     attempt = desk.attempt(jobs[1])["id"]
-    desk.record(act.Move(jobs[1], attempt, JobState.RUNNING))
-    desk.record(act.NoteStray(jobs[1], attempt, "SIM-1", 77))
-    desk.record(act.Close(jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, "exit code 3"))
+    desk.record(act.Transition(jobs[1], attempt, JobState.RUNNING))
+    desk.record(act.RecordMisplacedProcess(jobs[1], attempt, "SIM-1", 77))
+    desk.record(act.FinishAttempt(jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, "exit code 3"))
     desk.record(act.SetPaused("SIM-1", True))
     return jobs
 
@@ -86,9 +86,9 @@ def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
 
 def test_each_end_has_its_own_outcome(desk: Desk) -> None:
     job = desk.job("echo first")
-    desk.record(act.Finish(job, Outcome.CANCELLED, "line removed"))
-    desk.record(act.Requeue(job, "asked for"))
-    desk.record(act.Finish(job, Outcome.SKIPPED, "job 3 failed"))
+    desk.record(act.FinishJob(job, Outcome.CANCELLED, "line removed"))
+    desk.record(act.RequeueJob(job, "asked for"))
+    desk.record(act.FinishJob(job, Outcome.SKIPPED, "job 3 failed"))
     told = [line[21:] for line in desk.run("events")[1].splitlines()]
     assert told[1:] == [
         "job 1 cancelled: line removed", "job 1 queued: asked for", "job 1 skipped: job 3 failed",
@@ -108,10 +108,10 @@ def test_events_are_printed_once_even_with_gaps_in_the_ids(
 def test_events_use_the_tolerance_of_the_scheduler(desk: Desk) -> None:
     job = desk.job()
     attempt = desk.record(act.Start(job, ("SIM-0",), 0, vram=1000))[job]
-    desk.record(act.NoteUse(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
-    desk.record(act.Close(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(act.RecordUsage(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
+    desk.record(act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     assert "under-declared (+20%)" in desk.run("events")[1]
-    note(desk.store, Started(tolerance=0.25))
+    record_options(desk.store, RecordedOptions(tolerance=0.25))
     assert "within ±25%" in desk.run("events")[1]
 
 
@@ -154,7 +154,7 @@ def test_events_are_followed_until_ctrl_c(desk: Desk) -> None:
     job = desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"
-        desk.record(act.Hold(job, "user", "held by the user"))
+        desk.record(act.HoldJob(job, "user", "held by the user"))
         assert read(process)["event"] == "held"
         desk.job("echo second")
         assert read(process)["job"] == job + 1

@@ -25,9 +25,9 @@ def there(desk: Desk) -> Desk:
     row = desk.attempt(desk.job("sleep 100"))
     log = desk.path / "job_2.log"
     log.write_text("seen from afar\n")
-    desk.recorder.note_log(row["id"], str(log), "1.gpujob_0_sleep_2")
-    desk.record(act.Move(2, row["id"], JobState.RUNNING))
-    write_host(desk.home.host, ELSEWHERE)
+    desk.writer.record_log(row["id"], str(log), "1.gpujob_0_sleep_2")
+    desk.record(act.Transition(2, row["id"], JobState.RUNNING))
+    write_host(desk.data_dir.host_file, ELSEWHERE)
     return desk
 
 
@@ -35,7 +35,7 @@ def test_status_shows_another_host_without_judging_its_attempts(there: Desk) -> 
     code, out, _ = there.run("status")
     assert code == 0
     assert "Scheduler on host gpu-other; running processes cannot be checked from this host" in out
-    assert str(there.home.folder) in there.run("status", "-v")[1]
+    assert str(there.data_dir.folder) in there.run("status", "-v")[1]
     shown = json.loads(there.run("status", "--json")[1])
     assert (shown["scheduler"]["host"], shown["scheduler"]["pid"]) == ("gpu-other", None)
     assert {job["id"]: (job["state"], job["recorded"]) for job in shown["jobs"]} == {
@@ -70,12 +70,12 @@ def test_logs_of_another_host_are_printed_if_readable(there: Desk) -> None:
 def test_commands_that_write_or_check_processes_are_refused(there: Desk, words: list[str]) -> None:
     code, out, err = there.run(*words)
     assert (code, out) == (1, "")
-    assert f"the store of {there.home.state_file} belongs to host gpu-other" in err
+    assert f"the store of {there.data_dir.state_file} belongs to host gpu-other" in err
     assert f"this is host {this_host().name}" in err
     assert "start --take-over" in err
     assert len(err.splitlines()) == 2
-    assert there.wishes() == []
-    assert read_host(there.home.host) == ELSEWHERE
+    assert there.requests() == []
+    assert read_host(there.data_dir.host_file) == ELSEWHERE
 
 
 def test_events_and_measurements_of_another_host_can_be_read(there: Desk) -> None:
@@ -106,7 +106,7 @@ def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedPr
 def test_take_over_continues_on_this_host(there: Desk) -> None:
     (there.path / "jobs.txt").write_text("")
     done = start(there, "--take-over")
-    assert read_host(there.home.host) == this_host()
+    assert read_host(there.data_dir.host_file) == this_host()
     assert there.state(1) == "finished"
     # The end of a job on that host cannot be known: it is held, never counted as a success.
     assert there.state(2) == "held", done.stdout + done.stderr
@@ -119,14 +119,14 @@ def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: py
     (desk.path / "jobs.txt").write_text("[share=0.5] echo hello\n")
     net = (
         "from gpu_scheduler.store import home\n"
-        f"home.kind_of = lambda path: 'nfs4' if str(path).startswith({str(desk.home.folder)!r}) else 'ext4'"
+        f"home.kind_of = lambda path: 'nfs4' if str(path).startswith({str(desk.data_dir.folder)!r}) else 'ext4'"
     )
-    owner = desk.home.state_file.with_suffix(".host")
+    owner = desk.data_dir.state_file.with_suffix(".host")
     assert start(desk, "--gpus", "9", before=net).returncode == 2
     assert not owner.exists()  # of a record that was never made
     done = start(desk, before=net)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not desk.home.folder.exists()
+    assert not desk.data_dir.folder.exists()
     [folder] = (desk.path / "local" / "gpu_scheduler").iterdir()
     assert (folder / "scheduler.db").exists()
     assert (folder / "runs" / "1").exists()

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from gpu_scheduler import background, service
 from gpu_scheduler.cli import _MODULES
-from gpu_scheduler.cli.forms import jobs_file_at
+from gpu_scheduler.cli.forms import jobs_file_index
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.cli.start import start_options
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import scheduler_pid
 from tests.cli.desk import Desk
 from tests.e2e.world import World
@@ -142,7 +142,7 @@ def test_first_word_that_is_not_an_option_or_its_value_decides(
     before: list[list[str]], command: str | None, behind: list[str]
 ) -> None:
     words = [word for words in before for word in words]
-    found = jobs_file_at([*words, command or "/", *behind], _MODULES)
+    found = jobs_file_index([*words, command or "/", *behind], _MODULES)
     assert found == (None if command else len(words))
 
 
@@ -158,13 +158,13 @@ def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:
         assert "drained: 0 of 0 jobs completed; exit code 0" in done.stdout
 
 
-def begun(world: World, *words: str) -> Process:
+def started_scheduler(world: World, *words: str) -> Process:
     """Starts `gpu-scheduler jobs.txt …` and waits until it is running; it is ended with the world."""
-    with open(world.out, "wb") as out:
+    with open(world.output_file, "wb") as out:
         words = ("jobs.txt", *SIMULATED, *words)
         process = Process("gpu_scheduler", words, world.folder, world.env, out.fileno(), out.fileno())
     world.process = process
-    wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
+    wait_for(lambda: "scheduler up" in world.output(), "scheduler up")
     return process
 
 
@@ -173,28 +173,28 @@ def test_restart_skips_finished_jobs_and_continues_running_ones(world: World, nu
     wait = "while [ ! -e go ]; do sleep 0.02; done"
     world.append("echo one >> ran", f"echo two >> ran; {wait}")
     world.append(f"echo three >> ran; {wait}", "echo four >> ran")
-    begun(world)
-    world.wait_text("ran", 3)
-    assert world.end(number) == code
+    started_scheduler(world)
+    world.wait_for_lines("ran", 3)
+    assert world.end_scheduler(number) == code
     (world.folder / "go").touch()
     done = world.cli("jobs.txt", *SIMULATED)
     assert done.returncode == 0, done.stdout
     assert "drained: 4 of 4 jobs completed" in done.stdout
     assert sorted((world.folder / "ran").read_text().split()) == ["four", "one", "three", "two"]
     # Run again: nothing is left to do.
-    assert "drained: 4 of 4 jobs completed" in world.ok("jobs.txt", *SIMULATED)
+    assert "drained: 4 of 4 jobs completed" in world.run_ok("jobs.txt", *SIMULATED)
     assert len((world.folder / "ran").read_text().split()) == 4
 
 
 def test_watch_runs_new_lines_until_the_scheduler_is_stopped(world: World) -> None:
     world.append("echo one >> ran")
-    process = begun(world, "--watch")
-    world.wait_text("ran")
-    world.finished(1)
+    process = started_scheduler(world, "--watch")
+    world.wait_for_lines("ran")
+    world.wait_finished(1)
     world.append("echo two >> ran")
-    world.wait_text("ran", 2)
+    world.wait_for_lines("ran", 2)
     assert process.poll() is None
-    assert world.end() == 0
+    assert world.end_scheduler() == 0
 
 
 def test_exit_code_reflects_the_jobs(world: World) -> None:
@@ -204,11 +204,11 @@ def test_exit_code_reflects_the_jobs(world: World) -> None:
 
 def test_fresh_runs_every_line_again_with_new_job_ids(world: World) -> None:
     world.append("echo one >> ran", "echo two >> ran")
-    world.ok("jobs.txt", *SIMULATED)
-    world.ok("pause", "1")
-    folder = Home.of(str(world.folder / world.state)).runs
+    world.run_ok("jobs.txt", *SIMULATED)
+    world.run_ok("pause", "1")
+    folder = DataDir.of(str(world.folder / world.state)).runs
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
-    world.ok("jobs.txt", *SIMULATED, "--fresh")
+    world.run_ok("jobs.txt", *SIMULATED, "--fresh")
     assert sorted((world.folder / "ran").read_text().split()) == ["one", "one", "two", "two"]
     status = world.status()
     assert {job["id"]: job["outcome"] for job in status["jobs"]} == {3: "completed", 4: "completed"}
@@ -218,7 +218,7 @@ def test_fresh_runs_every_line_again_with_new_job_ids(world: World) -> None:
 
 def test_failed_start_with_fresh_forgets_nothing(world: World) -> None:
     world.append("echo one >> ran")
-    world.ok("jobs.txt", *SIMULATED)
+    world.run_ok("jobs.txt", *SIMULATED)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh", "--gpus", "9")
     assert done.returncode == 2
     assert list(world.jobs()) == [1]
@@ -226,24 +226,24 @@ def test_failed_start_with_fresh_forgets_nothing(world: World) -> None:
 
 def test_fresh_is_refused_while_a_scheduler_or_a_job_runs(world: World) -> None:
     world.append("while :; do sleep 0.02; done")
-    begun(world)
-    world.until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
+    started_scheduler(world)
+    world.wait_until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
     done = world.cli("jobs.txt", *SIMULATED, "--fresh")
     assert done.returncode == 1
     assert "a scheduler is already running" in done.stderr
-    world.end(signal.SIGKILL)
+    world.end_scheduler(signal.SIGKILL)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh")
     assert done.returncode == 1
     refusal = "job 1 is active; --fresh forgets nothing while jobs are active\n`stop --jobs` ends what runs"
     assert refusal in done.stderr
     assert list(world.jobs()) == [1]
-    world.ok("stop", "--jobs")
+    world.run_ok("stop", "--jobs")
     world.jobs_file.write_text("echo two\n")
-    world.ok("jobs.txt", *SIMULATED, "--fresh")
+    world.run_ok("jobs.txt", *SIMULATED, "--fresh")
     assert list(world.jobs()) == [2]
 
 
-class Asked:
+class Prompt:
     """A user at a terminal who gives one answer; records the questions and the starts of the scheduler."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
@@ -276,12 +276,12 @@ def test_fresh_asks_for_confirmation_on_a_terminal(
 ) -> None:
     desk.job()
     desk.job()
-    asked = Asked(monkeypatch, answer)
+    asked = Prompt(monkeypatch, answer)
     code, _, err = desk.run("start", "--fresh", *mode)
     assert asked.questions == ["forget 2 jobs of gpu_scheduler_state.d? [y/N] "]
     assert (code, asked.begun) == ((0, 1) if goes_on else (1, 0))
     assert err == ("" if goes_on else f"gpu-scheduler: {KEPT}\n")
-    assert desk.store.counts() == {"queued": 2}
+    assert desk.store.state_counts() == {"queued": 2}
 
 
 def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
@@ -290,17 +290,17 @@ def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
     desk.job()
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    asked = Asked(monkeypatch, "y")
+    asked = Prompt(monkeypatch, "y")
     desk.run("start", "--fresh", "--state-file", "../gpu_scheduler_state.json")
-    assert asked.questions == [f"forget 1 job of {desk.home.folder}? [y/N] "]
+    assert asked.questions == [f"forget 1 job of {desk.data_dir.folder}? [y/N] "]
 
 
 def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(monkeypatch, "n")
+    asked = Prompt(monkeypatch, "n")
     assert desk.run("start", "--fresh")[0] == 0
-    assert desk.store.counts() == {}
+    assert desk.store.state_counts() == {}
     assert desk.run("start", "--fresh")[0] == 0
     desk.job()
     assert desk.run("start", "--fresh", "--yes")[0] == 0
@@ -310,7 +310,7 @@ def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
 
 def test_fresh_is_refused_before_it_asks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     job = desk.run_job("while :; do sleep 0.02; done")
-    asked = Asked(monkeypatch, "y")
+    asked = Prompt(monkeypatch, "y")
     code, _, err = desk.run("start", "--fresh")
     assert (code, asked.questions, asked.begun) == (1, [], 0)
     assert f"job {job} is active" in err
@@ -341,5 +341,5 @@ def test_daemon_asks_before_it_detaches_from_the_terminal(desk: Desk) -> None:
         said.extend(out.read())
     os.close(near)
     assert b"no jobs were forgotten, and the scheduler was not started" in said
-    assert scheduler_pid(desk.home.lock) is None
-    assert desk.store.counts() == {"queued": 1}
+    assert scheduler_pid(desk.data_dir.lock) is None
+    assert desk.store.state_counts() == {"queued": 1}

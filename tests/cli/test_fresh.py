@@ -18,11 +18,11 @@ from gpu_scheduler import fresh
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.intake.pauses import wished_pauses
+from gpu_scheduler.intake.pauses import requested_pauses
 from gpu_scheduler.runner.protocol import observe, sweep
-from gpu_scheduler.service import to_forget
+from gpu_scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import forget, readings
-from gpu_scheduler.store.forget import forgetting
+from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.store import Store
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -31,21 +31,21 @@ LONG = "echo up; while :; do sleep 0.02; done"
 ROOT = Path(__file__).parents[2]
 
 
-def close(desk: Desk, job: int, attempt: int) -> None:
+def finish_attempt(desk: Desk, job: int, attempt: int) -> None:
     desk.record(
-        act.Close(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
-        act.Release(attempt),
-        act.Cooled(attempt),
+        act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        act.ReleaseAllocation(attempt),
+        act.RecordMemoryReleased(attempt),
     )
 
 
-def filled(desk: Desk) -> tuple[int, int]:
+def fill_store(desk: Desk) -> tuple[int, int]:
     """Inserts a finished job with its folder and line, and a queued one; returns their ids."""
     done, waits = desk.job(), desk.job("echo later")
     row = desk.attempt(done)
     desk.folder(row).mkdir(parents=True)
     (desk.folder(row) / "spec.json").write_text("{}")
-    close(desk, done, row["id"])
+    finish_attempt(desk, done, row["id"])
     store = desk.store
     readings.working_folder(store, "/x/jobs.txt", "/x")
     with store.db.transaction() as db:
@@ -56,8 +56,8 @@ def filled(desk: Desk) -> tuple[int, int]:
         db.execute(
             "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES ('[]', 0, 1, 9, 'completed')"
         )
-    desk.record(act.Wait(store.job(waits)["ask"], "no GPU", True))  # type: ignore[index]
-    store.wish("retry", str(done))
+    desk.record(act.SetWaitReason(store.job(waits)["ask"], "no GPU", True))  # type: ignore[index]
+    store.add_request("retry", str(done))
     return done, waits
 
 
@@ -67,43 +67,43 @@ def count(store: Store, table: str) -> int:
     return int(row["n"])
 
 
-PAST = ("job", "attempt", "line", "waiting", "tally")
+CLEARED_TABLES = ("job", "attempt", "line", "waiting", "tally")
 
 
 def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> None:
-    _, waits = filled(desk)
+    _, waits = fill_store(desk)
     desk.record(act.SetPaused("SIM-0", True))
     store = desk.store
-    store.wish("pause", "SIM-1")
-    store.wish("stop")
+    store.add_request("pause", "SIM-1")
+    store.add_request("stop")
     gpus = [tuple(row) for row in store.gpus()]
     for name in ("journal.jsonl", "journal.jsonl.1", "status.txt"):
-        (desk.home.folder / name).write_text("x\n")
-    with forgetting(store) as jobs:
+        (desk.data_dir.folder / name).write_text("x\n")
+    with forgetting_jobs(store) as jobs:
         assert jobs == 2
-    assert [table for table in PAST if count(store, table)] == []
+    assert [table for table in CLEARED_TABLES if count(store, table)] == []
     assert [tuple(row) for row in store.gpus()] == gpus
-    assert wished_pauses(store) == {"SIM-0": True, "SIM-1": True}
-    assert desk.wishes() == [("pause", "SIM-1")]
+    assert requested_pauses(store) == {"SIM-0": True, "SIM-1": True}
+    assert desk.requests() == [("pause", "SIM-1")]
     assert count(store, "measured") == 1
-    assert store.counts() == {}
-    assert list(desk.home.runs.iterdir()) == []
-    assert {path.name for path in desk.home.folder.iterdir()}.isdisjoint({"journal.jsonl", "journal.jsonl.1"})
-    assert (desk.home.folder / "status.txt").exists()
+    assert store.state_counts() == {}
+    assert list(desk.data_dir.runs.iterdir()) == []
+    assert {path.name for path in desk.data_dir.folder.iterdir()}.isdisjoint({"journal.jsonl", "journal.jsonl.1"})
+    assert (desk.data_dir.folder / "status.txt").exists()
     assert store.db.rows("PRAGMA foreign_key_check") == []
     # An id is never reused, and the queue positions of new jobs continue.
     again = desk.job()
     assert again == waits + 1
-    assert store.counts() == {"queued": 1}
+    assert store.state_counts() == {"queued": 1}
     assert readings.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
 
 
 def test_event_ids_continue_and_an_event_records_the_fresh_start(desk: Desk) -> None:
-    filled(desk)
+    fill_store(desk)
     store = desk.store
     newest = store.db.row("SELECT max(rowid) AS n FROM history")
     assert newest is not None
-    with forgetting(store):
+    with forgetting_jobs(store):
         pass
     (row,) = store.db.rows("SELECT rowid AS number, * FROM history")
     assert (row["number"], row["state"], row["job_id"]) == (newest["n"] + 1, "forgotten", 0)
@@ -111,22 +111,22 @@ def test_event_ids_continue_and_an_event_records_the_fresh_start(desk: Desk) -> 
 
 
 def test_fresh_on_an_empty_store_changes_nothing(desk: Desk) -> None:
-    with forgetting(desk.store) as jobs:
+    with forgetting_jobs(desk.store) as jobs:
         assert jobs == 0
     assert count(desk.store, "history") == 0
 
 
 def test_failed_transaction_forgets_nothing(desk: Desk) -> None:
-    done, _ = filled(desk)
-    before = {table: count(desk.store, table) for table in (*PAST, "history", "wish")}
-    with pytest.raises(SchedulerError, match="2 jobs, 0 left"), forgetting(desk.store) as jobs:
+    done, _ = fill_store(desk)
+    before = {table: count(desk.store, table) for table in (*CLEARED_TABLES, "history", "wish")}
+    with pytest.raises(SchedulerError, match="2 jobs, 0 left"), forgetting_jobs(desk.store) as jobs:
         raise SchedulerError(f"{jobs} jobs, {count(desk.store, 'job')} left")
     assert {table: count(desk.store, table) for table in before} == before
-    assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
+    assert [path.name for path in desk.data_dir.runs.iterdir()] == [str(done)]
 
 
 def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
-    done, _ = filled(desk)
+    done, _ = fill_store(desk)
     program = (
         "import os, sys\n"
         "from gpu_scheduler.store.forget import forgetting\n"
@@ -136,47 +136,47 @@ def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
         "    os._exit(jobs)\n"
     )
     code = subprocess.run(
-        [sys.executable, "-c", program, str(desk.home.state_file)],
+        [sys.executable, "-c", program, str(desk.data_dir.state_file)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=60,
     ).returncode  # fmt: skip
     assert code == 2
-    with closing(Store(desk.home)) as store:
+    with closing(Store(desk.data_dir)) as store:
         assert count(store, "job") == 2
         assert count(store, "line") == 1
-    assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
+    assert [path.name for path in desk.data_dir.runs.iterdir()] == [str(done)]
 
 
 def test_folders_left_by_a_crash_are_removed_by_the_next_fresh_start(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, _ = filled(desk)
+    done, _ = fill_store(desk)
 
     def crash(home: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(forget, "_remove_folders", crash)
-        with pytest.raises(KeyboardInterrupt), forgetting(desk.store):
+        with pytest.raises(KeyboardInterrupt), forgetting_jobs(desk.store):
             pass
     assert count(desk.store, "job") == 0
-    assert [path.name for path in desk.home.runs.iterdir()] == [str(done)]
-    with forgetting(desk.store) as jobs:
+    assert [path.name for path in desk.data_dir.runs.iterdir()] == [str(done)]
+    with forgetting_jobs(desk.store) as jobs:
         assert jobs == 0
-    assert list(desk.home.runs.iterdir()) == []
+    assert list(desk.data_dir.runs.iterdir()) == []
 
 
 def test_folder_that_cannot_be_removed_is_reported_without_failing(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled(desk)
-    (desk.home.runs / "a file").touch()
-    with caplog.at_level("WARNING"), forgetting(desk.store):
+    fill_store(desk)
+    (desk.data_dir.runs / "a file").touch()
+    with caplog.at_level("WARNING"), forgetting_jobs(desk.store):
         pass
     assert "a file of a forgotten job; the next" in caplog.text
     assert count(desk.store, "job") == 0
-    (desk.home.runs / "a file").unlink()
-    (desk.home.folder / "journal.jsonl").mkdir()
-    with caplog.at_level("WARNING"), forgetting(desk.store):
+    (desk.data_dir.runs / "a file").unlink()
+    (desk.data_dir.folder / "journal.jsonl").mkdir()
+    with caplog.at_level("WARNING"), forgetting_jobs(desk.store):
         pass
     assert "journal.jsonl of a forgotten job; the next" in caplog.text
 
@@ -187,18 +187,18 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
         with pytest.raises(
             SchedulerError, match=rf"job {job} is active[^\n]*\n`stop --jobs` ends"
         ) as refused:
-            fresh.refuse_active(desk.store, take=take)
+            fresh.refuse_active(desk.store, void_claims=take)
     assert refused.value.exit_code == 1
     with pytest.raises(SchedulerError, match="is active"):
-        to_forget(desk.home)
-    with pytest.raises(SchedulerError, match="is active"), fresh.forgotten(desk.store):
+        count_jobs_to_forget(desk.data_dir)
+    with pytest.raises(SchedulerError, match="is active"), fresh.jobs_forgotten(desk.store):
         pass
     assert desk.state(job) == "running"
     assert desk.run("stop", "--jobs")[0] == 0
     # The end is not recorded yet, and need not be.
     assert desk.state(job) == "running"
-    assert to_forget(desk.home) == 1
-    with fresh.forgotten(desk.store):
+    assert count_jobs_to_forget(desk.data_dir) == 1
+    with fresh.jobs_forgotten(desk.store):
         assert count(desk.store, "job") == 0
 
 
@@ -225,7 +225,7 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
     monkeypatch.setattr(fresh, "END_S", 0.1)
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.Close(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(act.FinishAttempt(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     fresh.refuse_active(desk.store)
     left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row["token"]})
     try:
@@ -242,9 +242,9 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
 def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    assert to_forget(desk.home) == 1
+    assert count_jobs_to_forget(desk.data_dir) == 1
     assert observe(desk.folder(row), row["token"]).claim == "none"
-    fresh.refuse_active(desk.store, take=True)
+    fresh.refuse_active(desk.store, void_claims=True)
     assert observe(desk.folder(row), row["token"]).claim == "void"
     assert desk.state(job) == "starting"
 
@@ -252,22 +252,22 @@ def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
 def test_killed_runner_does_not_block_fresh_once_its_command_is_gone(desk: Desk) -> None:
     job = desk.run_job(LONG)
     token = list(desk.folders)[-1]
-    (row,) = desk.store.unsettled()
+    (row,) = desk.store.active_attempts()
     runner = observe(desk.folder(row), token).pid
     assert runner is not None
     os.kill(runner, signal.SIGKILL)
     wait_for(lambda: observe(desk.folder(row), token).claim == "dead", "the runner's end")
     assert not sweep(desk.folder(row), token, 0.0)
     assert observe(desk.folder(row), token).result is None
-    fresh.refuse_active(desk.store, take=True)
+    fresh.refuse_active(desk.store, void_claims=True)
     assert desk.state(job) == "running"
 
 
 def test_fresh_does_not_claim_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
-    fresh.refuse_active(desk.store, take=True)
+    desk.record(act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
+    fresh.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 
 
@@ -280,14 +280,14 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
     row = desk.attempt(desk.job())
     monkeypatch.setattr(fresh, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
-        to_forget(desk.home)
+        count_jobs_to_forget(desk.data_dir)
     assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
 
 
 def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    filled(desk)
+    fill_store(desk)
     with caplog.at_level("INFO"):
-        with fresh.forgotten(desk.store):
+        with fresh.jobs_forgotten(desk.store):
             assert caplog.messages == []
         assert caplog.messages == ["forgot 2 jobs"]
 
@@ -296,18 +296,18 @@ def test_attempts_of_another_boot_do_not_block_fresh(desk: Desk) -> None:
     row = desk.attempt(desk.job())
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET boot_id = 'another'")
-    fresh.refuse_active(desk.store, take=True)
+    fresh.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 
 
 def test_fresh_without_a_store_creates_nothing(desk: Desk) -> None:
-    assert to_forget(desk.home) == 0
+    assert count_jobs_to_forget(desk.data_dir) == 0
     assert list(desk.path.iterdir()) == []
 
 
 def test_fresh_is_refused_while_a_scheduler_runs(desk: Desk) -> None:
     desk.job()
     with desk.scheduler() as pid, pytest.raises(SchedulerError) as refused:
-        to_forget(desk.home)
+        count_jobs_to_forget(desk.data_dir)
     assert f"(pid {pid}); end it with `stop`" in str(refused.value)
-    assert to_forget(desk.home) == 1
+    assert count_jobs_to_forget(desk.data_dir) == 1

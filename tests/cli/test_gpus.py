@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.intake.pauses import take_in
+from gpu_scheduler.intake.pauses import apply_edit
 from gpu_scheduler.store import statefile
-from gpu_scheduler.store.statefile import is_older
+from gpu_scheduler.store.statefile import is_from_older_scheduler
 from tests.cli.desk import Desk
 
 
@@ -17,7 +17,7 @@ def test_pause_without_a_scheduler_is_recorded_and_shown_by_status(desk: Desk) -
     assert desk.store
     code, out, err = desk.run("pause", "0")
     assert (code, out, err) == (0, "GPU 0: recorded; takes effect when the scheduler starts\n", "")
-    assert desk.wishes() == [("pause", "SIM-0")]
+    assert desk.requests() == [("pause", "SIM-0")]
     gpus = json.loads(desk.run("status", "--json")[1])["gpus"]
     assert [gpu["state"] for gpu in gpus] == ["paused", "available"]
 
@@ -43,7 +43,7 @@ def test_pause_rejects_an_unknown_gpu_and_records_nothing(desk: Desk, words: lis
     code, out, err = desk.run("pause", *words)
     assert (code, out) == (1, "")
     assert err == "gpu-scheduler: GPU 2 is not managed; the managed GPUs are 0,1\n"
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 def test_unknown_gpus_are_listed_as_ranges(desk: Desk) -> None:
@@ -55,9 +55,9 @@ def test_unknown_gpus_are_listed_as_ranges(desk: Desk) -> None:
 
 def test_pause_reads_an_edit_of_the_state_file_first_and_wins_over_it(desk: Desk) -> None:
     assert desk.store
-    desk.home.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
+    desk.data_dir.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
     desk.run("resume", "1")
-    assert desk.wishes() == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
+    assert desk.requests() == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
 
 
 def test_pause_without_recorded_gpus_says_so(desk: Desk) -> None:
@@ -69,7 +69,7 @@ def test_pause_without_recorded_gpus_says_so(desk: Desk) -> None:
 
 
 def test_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk) -> None:
-    path = desk.home.state_file
+    path = desk.data_dir.state_file
     told = f"in {path}, which the first `start` reads\n"
     assert desk.run("pause", "2", "0") == (0, f"GPU 0: paused {told}GPU 2: paused {told}", "")
     assert json.loads(path.read_text()) == {"paused_gpus": [0, 2]}
@@ -81,8 +81,8 @@ def test_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk) -
     assert [one.name for one in desk.path.iterdir()] == [path.name]
     # The first start creates the store and reads the file.
     assert desk.store
-    take_in(desk.store, path.read_bytes())
-    assert desk.wishes() == [("pause", "SIM-0")]
+    apply_edit(desk.store, path.read_bytes())
+    assert desk.requests() == [("pause", "SIM-0")]
 
 
 def test_resume_of_an_unpaused_gpu_before_the_first_start_writes_nothing(desk: Desk) -> None:
@@ -92,21 +92,21 @@ def test_resume_of_an_unpaused_gpu_before_the_first_start_writes_nothing(desk: D
 
 def test_pause_before_the_first_start_keeps_keys_of_the_older_scheduler(desk: Desk) -> None:
     older = {"gpu_status": [0.5, 0.0], "paused_gpus": ["1"], "sessions": {"a": 1}, "note": None}
-    desk.home.state_file.write_text(json.dumps(older))
+    desk.data_dir.state_file.write_text(json.dumps(older))
     assert desk.run("pause", "0")[0] == 0
-    after = json.loads(desk.home.state_file.read_text())
+    after = json.loads(desk.data_dir.state_file.read_text())
     assert after == {**older, "paused_gpus": [0, 1]}
-    assert is_older(after)
+    assert is_from_older_scheduler(after)
 
 
 def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: Desk) -> None:
     """The base of the removed store says that GPU 1 was already paused, which would hide the change."""
-    desk.home.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
+    desk.data_dir.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
     assert desk.run("pause", "0")[0] == 0
-    assert json.loads(desk.home.state_file.read_text())["mine"] == 3
+    assert json.loads(desk.data_dir.state_file.read_text())["mine"] == 3
     assert desk.store
-    take_in(desk.store, desk.home.state_file.read_bytes())
-    assert desk.wishes() == [("pause", "SIM-0"), ("pause", "SIM-1")]
+    apply_edit(desk.store, desk.data_dir.state_file.read_bytes())
+    assert desk.requests() == [("pause", "SIM-0"), ("pause", "SIM-1")]
 
 
 @pytest.mark.parametrize(
@@ -125,17 +125,17 @@ def test_impossible_pause_before_the_first_start_gives_a_reason(
     desk: Desk, text: str | None, words: list[str], said: str
 ) -> None:
     if text is not None:
-        desk.home.state_file.write_text(text)
+        desk.data_dir.state_file.write_text(text)
     code, out, err = desk.run(*words)
     assert (code, out) == (1, "")
     assert said in err
-    assert (desk.home.state_file.read_text() if text is not None else None) == text
+    assert (desk.data_dir.state_file.read_text() if text is not None else None) == text
 
 
 def test_concurrent_edit_during_a_pause_before_the_first_start_is_kept(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = desk.home.state_file
+    path = desk.data_dir.state_file
     path.write_text('{"paused_gpus": [3]}')
     exchange, edits = statefile.exchange, ['{"paused_gpus": [3, 4], "mine": 7}']
 

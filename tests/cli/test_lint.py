@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.secrets import HIDDEN
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
@@ -28,14 +28,14 @@ high,a.py,env
 """
 
 
-def write(desk: Desk, text: str = FILE) -> None:
+def write_jobs_file(desk: Desk, text: str = FILE) -> None:
     (desk.path / "a.py").touch()
     (desk.path / "llm_config.json").write_text('{"models": {"small": 0.5}}')
     (desk.path / "jobs.txt").write_text(text)
 
 
 def test_lint_shows_each_line_and_exits_with_1_for_a_malformed_one(desk: Desk) -> None:
-    write(desk)
+    write_jobs_file(desk)
     code, out, err = desk.run("lint")
     assert (code, err) == (1, "")
     assert (
@@ -59,7 +59,7 @@ jobs.txt:7: malformed: bash refuses it"""
 
 
 def test_lint_keeps_the_order_of_lines_and_marks_cancelled_ones(desk: Desk) -> None:
-    write(desk, "high,a.py,env\n[cancel] true\n")
+    write_jobs_file(desk, "high,a.py,env\n[cancel] true\n")
     out = desk.run("lint")[1]
     first, second = (out.index(f"jobs.txt:{number}: ") for number in (1, 2))
     assert first < second
@@ -67,7 +67,7 @@ def test_lint_keeps_the_order_of_lines_and_marks_cancelled_ones(desk: Desk) -> N
 
 
 def test_lint_lists_the_accepted_formats_once(desk: Desk) -> None:
-    write(desk, "high,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n")
+    write_jobs_file(desk, "high,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n")
     out = desk.run("lint")[1]
     assert out.count("accepted: priority,script_path") == 1
     assert "jobs.txt:3: malformed: " in out
@@ -89,7 +89,7 @@ def test_lint_warns_about_likely_mistakes(desk: Desk) -> None:
 
 
 def test_lint_json_has_the_same_content(desk: Desk) -> None:
-    write(desk)
+    write_jobs_file(desk)
     code, out, _ = desk.run("lint", "jobs.txt", "--json")
     assert code == 1
     told = json.loads(out)
@@ -104,7 +104,7 @@ def test_lint_json_has_the_same_content(desk: Desk) -> None:
 
 
 def test_lint_shows_memory_time_limit_and_retries(desk: Desk) -> None:
-    write(desk, "[vram=9G timeout=2h retries=3 fail-retries=1 exclusive] true\n[gpus=2] true\n")
+    write_jobs_file(desk, "[vram=9G timeout=2h retries=3 fail-retries=1 exclusive] true\n[gpus=2] true\n")
     code, out, _ = desk.run("lint")
     assert code == 0
     assert (
@@ -122,18 +122,18 @@ def test_lint_shows_memory_time_limit_and_retries(desk: Desk) -> None:
 
 
 def test_lint_takes_the_size_of_the_gpus_from_the_store(desk: Desk) -> None:
-    write(desk, "[vram=23G] true\n[vram=24G] true\n")
+    write_jobs_file(desk, "[vram=23G] true\n[vram=24G] true\n")
     assert "warning" not in desk.run("lint")[1]
     assert desk.store.gpus()
     out = desk.run("lint")[1]
     assert out.count("warning: ") == 1
     assert "warning: it needs 24.0 GiB of a GPU, but its GPUs are too small (512 MiB of each" in out
-    note(desk.store, Started(margin_mib=2048))
+    record_options(desk.store, RecordedOptions(margin_mib=2048))
     assert desk.run("lint")[1].count("warning: ") == 2
 
 
 def test_values_that_look_like_secrets_are_masked(desk: Desk) -> None:
-    write(desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n")
+    write_jobs_file(desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n")
     for form in ((), ("--json",)):
         code, out, _ = desk.run("lint", *form)
         assert code == 0
@@ -144,7 +144,7 @@ def test_values_that_look_like_secrets_are_masked(desk: Desk) -> None:
 
 
 def test_lint_accepts_a_good_file_and_checks_named_gpus(desk: Desk) -> None:
-    write(desk, "[gpus=2] true\n0,a.py,,,3\n")
+    write_jobs_file(desk, "[gpus=2] true\n0,a.py,,,3\n")
     assert desk.run("lint")[0] == 0
     code, out, _ = desk.run("lint", "--gpus", "2")
     assert code == 1
@@ -156,7 +156,7 @@ def test_lint_accepts_a_good_file_and_checks_named_gpus(desk: Desk) -> None:
 
 
 def test_lint_takes_gpus_and_folder_from_the_store(desk: Desk) -> None:
-    write(desk, "0,a.py,,,5\n")
+    write_jobs_file(desk, "0,a.py,,,5\n")
     assert desk.store.gpus()
     code, out, _ = desk.run("lint")
     assert code == 1
@@ -188,14 +188,14 @@ def test_lint_reads_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_lint_exits_with_2_for_an_unreadable_file(desk: Desk, words: list[str], part: str) -> None:
-    write(desk)
+    write_jobs_file(desk)
     code, out, err = desk.run("lint", *words)
     assert (code, out) == (2, "")
     assert part in err
 
 
 def test_lint_reports_a_broken_llm_config(desk: Desk) -> None:
-    write(desk)
+    write_jobs_file(desk)
     (desk.path / "llm_config.json").write_text("{")
     code, _, err = desk.run("lint")
     assert code == 2
@@ -203,7 +203,7 @@ def test_lint_reports_a_broken_llm_config(desk: Desk) -> None:
 
 
 def test_lint_escapes_control_characters(desk: Desk) -> None:
-    write(desk, "echo '\x1b]0;x\x07'\n0,\x1b[2J.py,\n")
+    write_jobs_file(desk, "echo '\x1b]0;x\x07'\n0,\x1b[2J.py,\n")
     code, out, _ = desk.run("lint")
     assert code == 0
     assert "\x1b" not in out
@@ -215,10 +215,10 @@ def test_lint_asks_conda_only_if_a_line_names_an_environment(
 ) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))
     (desk.path / "conda" / "envs" / "good").mkdir(parents=True)
-    write(desk, "0,a.py,good,,\n0,a.py,bad,,\n")
+    write_jobs_file(desk, "0,a.py,good,,\n0,a.py,bad,,\n")
     out = desk.run("lint", "--conda-sh", CONDA)[1]
     assert out.count("warning: ") == 1
     assert "warning: conda environment bad does not exist; environments: base, good" in out
     monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
-    write(desk, "0,a.py,,,\n")
+    write_jobs_file(desk, "0,a.py,,,\n")
     assert desk.run("lint", "--conda-sh", CONDA)[0] == 0

@@ -18,7 +18,7 @@ from typing import IO
 
 import pytest
 
-from gpu_scheduler.cli.tail import Tail
+from gpu_scheduler.cli.tail import LogPrinter
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.runner.protocol import observe
@@ -33,7 +33,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture(autouse=True)
-def _what_was_started_is_ended() -> Iterator[None]:
+def _end_started_processes() -> Iterator[None]:
     yield
     while _started:
         with _started.pop() as process:
@@ -84,7 +84,7 @@ def test_logs_prints_the_last_lines_byte_by_byte(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], content: bytes, lines: int | None, shown: bytes
 ) -> None:
     (tmp_path / "log").write_bytes(content)
-    tail = Tail(str(tmp_path / "log"))
+    tail = LogPrinter(str(tmp_path / "log"))
     tail.print_last(lines)
     tail.print_new()
     assert capfdbinary.readouterr().out == shown
@@ -103,9 +103,9 @@ def test_logs_prints_the_latest_attempt(desk: Desk) -> None:
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
         log.write_text(f"attempt {number}\n")
-        desk.recorder.note_log(row["id"], str(log), None)
+        desk.writer.record_log(row["id"], str(log), None)
         state = JobState.QUEUED if number == 1 else JobState.FINISHED
-        desk.record(act.Close(job, row["id"], Outcome.NOT_STARTED, state, None))
+        desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, state, None))
     assert desk.run("logs", job) == (0, "attempt 2\n", "")
     assert desk.run("logs", job, "-f") == (0, "attempt 2\n", "")
     assert desk.run("logs", job, "-n", 0) == (0, "", "")
@@ -118,7 +118,7 @@ def test_logs_reports_a_missing_log(desk: Desk) -> None:
     assert err == f"gpu-scheduler: job {job} has no log: it is queued and was never started\n"
     row = desk.attempt(job)
     assert f"attempt 1 of job {job} has no log yet" in desk.run("logs", job)[2]
-    desk.recorder.note_log(row["id"], "/nowhere/3.log", None)
+    desk.writer.record_log(row["id"], "/nowhere/3.log", None)
     assert desk.run("logs", job)[::2] == (
         1, "gpu-scheduler: the log /nowhere/3.log cannot be read: No such file or directory\n"
     )  # fmt: skip
@@ -131,8 +131,8 @@ def test_logs_prints_an_earlier_attempt(desk: Desk) -> None:
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
         log.write_text(f"attempt {number}\n")
-        desk.recorder.note_log(row["id"], str(log), None)
-        desk.record(act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
+        desk.writer.record_log(row["id"], str(log), None)
+        desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
     assert desk.run("logs", job, "--attempt", 1) == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 1, "-f") == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 2) == desk.run("logs", job)
@@ -164,14 +164,14 @@ def test_follow_continues_with_the_next_attempt(desk: Desk) -> None:
             rows.append(row)
             log = desk.path / f"{number}.log"
             log.write_text(f"attempt {number}\n")
-            desk.recorder.note_log(row["id"], str(log), None)
+            desk.writer.record_log(row["id"], str(log), None)
             if number == 1:
                 process = start("logs", job, "-f")
                 read = read_until(process.stdout, b"attempt 1\n")
-                desk.record(act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
+                desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
         read += read_until(process.stdout, b"attempt 2\n")
         assert process.poll() is None
-        desk.record(act.Close(job, rows[-1]["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+        desk.record(act.FinishAttempt(job, rows[-1]["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
         out, err = process.communicate(timeout=60)
     assert (process.returncode, read + out, err) == (0, b"attempt 1\nattempt 2\n", b"")
 
@@ -205,7 +205,7 @@ def test_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_frame(d
     row = desk.attempt(job)
     log = desk.path / "bar.log"
     log.write_bytes(BAR)
-    desk.recorder.note_log(row["id"], str(log), None)
+    desk.writer.record_log(row["id"], str(log), None)
     assert desk.run("logs", job)[1].encode() == b"start\n100%|####| 2/2\nend without a newline"
     assert desk.run("logs", job, "-n", 2)[1].encode() == b"100%|####| 2/2\nend without a newline"
     done = start("logs", job, "--raw")
@@ -225,7 +225,7 @@ def test_only_colours_and_progress_bars_reach_the_terminal(desk: Desk) -> None:
     row = desk.attempt(job)
     log = desk.path / "hostile.log"
     log.write_bytes(HOSTILE)
-    desk.recorder.note_log(row["id"], str(log), None)
+    desk.writer.record_log(row["id"], str(log), None)
     text = b"one\n\x1b[31mtwo\x1b[0m\n"
     assert on_terminal("logs", job) == text + b" 1%\r 2%\x1b[K\n"
     assert desk.run("logs", job)[1].encode() == text + b" 2%\x1b[K\n"
@@ -240,7 +240,7 @@ def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: De
     row = desk.attempt(job)
     log = desk.path / "bar.log"
     log.write_bytes(b"start\n")
-    desk.recorder.note_log(row["id"], str(log), None)
+    desk.writer.record_log(row["id"], str(log), None)
     process, raw = start("logs", job, "-f"), start("logs", job, "-f", "--raw")
     began = time.monotonic()
     read = bytearray(read_until(process.stdout, b"start\n"))
@@ -259,7 +259,7 @@ def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: De
 
         wait_for(draw, "two updates", every_s=0.02)
         file.write(b"\r100%\nlast")
-    desk.record(act.Close(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(act.FinishAttempt(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     read += process.communicate(timeout=60)[0]
     assert read.endswith(b"\n100%\nlast")
     assert read.count(b"%") <= time.monotonic() - began + 2
@@ -281,7 +281,7 @@ signal.pause()
 """
 
 
-class Claimed:
+class ClaimedAttempt:
     """A running job whose claim is held by a process with a window, like a runner."""
 
     def __init__(self, desk: Desk, session: str | None) -> None:
@@ -299,7 +299,7 @@ class Claimed:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"held\n"
         os.close(slave)
-        desk.record(act.Move(self.job, self.attempt_id, JobState.RUNNING))
+        desk.record(act.Transition(self.job, self.attempt_id, JobState.RUNNING))
 
     def close_window(self) -> None:
         """As Screen does at Ctrl-A k."""
@@ -316,11 +316,11 @@ class Claimed:
 
 
 @pytest.fixture
-def claim(desk: Desk) -> Iterator[Callable[[str | None], Claimed]]:
-    made: list[Claimed] = []
+def claim(desk: Desk) -> Iterator[Callable[[str | None], ClaimedAttempt]]:
+    made: list[ClaimedAttempt] = []
 
-    def one(session: str | None) -> Claimed:
-        made.append(Claimed(desk, session))
+    def one(session: str | None) -> ClaimedAttempt:
+        made.append(ClaimedAttempt(desk, session))
         return made[-1]
 
     yield one
@@ -352,7 +352,7 @@ def session(tmp_path: Path) -> Iterator[str]:
 
 
 def test_attach_executes_screen_with_the_full_session_name(
-    claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
+    claim: Callable[[str | None], ClaimedAttempt], fake_screen: Path, session: str
 ) -> None:
     job = claim(session).job
     ours, theirs = pty.openpty()
@@ -374,7 +374,7 @@ def test_attach_executes_screen_with_the_full_session_name(
 
 
 def test_attach_inside_another_screen_explains_the_detach_keys(
-    claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
+    claim: Callable[[str | None], ClaimedAttempt], fake_screen: Path, session: str
 ) -> None:
     job = claim(session).job
     ours, theirs = pty.openpty()
@@ -399,7 +399,7 @@ def test_attach_inside_another_screen_explains_the_detach_keys(
 
 
 def test_attach_and_status_say_that_the_window_was_closed(
-    desk: Desk, claim: Callable[[str | None], Claimed], session: str
+    desk: Desk, claim: Callable[[str | None], ClaimedAttempt], session: str
 ) -> None:
     held = claim(session)
     job = held.job
@@ -417,7 +417,7 @@ def test_attach_and_status_say_that_the_window_was_closed(
     assert session not in text
     [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)
-    desk.record(act.NoteWindowClosed(job, held.attempt_id))
+    desk.record(act.RecordWindowClosed(job, held.attempt_id))
     assert f"`logs {job} -f` follows it" in desk.run("why", job)[1]
     assert "window closed, the job continues" in desk.run("screens")[1]
     told = f"job {job} continues without its Screen window, which was closed; `logs {job} -f` follows it\n"
@@ -425,7 +425,7 @@ def test_attach_and_status_say_that_the_window_was_closed(
 
 
 def test_attach_requires_a_terminal_a_session_and_screen(
-    claim: Callable[[str | None], Claimed], fake_screen: Path, session: str
+    claim: Callable[[str | None], ClaimedAttempt], fake_screen: Path, session: str
 ) -> None:
     def attach(job: int) -> tuple[int, str]:
         done = subprocess.run(
@@ -454,7 +454,7 @@ def test_attach_rejects_a_job_that_is_not_running(desk: Desk) -> None:
     assert f"job {job} is not running but queued\n" in desk.run("attach", job)[2]
     row = desk.attempt(job)
     assert "is starting; try again" in desk.run("attach", job)[2]
-    desk.record(act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1))
+    desk.record(act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1))
     code, out, err = desk.run("attach", job)
     assert (code, out) == (1, "")
     assert err == f"gpu-scheduler: job {job} is not running but finished; `logs {job}` shows its output\n"
@@ -467,5 +467,5 @@ def test_log_path_is_read_from_the_claim_before_it_is_recorded(desk: Desk) -> No
     wait_for(lambda: "early" in log.read_text(), "output")
     row = desk.store.attempts(job)[0]
     assert observe(desk.folder(row), row["token"]).log == str(log)
-    desk.recorder.note_log(row["id"], None, None)
+    desk.writer.record_log(row["id"], None, None)
     assert desk.run("logs", job) == (0, log.read_text(), "")

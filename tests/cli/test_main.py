@@ -156,7 +156,7 @@ def test_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
 
 def test_data_dir_may_be_elsewhere(desk: Desk) -> None:
     job_id = desk.job()
-    desk.home.folder.rename(desk.path / "elsewhere")
+    desk.data_dir.folder.rename(desk.path / "elsewhere")
     assert desk.run("cancel", job_id)[0] == 1
     code, out, _ = desk.run("status", "-v", "--data-dir", "elsewhere")
     assert code == 0
@@ -165,8 +165,8 @@ def test_data_dir_may_be_elsewhere(desk: Desk) -> None:
 
 
 def test_store_that_is_not_a_database_is_reported(desk: Desk) -> None:
-    desk.home.create()
-    desk.home.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
+    desk.data_dir.create()
+    desk.data_dir.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
     code, _, err = desk.run("status")
     assert code == 1
     assert "scheduler.db" in err

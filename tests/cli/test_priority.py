@@ -17,7 +17,7 @@ def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     code, out, err = desk.run("priority", first, second, -5)
     said = "recorded; takes effect when the scheduler starts"
     assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
-    assert [json.loads(row["args"]) for row in desk.store.open_wishes()] == [
+    assert [json.loads(row["args"]) for row in desk.store.open_requests()] == [
         {"name": "priority", "value": -5}
     ] * 2
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
@@ -31,7 +31,7 @@ def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
 @pytest.mark.parametrize("up", [False, True])
 def test_priority_rejects_jobs_that_are_not_waiting(desk: Desk, up: bool) -> None:
     ended, held = desk.job(), desk.job("echo held", hold=True)
-    desk.record(act.Finish(ended, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(ended, Outcome.COMPLETED, ""))
     with desk.scheduler() if up else nullcontext():
         code, out, err = desk.run("priority", ended, 99, held, 1)
     assert code == 1
@@ -45,7 +45,7 @@ def test_priority_of_a_running_job_cannot_change(desk: Desk) -> None:
     code, out, err = desk.run("priority", job, 1)
     assert (code, out) == (1, "")
     assert err == f"gpu-scheduler: job {job} is running; priority needs a job that is held or queued\n"
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 @pytest.mark.parametrize("words", [["3"], ["3", "high"], ["3", "1.5"]])

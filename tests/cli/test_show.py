@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli.show import command_of
+from gpu_scheduler.cli.show import job_command
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.command import build
+from gpu_scheduler.core.command import build_command
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.secrets import HIDDEN, hide_secrets
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
 
-def told(desk: Desk, job: int) -> dict[str, Any]:
+def show_json(desk: Desk, job: int) -> dict[str, Any]:
     code, out, err = desk.run("show", job, "--json")
     assert (code, err) == (0, "")
     value: dict[str, Any] = json.loads(out)
@@ -32,7 +32,7 @@ def test_show_waiting_job(desk: Desk) -> None:
         "python t.py", share=500, allowed=(1,), conda="env", name="bert", priority=7,
         env=(("HF_TOKEN", "hf_x"), ("LR", "0.1")),
     )  # fmt: skip
-    story = told(desk, job)
+    story = show_json(desk, job)
     assert (story["job"]["id"], story["job"]["state"], story["job"]["priority"]) == (job, "queued", 7)
     assert (story["kind"], story["need"], story["allowed_gpus"]) == (
         "command",
@@ -54,14 +54,14 @@ def test_show_waiting_job(desk: Desk) -> None:
 def test_show_attempts_and_history(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.recorder.note_log(row["id"], "/logs/1.log", "gpujob_0_echo_1")
-    desk.record(act.Move(job, row["id"], JobState.RUNNING), act.NoteStray(job, row["id"], "SIM-1", 71))
+    desk.writer.record_log(row["id"], "/logs/1.log", "gpujob_0_echo_1")
+    desk.record(act.Transition(job, row["id"], JobState.RUNNING), act.RecordMisplacedProcess(job, row["id"], "SIM-1", 71))
     desk.record(
-        act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
+        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
                   reason="exit code 1: ValueError: x", exit_code=1, survivors=(9,), started_at=1000.0,
                   ended_at=1060.0)
     )  # fmt: skip
-    [attempt] = told(desk, job)["attempts"]
+    [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["number"], attempt["gpus"], attempt["outcome"]) == (1, [0], "failed")
     assert (attempt["exit_code"], attempt["reason"]) == (1, "exit code 1: ValueError: x")
     assert (attempt["log"], attempt["session"]) == ("/logs/1.log", "gpujob_0_echo_1")
@@ -70,7 +70,7 @@ def test_show_attempts_and_history(desk: Desk) -> None:
     out = desk.run("show", job)[1]
     assert "after 1 min" in out
     assert out.count(f"job {job} was given GPU 0 but uses GPU 1 (process 71)") == 2
-    assert [step["state"] for step in told(desk, job)["history"]] == [
+    assert [step["state"] for step in show_json(desk, job)["history"]] == [
         "queued", "starting", "running", "misplaced process", "finished",
     ]  # fmt: skip
 
@@ -79,19 +79,19 @@ def test_show_declared_and_measured_memory_with_the_retry(desk: Desk) -> None:
     job = desk.job(vram=4096, oom_retries=3, timeout_s=7200.0)
     this = desk.record(act.Start(job, ("SIM-0", "SIM-1"), 0, vram=4096))[job]
     desk.record(
-        act.Move(job, this, JobState.RUNNING),
-        act.NoteUse(job, this, 5.0, (("SIM-0", 4900, 80.0), ("SIM-1", 4000, 40.0))),
-        act.NoteUse(job, this, 6.0, (("SIM-0", 4800, 100.0), ("SIM-1", 4096, None))),
-        act.NoteExceeded(job, this, "SIM-0", 4900, 4096),
+        act.Transition(job, this, JobState.RUNNING),
+        act.RecordUsage(job, this, 5.0, (("SIM-0", 4900, 80.0), ("SIM-1", 4000, 40.0))),
+        act.RecordUsage(job, this, 6.0, (("SIM-0", 4800, 100.0), ("SIM-1", 4096, None))),
+        act.RecordOveruse(job, this, "SIM-0", 4900, 4096),
     )
-    [attempt] = told(desk, job)["attempts"]
+    [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["peaks"]) == (4096, {"0": 4900, "1": 4096})
     assert attempt["load_percent"] == pytest.approx(220 / 3)
     assert attempt["declaration_accuracy"] is None
     desk.record(
-        act.Close(job, this, Outcome.FAILED, JobState.QUEUED, None, exit_code=1, oom_used=1, raised_mib=6125)
+        act.FinishAttempt(job, this, Outcome.FAILED, JobState.QUEUED, None, exit_code=1, oom_retries_used=1, min_vram_mib=6125)
     )
-    story = told(desk, job)
+    story = show_json(desk, job)
     assert story["attempts"][0]["declaration_accuracy"] == "under-declared (+20%)"
     assert (story["min_vram_mib"], story["oom_retries_used"], story["oom_retries"]) == (6125, 1, 3)
     assert (story["fail_retries_used"], story["fail_retries"], story["timeout_s"]) == (0, None, 7200.0)
@@ -115,16 +115,16 @@ def test_overused_share_appears_in_accuracy_and_warnings(desk: Desk) -> None:
     job = desk.job(share=250)
     this = desk.record(act.Start(job, ("SIM-0",), 250))[job]
     desk.record(
-        act.Move(job, this, JobState.RUNNING),
-        act.NoteUse(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
-        act.NoteExceeded(job, this, "SIM-0", 16_000, 6144, 250),
-        act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        act.Transition(job, this, JobState.RUNNING),
+        act.RecordUsage(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
+        act.RecordOveruse(job, this, "SIM-0", 16_000, 6144, 250),
+        act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
     )
-    [attempt] = told(desk, job)["attempts"]
+    [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["share_declared"]) == (None, 0.25)
     warning = f"job {job} declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     assert (attempt["declaration_accuracy"], attempt["warnings"]) == ("under-declared (+160%)", [warning])
-    assert told(desk, job)["job"]["warnings"] == [warning]
+    assert show_json(desk, job)["job"]["warnings"] == [warning]
     out = desk.run("show", job)[1]
     assert "  Declared    share 0.25 of each GPU\n" in out
     assert "  Peak        GPU 0: 16000 MiB; under-declared (+160%)\n" in out
@@ -138,11 +138,11 @@ def test_default_need_is_not_a_declaration(desk: Desk, values: dict[str, Any]) -
     job = desk.job()
     this = desk.record(act.Start(job, ("SIM-0",), assumed=True, **values))[job]
     desk.record(
-        act.Move(job, this, JobState.RUNNING),
-        act.NoteUse(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
-        act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        act.Transition(job, this, JobState.RUNNING),
+        act.RecordUsage(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
+        act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
     )
-    [attempt] = told(desk, job)["attempts"]
+    [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["share_declared"], attempt["declaration_accuracy"]) == (
         None,
         None,
@@ -167,32 +167,32 @@ def test_show_accuracy_of_a_declaration(
     job = desk.job(vram=4096)
     this = desk.record(act.Start(job, ("SIM-0",), 0, vram=4096))[job]
     desk.record(
-        act.Move(job, this, JobState.RUNNING),
-        act.NoteUse(job, this, 5.0, (("SIM-0", peak, None),)),
-        act.Close(job, this, outcome, JobState.FINISHED, outcome),
+        act.Transition(job, this, JobState.RUNNING),
+        act.RecordUsage(job, this, 5.0, (("SIM-0", peak, None),)),
+        act.FinishAttempt(job, this, outcome, JobState.FINISHED, outcome),
     )
-    assert told(desk, job)["attempts"][0]["declaration_accuracy"] == verdict
+    assert show_json(desk, job)["attempts"][0]["declaration_accuracy"] == verdict
 
 
 def test_show_source_of_the_need(desk: Desk) -> None:
     def need(text: str, **values: Any) -> str:
-        return str(told(desk, desk.job(text, **values))["need"])
+        return str(show_json(desk, desk.job(text, **values))["need"])
 
     path = desk.path / "llm.json"
     path.write_text('{"models": {"qwen": {"vram": "9G", "gpus": 2}}}')
-    note(desk.store, Started(llm_config=str(path), exclusive=True))
+    record_options(desk.store, RecordedOptions(llm_config=str(path), exclusive=True))
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
     assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
-    note(desk.store, Started(llm_config=str(path)))
+    record_options(desk.store, RecordedOptions(llm_config=str(path)))
     assert need("python t.py") == "1 idle GPU (a command without declared need)"
     desk.store.set_learning(True)
     for peak, program in ((4000, "t.py"), (23000, "big.py")):
         job = desk.job(f"python {program}")
         this = desk.record(act.Start(job, ("SIM-0",), 0))[job]
         desk.record(
-            act.Move(job, this, JobState.RUNNING),
-            act.NoteUse(job, this, 5.0, (("SIM-0", peak, None),)),
-            act.Close(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+            act.Transition(job, this, JobState.RUNNING),
+            act.RecordUsage(job, this, 5.0, (("SIM-0", peak, None),)),
+            act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
         )
     assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of the same kind)"
     assert need("python big.py --x 1") == "1 idle GPU (a command without declared need)"
@@ -203,19 +203,19 @@ def test_show_end_that_is_not_recorded_yet(desk: Desk) -> None:
     job = desk.run_job("echo 'ValueError: x'; exit 4")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
-    story = told(desk, job)
+    story = show_json(desk, job)
     [attempt] = story["attempts"]
     assert (story["job"]["recorded"], story["job"]["outcome"], attempt["exit_code"]) == (False, "failed", 4)
     assert attempt["reason"] == "exit code 4: ValueError: x"
     assert desk.state(job) == "running"
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
 
 
 def test_show_failed_launch_before_its_end(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.recorder.note_launch_error(row["id"], "fork failed")
-    assert told(desk, job)["attempts"][0]["reason"] == "fork failed"
+    desk.writer.record_launch_error(row["id"], "fork failed")
+    assert show_json(desk, job)["attempts"][0]["reason"] == "fork failed"
     assert "  Reason      fork failed\n" in desk.run("show", job)[1]
 
 
@@ -223,14 +223,14 @@ def test_show_location_of_the_line(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
     job = desk.store.insert_job(spec, f"file:{path}")
-    assert told(desk, job)["line"] is None
+    assert show_json(desk, job)["line"] is None
     assert f"{path}, from which its line was removed" in desk.run("show", job)[1]
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (path, str(desk.path)))
         db.execute(
             "INSERT INTO line (path, position, number, text, job_id) VALUES (?, 0, 12, 'x', ?)", (path, job)
         )
-    story = told(desk, job)
+    story = show_json(desk, job)
     assert story["line"] == {"file": path, "line": 12}
     assert (story["script"], story["arguments"]) == ("/x/t.py", ["--lr", "1"])
     assert f"{path}:12" in desk.run("show", job)[1]
@@ -242,8 +242,8 @@ def test_show_json_has_exactly_the_documented_keys(desk: Desk) -> None:
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     why = json.loads(desk.run("why", job, "--json")[1])
     for title, keys in {
-        "# `show --json`": told(desk, job).keys(),
-        "## An element of `attempts`": told(desk, job)["attempts"][0].keys(),
+        "# `show --json`": show_json(desk, job).keys(),
+        "## An element of `attempts`": show_json(desk, job)["attempts"][0].keys(),
         "# `why --json`": why.keys(),
     }.items():
         section = re.split(r"^#", text.partition(f"\n{title}\n")[2], flags=re.MULTILINE)[0]
@@ -270,16 +270,16 @@ def test_show_rejects_an_unknown_job(desk: Desk) -> None:
     ],
 )
 def test_show_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
-    made = build(spec, [1], {}, "t", 3, 1, None, "physical")
+    made = build_command(spec, [1], {}, "t", 3, 1, None, "physical")
     (desk.path / "command.sh").write_text(made.command_sh)
-    assert command_of(desk.path) == command
-    assert command_of(desk.path / "missing") is None
+    assert job_command(desk.path) == command
+    assert job_command(desk.path / "missing") is None
 
 
 def test_shell_with_further_arguments_is_shown_unchanged(desk: Desk) -> None:
     last = "bash -c 'echo $1' zero 'one two'"
     (desk.path / "command.sh").write_text(f"exec 3>&-\nexec {last}\n")
-    assert command_of(desk.path) == last
+    assert job_command(desk.path) == last
 
 
 @pytest.mark.parametrize(

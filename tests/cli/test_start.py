@@ -8,9 +8,9 @@ import pytest
 
 from gpu_scheduler.cli import start
 from gpu_scheduler.doctor import logind
-from gpu_scheduler.doctor.logind import Logind
+from gpu_scheduler.doctor.logind import LogindSettings
 
-KILLS = Logind(kills=True, removes_ipc=False, lingers=False, excluded=(), scope="session")
+KILLS = LogindSettings(kills_user_processes=True, removes_ipc=False, lingers=False, kill_excluded_users=(), scope="session")
 
 
 def test_start_warns_if_logging_out_would_kill_it(
@@ -18,24 +18,24 @@ def test_start_warns_if_logging_out_would_kill_it(
 ) -> None:
     monkeypatch.setattr(logind, "read", lambda user, timeout_s: KILLS)
     monkeypatch.setattr(logind, "user_name", lambda: "ann")
-    start._log_logout()
+    start._log_logout_warning()
     (record,) = caplog.records
     assert "KillUserProcesses=yes" in record.getMessage()
     assert "sudo loginctl enable-linger ann" in record.getMessage()
-    start._in_background(12, Path("/x/gpu_scheduler.log"))
+    start._print_background_pid(12, Path("/x/gpu_scheduler.log"))
     out, err = capsys.readouterr()
     assert out == "scheduler running in the background, pid 12; log /x/gpu_scheduler.log\n"
     assert err == f"gpu-scheduler: {record.getMessage()}\n"
 
 
-@pytest.mark.parametrize("found", [None, Logind(False, False, False, scope="session")])
+@pytest.mark.parametrize("found", [None, LogindSettings(False, False, False, scope="session")])
 def test_start_does_not_warn_if_logging_out_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
-    found: Logind | None,
+    found: LogindSettings | None,
 ) -> None:
     monkeypatch.setattr(logind, "read", lambda user, timeout_s: found)
-    start._log_logout()
-    start._in_background(12, Path("/x/gpu_scheduler.log"))
+    start._log_logout_warning()
+    start._print_background_pid(12, Path("/x/gpu_scheduler.log"))
     assert (caplog.records, capsys.readouterr().err) == ([], "")

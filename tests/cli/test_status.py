@@ -21,10 +21,10 @@ import pytest
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import Ask, Need
+from gpu_scheduler.core.needs import ResourceSpec, Need
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.runner.protocol import observe
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -79,9 +79,9 @@ def test_queued_jobs_are_listed_in_scheduling_order(desk: Desk) -> None:
 def test_every_waiting_job_has_a_reason(desk: Desk) -> None:
     plain, big = desk.job("echo plain"), desk.job("echo big", gpus=9)
     held, gone = desk.job("echo held", hold=True), desk.job("echo gone", share=100)
-    big_ask = Ask(gpus=9, command=True).key()
-    desk.record(act.Wait(big_ask, "infeasible: needs 9 idle GPUs, 2 managed", True))
-    desk.recorder.set_line_waits({gone: LineWait("gone", due=0.0)})
+    big_ask = ResourceSpec(gpus=9, is_command=True).key()
+    desk.record(act.SetWaitReason(big_ask, "infeasible: needs 9 idle GPUs, 2 managed", True))
+    desk.writer.set_line_waits({gone: LineWait("gone", due_at=0.0)})
     seen = jobs(desk)
     assert seen[plain]["reason"] == "no scheduler is running"
     assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, 2 managed"
@@ -114,7 +114,7 @@ def test_status_shows_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
 def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(25)]
-    desk.record(*(act.Finish(job, Outcome.COMPLETED, "") for job in ids))
+    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, "") for job in ids))
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET finished_at = 1000 + id")
     assert list(jobs(desk)) == ids[:4:-1]
@@ -126,7 +126,7 @@ def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
 def test_first_line_counts_jobs_by_outcome(desk: Desk) -> None:
     ids = [desk.job(f"echo {n}") for n in range(6)]
     ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
-    desk.record(*(act.Finish(job, outcome, "") for job, outcome in zip(ids, ends, strict=False)))
+    desk.record(*(act.FinishJob(job, outcome, "") for job, outcome in zip(ids, ends, strict=False)))
     first = desk.run("status")[1].splitlines()[0]
     assert first == "6 jobs: 2 done, 1 failed, 1 cancelled, 2 queued"
     first = desk.run("status", "--failed")[1].splitlines()[0]
@@ -177,8 +177,8 @@ def test_status_of_twenty_thousand_queued_jobs_is_short(desk: Desk) -> None:
 
 def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
     desk.attempt(desk.job())
-    with desk.store.one_moment():
-        before = desk.store.counts()
+    with desk.store.snapshot():
+        before = desk.store.state_counts()
         code = (
             "import sys\n"
             "from gpu_scheduler.store.store import Store\n"
@@ -186,10 +186,10 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
             "Store(Home.of(sys.argv[1])).wish('stop')"
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, "-c", code, str(desk.home.state_file)], env=env, check=True)
-        assert desk.store.open_wishes() == []
-        assert desk.store.counts() == before
-    assert len(desk.store.open_wishes()) == 1
+        subprocess.run([sys.executable, "-c", code, str(desk.data_dir.state_file)], env=env, check=True)
+        assert desk.store.open_requests() == []
+        assert desk.store.state_counts() == before
+    assert len(desk.store.open_requests()) == 1
     version = desk.store.db.row("PRAGMA data_version")
     report(desk)
     desk.run("status")
@@ -283,7 +283,7 @@ def plain(text: str) -> str:
 
 def test_lines_are_cut_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
     job = desk.job("python " + "x" * 300 + " --last 3")
-    desk.record(act.Finish(job, Outcome.CANCELLED, "y" * 200))
+    desk.record(act.FinishJob(job, Outcome.CANCELLED, "y" * 200))
     assert desk.state(job) == JobState.FINISHED
     code, said = terminal(size=(40, 70)).end()
     lines = plain(said).splitlines()
@@ -300,7 +300,7 @@ def test_lines_are_cut_to_the_width_of_the_terminal(desk: Desk, terminal: Termin
 def test_status_does_not_scroll_a_small_terminal(desk: Desk, terminal: Terminals) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(60)]
-    desk.record(*(act.Finish(job, Outcome.COMPLETED, "") for job in ids[:50]))
+    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, "") for job in ids[:50]))
     _, said = terminal(size=(24, 80)).end()
     assert len(said.splitlines()) == 23
     assert "10 jobs wait, no scheduler is running: 51-60 (echo …)" in plain(said)
@@ -324,7 +324,7 @@ def test_status_shows_the_last_output_line_of_running_jobs(desk: Desk) -> None:
     assert out.rstrip().endswith(r"  loss 0.1\x08")
     assert "owned" not in out
     (desk.path / "go").touch()
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
 
 
 def test_jobs_waiting_for_the_same_thing_share_a_row(desk: Desk) -> None:
@@ -332,7 +332,7 @@ def test_jobs_waiting_for_the_same_thing_share_a_row(desk: Desk) -> None:
         ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
         row = desk.store.job(ids[0])
         assert row is not None
-        desk.record(act.Wait(row["ask"], "needs 0.5 of a GPU, 0 free", False, Need(1, 500)))
+        desk.record(act.SetWaitReason(row["ask"], "needs 0.5 of a GPU, 0 free", False, Need(1, 500)))
         out = desk.run("status")[1]
         assert f"     3 jobs wait for half a GPU: {ids[0]}-{ids[-1]} (echo …)\n" in out
         assert desk.run("status", "--all")[1].count("needs 0.5 of a GPU, 0 free") == 3
@@ -345,7 +345,7 @@ def test_watch_redraws_in_place_and_restores_the_terminal(desk: Desk, terminal: 
     assert said.index(ENTER) < said.index("1 job: ")
     assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}", said)
     at = len(shown.read())
-    desk.record(act.Finish(first, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(first, Outcome.COMPLETED, ""))
     frame = shown.until("1 done", at)
     assert ENTER not in frame
     shown.press(b"\x03")
@@ -377,10 +377,10 @@ def test_watch_continues_while_the_store_is_missing(desk: Desk, terminal: Termin
     desk.job("echo hello")
     shown = terminal("--watch", "0.1")
     shown.until(DRAWN)
-    desk.home.folder.rename(desk.path / "away")
+    desk.data_dir.folder.rename(desk.path / "away")
     shown.until("nothing has run here yet")
     at = len(shown.read())
-    (desk.path / "away").rename(desk.home.folder)
+    (desk.path / "away").rename(desk.data_dir.folder)
     shown.until("1 job: ", at)
     shown.press(b"q")
     code, said = shown.end()
@@ -412,21 +412,21 @@ def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
         )
     shown = jobs(desk)[job]
     assert (shown["vram_declared"], shown["peaks"], shown["warnings"]) == (18432, {}, [])
-    desk.record(act.NoteUse(job, this, 5.0, (("SIM-1", 17910, 96.0),)))
+    desk.record(act.RecordUsage(job, this, 5.0, (("SIM-1", 17910, 96.0),)))
     assert jobs(desk)[job]["peaks"] == {"1": 17910}
     assert [gpu["memory_allocated_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
     out = desk.run("status")[1]
     assert " 0.75   18.0 GiB " in out
     assert "memory 17910 of 18432 MiB\n" in desk.run("status", "-v")[1]
     desk.record(
-        act.NoteUse(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
-        act.NoteExceeded(job, this, "SIM-1", 21000, 18432),
+        act.RecordUsage(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
+        act.RecordOveruse(job, this, "SIM-1", 21000, 18432),
     )
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 23100
-    note(desk.store, Started(spike=0.0))
+    record_options(desk.store, RecordedOptions(spike_buffer=0.0))
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 21000
     [warning] = jobs(desk)[job]["warnings"]
     assert warning.startswith(f"job {job} declared 18432 MiB but used 21000 MiB on GPU 1: ")
     assert warning in desk.run("status")[1]
     (desk.path / "go").touch()
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.cli import stopping
-from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.intake.statewatch import StateFileWatcher
 from gpu_scheduler.runner.protocol import observe, processes_of, sweep
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import scheduler_pid
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -24,8 +24,8 @@ LONG = "echo up; while :; do sleep 0.02; done"
 def test_stop_without_a_scheduler_says_so_and_leaves_no_request(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("stop")
-    assert (code, out, err) == (0, f"no scheduler is running on {desk.home.state_file}\n", "")
-    assert desk.wishes() == []
+    assert (code, out, err) == (0, f"no scheduler is running on {desk.data_dir.state_file}\n", "")
+    assert desk.requests() == []
 
 
 def test_stop_ends_the_scheduler_and_running_jobs_continue(desk: Desk) -> None:
@@ -34,10 +34,10 @@ def test_stop_ends_the_scheduler_and_running_jobs_continue(desk: Desk) -> None:
         code, out, err = desk.run("stop")
         assert (code, err) == (0, "")
         assert out.startswith(f"the scheduler (pid {pid}) has ended\nrunning jobs continue: job {job};")
-        assert scheduler_pid(desk.home.lock) is None
+        assert scheduler_pid(desk.data_dir.lock) is None
     assert processes_of(desk.folders)
     assert desk.state(job) == "running"
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
@@ -49,7 +49,7 @@ def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
         assert (code, out) == (1, "")
         assert f"pid {pid}" in err
         assert f"`kill {pid}`" in err
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
@@ -67,22 +67,22 @@ def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
 def test_stop_ends_a_scheduler_that_is_starting(desk: Desk) -> None:
     with desk.scheduler("rising") as pid:
         assert desk.run("stop") == (0, f"the scheduler (pid {pid}) has ended\n", "")
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 def test_stop_waits_for_a_first_scheduler_without_a_database(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aside = desk.home.database.with_name("aside")
+    aside = desk.data_dir.database.with_name("aside")
     assert desk.store
     desk.close()
-    desk.home.database.rename(aside)
+    desk.data_dir.database.rename(aside)
     with desk.scheduler("rising") as pid:
         sleep = time.sleep
 
         def made(seconds: float) -> None:
             if aside.exists():
-                aside.rename(desk.home.database)
+                aside.rename(desk.data_dir.database)
             sleep(seconds)
 
         monkeypatch.setattr(time, "sleep", made)
@@ -93,24 +93,24 @@ def test_scheduler_that_dies_meanwhile_leaves_no_stop_request(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with desk.scheduler("deaf") as pid:
-        monkeypatch.setattr(Home, "ring", lambda home: os.kill(pid, signal.SIGKILL))
+        monkeypatch.setattr(DataDir, "ring", lambda home: os.kill(pid, signal.SIGKILL))
         assert desk.run("stop")[0] == 0
-    assert desk.wishes() == []
+    assert desk.requests() == []
 
 
 def state_of(desk: Desk) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(desk.home.state_file.read_text())
+    state: dict[str, Any] = json.loads(desk.data_dir.state_file.read_text())
     return state
 
 
 def with_state_file(desk: Desk) -> None:
     """Writes the state file as the scheduler does when it ends."""
-    StateWatch(desk.store).write(0.0, at_once=True)
+    StateFileWatcher(desk.store).write(0.0, at_once=True)
 
 
 def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> None:
     ends, stays = desk.run_job("while [ ! -e go ]; do sleep 0.01; done"), desk.run_job(LONG)
-    file = desk.home.state_file
+    file = desk.data_dir.state_file
     file.write_text('{"screen_sessions": ["kept"], "gpu_status": [], "paused_gpus": [], "_scheduler": {}}')
     desk.run("pause", "1")
     with_state_file(desk)
@@ -144,11 +144,11 @@ def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> 
 def test_stop_does_not_change_a_foreign_or_broken_state_file(desk: Desk, content: str | None) -> None:
     assert desk.store
     with_state_file(desk)
-    desk.home.state_file.unlink()
+    desk.data_dir.state_file.unlink()
     if content is not None:
-        desk.home.state_file.write_text(content)
-    assert desk.run("stop") == (0, f"no scheduler is running on {desk.home.state_file}\n", "")
-    now = desk.home.state_file.read_text() if desk.home.state_file.exists() else None
+        desk.data_dir.state_file.write_text(content)
+    assert desk.run("stop") == (0, f"no scheduler is running on {desk.data_dir.state_file}\n", "")
+    now = desk.data_dir.state_file.read_text() if desk.data_dir.state_file.exists() else None
     assert now == content
 
 
@@ -176,20 +176,20 @@ def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -
         code, out, err = desk.run("stop", "--jobs", "--grace", "2")
         assert (code, err) == (0, "")
         assert out == f"the scheduler (pid {pid}) has ended\njob {job}: cancelled\n"
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
         row = desk.store.job(job)
         assert row is not None
         assert row["outcome"] == "cancelled"
-        assert scheduler_pid(desk.home.lock) is not None
+        assert scheduler_pid(desk.data_dir.lock) is not None
     assert desk.state(waiting) == "queued"
 
 
 def test_stop_with_jobs_cancels_them_without_a_scheduler(desk: Desk) -> None:
     job = desk.run_job(LONG)
     assert desk.run("stop", "--jobs") == (0, f"job {job}: cancelled\n", "")
-    desk.wait_until_gone()
-    assert desk.wishes() == [("cancel", str(job))]
+    desk.wait_until_processes_end()
+    assert desk.requests() == [("cancel", str(job))]
     assert desk.run("stop", "--jobs")[0] == 0
-    assert desk.wishes() == [("cancel", str(job))]
+    assert desk.requests() == [("cancel", str(job))]

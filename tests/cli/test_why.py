@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attribution import Owners
+from gpu_scheduler.attribution import ProcessOwners
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.cli.test_look import on_terminal
 from tests.waiting import wait_for
@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
 
 
-def answer(desk: Desk, job: int) -> dict[str, Any]:
+def why_json(desk: Desk, job: int) -> dict[str, Any]:
     code, out, err = desk.run("why", job, "--json")
     assert (code, err) == (0, "")
     value: dict[str, Any] = json.loads(out)
@@ -34,7 +34,7 @@ def answer(desk: Desk, job: int) -> dict[str, Any]:
 def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
     """Returns check -> (grade, text, remedy); the first of several checks with one name."""
     found: dict[str, tuple[str, str, str]] = {}
-    for one in answer(desk, job)["checks"]:
+    for one in why_json(desk, job)["checks"]:
         found.setdefault(one["check"], (one["grade"], one["message"], one["remedy"]))
     return found
 
@@ -64,7 +64,7 @@ def test_why_says_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
     assert found["GPU 1"][2] == "`resume 1` makes it available again"
     assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
-    desk.store.wish("resume", "SIM-1")
+    desk.store.add_request("resume", "SIM-1")
     assert checks(desk, job)["GPU 1"][1].startswith("takes it; ")
     assert checks(desk, job)["placing"][:2] == ("ok", "it would start on GPU 1 now")
 
@@ -72,12 +72,12 @@ def test_why_says_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
 def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     foreign = GpuSample("SIM-0", 0, "card", 1000, 600, 55.0, (GpuProcess(os.getpid(), 600),))
     job = desk.job(share=500, allowed=(0,))
-    desk.recorder.note_gpus([foreign], None, Clock().now())
+    desk.writer.record_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["GPU 0"][1] == (
         "takes it; no job of ours, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
         " foreign load unknown, which excludes no job"
     )
-    note(desk.store, Started(mem_threshold=0.5))
+    record_options(desk.store, RecordedOptions(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
     assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
@@ -87,8 +87,8 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
     assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
     assert idle[2].endswith("such as [vram=8G] or [share=0.5]")
-    note(desk.store, Started(load_threshold=0.2))
-    desk.record(act.NoteForeignLoad("SIM-0", (None, 10.0, 40.0), 7.0))
+    record_options(desk.store, RecordedOptions(load_threshold=0.2))
+    desk.record(act.RecordForeignLoad("SIM-0", (None, 10.0, 40.0), 7.0))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-16:]) == ("warn", "--load-threshold")
     assert f"foreign process {os.getpid()}, load 25 %" in says
@@ -116,7 +116,7 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
         ", 16.0 GiB of 24.0 GiB allocated or in use, 7.5 GiB left for a declaration (margin 512 MiB)"
     )
     assert found["placing"][:2] == ("ok", "it would start on GPU 1 now")
-    note(desk.store, Started(margin_mib=16384))
+    record_options(desk.store, RecordedOptions(margin_mib=16384))
     told = "needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB"
     assert checks(desk, job)["placing"][1].startswith(told)
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
@@ -126,19 +126,19 @@ def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
     desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
     job = desk.job(share=100)
     assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
-    note(desk.store, Started(exclusive=True))
+    record_options(desk.store, RecordedOptions(exclusive=True))
     assert checks(desk, job)["GPU 0"][1].startswith("does not take it: busy; ")
 
 
 def test_foreign_process_counts_with_its_peak(desk: Desk) -> None:
     job = desk.job(vram=12288, allowed=(0,))
     foreign = GpuSample("SIM-0", 0, "card", 24576, 1000, 5.0, (GpuProcess(os.getpid(), 1000),))
-    desk.recorder.note_gpus([foreign], None, Clock().now())
+    desk.writer.record_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["placing"][0] == "ok"
-    owned = Owners()
-    owned.take({os.getpid()})
-    start = owned.of(foreign, {}).starts[os.getpid()]
-    desk.record(act.NoteHeld("SIM-0", ((os.getpid(), start, 12000), (999_999_999, 1.0, 12000))))
+    owned = ProcessOwners()
+    owned.begin_sample({os.getpid()})
+    start = owned.ownership_of(foreign, {}).starts[os.getpid()]
+    desk.record(act.RecordForeignPeaks("SIM-0", ((os.getpid(), start, 12000), (999_999_999, 1.0, 12000))))
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
     assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left for a declaration" in says
@@ -158,10 +158,10 @@ def test_why_shows_the_memory_of_a_running_job(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert "memory" not in checks(desk, job)
     this = desk.store.attempts(job)[0]["id"]
-    desk.record(act.NoteUse(job, this, 5.0, (("SIM-0", 1000, 5.0),)))
+    desk.record(act.RecordUsage(job, this, 5.0, (("SIM-0", 1000, 5.0),)))
     assert checks(desk, job)["memory"][:2] == ("ok", "peak so far 1000 MiB")
     (desk.path / "go").touch()
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
 
 
 def test_why_checks_the_environment_and_the_script(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_why_checks_the_environment_and_the_script(desk: Desk, monkeypatch: pyte
         return checks(desk, desk.store.insert_job(spec, "cli"))
 
     assert csv("good", str(script))["environment"][1] == "conda good: no conda was found"
-    note(desk.store, Started(conda_sh=str(CONDA)))
+    record_options(desk.store, RecordedOptions(conda_sh=str(CONDA)))
     found = csv("good", str(script))
     assert found["environment"][:2] == ("ok", "conda good exists")
     assert found["script"][:2] == ("ok", f"{script} (absolute)")
@@ -197,7 +197,7 @@ def test_why_shows_the_queue_order_and_the_next_retry(desk: Desk) -> None:
     assert f"8 queued jobs before it: {listed} and 3 more;" in checks(desk, job)["order"][1]
     row = desk.attempt(job)
     desk.record(
-        act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=2,
+        act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=2,
                   not_before=Clock().now().boot + 100)
     )  # fmt: skip
     grade, says, _ = checks(desk, job)["retry"]
@@ -234,8 +234,8 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
     job = desk.run_job("seq 20; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
-    desk.wait_until_gone()
-    told = answer(desk, job)
+    desk.wait_until_processes_end()
+    told = why_json(desk, job)
     reason = "exit code 1: ModuleNotFoundError: No module named 'torch'"
     assert (told["state"], told["outcome"], told["reason"]) == ("finished", "failed", reason)
     found = checks(desk, job)
@@ -251,23 +251,23 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
 def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
     """The main log in the folder may hold lines of another scheduler about a job with the same id."""
     job = desk.job("echo a")
-    desk.home.log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
-    [told] = [one["message"] for one in answer(desk, job)["checks"] if one["check"] == "events"]
+    desk.data_dir.main_log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
+    [told] = [one["message"] for one in why_json(desk, job)["checks"] if one["check"] == "events"]
     assert told.endswith(f"  job {job} queued: echo a")
     assert "echo other" not in desk.run("why", job)[1]
 
 
-def ended(desk: Desk, script: str) -> int:
+def run_to_end(desk: Desk, script: str) -> int:
     """Runs the script as a job to its end; returns the job's id."""
     job = desk.run_job(script)
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
     return job
 
 
 def test_why_shows_reason_advice_and_end_of_log_and_with_v_every_check(desk: Desk) -> None:
-    job = ended(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
+    job = run_to_end(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     assert desk.run("why", job)[1].splitlines()[1:] == [
         "",
         "What to do: install it in the job's environment, or name the right environment (conda=NAME or"
@@ -291,11 +291,11 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
         " unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid"
         " fragmentation.  See documentation for Memory Management"
     )
-    job = ended(desk, f'echo "{oom}"; exit 1')
-    told = answer(desk, job)
+    job = run_to_end(desk, f'echo "{oom}"; exit 1')
+    told = why_json(desk, job)
     row = desk.store.attempts(job)[0]
     desk.record(
-        act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
+        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
                   reason=told["reason"])
     )  # fmt: skip
     assert any(one["message"].count("total capacity") for one in told["checks"] if one["check"] == "end")
@@ -313,7 +313,7 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
 
 
 def test_advice_is_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
-    job = ended(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
+    job = run_to_end(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     rows = on_terminal("why", job).decode().splitlines()
     begin = rows.index("What to do: install it in the job's environment, or name the right environment")
     assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
@@ -330,7 +330,7 @@ def test_checks_are_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
 
 
 def test_header_of_a_log_is_not_shown_as_output(desk: Desk) -> None:
-    job = ended(desk, "exit 3")
+    job = run_to_end(desk, "exit 3")
     log = desk.path / f"job_{job}.log"
     header, end = "# job 1, attempt 1: exit 3\n# GPUs: 0\n", "--- failed: exit code 3, after 0.1 s\n"
     log.write_text(f"{header}{end}")
@@ -347,8 +347,8 @@ def advice(desk: Desk, job: int) -> str:
 
 
 def test_oom_advice_for_a_job_alone_on_its_gpu_is_not_to_request_more(desk: Desk) -> None:
-    job = ended(desk, OOM)
-    assert answer(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
+    job = run_to_end(desk, OOM)
+    assert why_json(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
         "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]) if the program"
         " can split its model"
@@ -362,7 +362,7 @@ def test_oom_advice_for_a_job_alone_on_its_gpu_is_not_to_request_more(desk: Desk
 
 def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
-    job = ended(desk, OOM)
+    job = run_to_end(desk, OOM)
     shared = "the GPU was full, and others used it too: request more memory (vram= or share=)"
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
@@ -376,7 +376,7 @@ def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk)
 
 def test_oom_advice_ignores_the_previous_job_on_the_gpu(desk: Desk) -> None:
     before = desk.attempt(desk.job())
-    job = ended(desk, OOM)
+    job = run_to_end(desk, OOM)
     began = desk.store.attempts(job)[0]["created_at"]
     for ended_at, alone in ((began - 0.1, True), (began + 0.001, False)):
         with desk.store.db.transaction() as db:
@@ -395,7 +395,7 @@ def test_oom_advice_ignores_the_previous_job_on_the_gpu(desk: Desk) -> None:
 def test_oom_advice_counts_foreign_processes(
     desk: Desk, held: list[Any], processes: list[Any], alone: bool
 ) -> None:
-    job = ended(desk, OOM)
+    job = run_to_end(desk, OOM)
     with desk.store.db.transaction() as db:
         db.execute(
             "UPDATE gpu SET held = ?, processes = ? WHERE uuid = 'SIM-0'",
@@ -406,7 +406,7 @@ def test_oom_advice_counts_foreign_processes(
 
 def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
     desk.attempt(desk.job())
-    job = ended(desk, OOM)
+    job = run_to_end(desk, OOM)
     for vram, most in ((23_863, False), (23_864, True)):
         with desk.store.db.transaction() as db:
             db.execute("UPDATE attempt SET vram = ? WHERE job_id = ?", (vram, job))
@@ -416,8 +416,8 @@ def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
 def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
     row = desk.attempt(job)
-    desk.record(act.NoteExceeded(job, row["id"], "SIM-0", 12034, 8192))
-    end = act.Close(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
+    desk.record(act.RecordOveruse(job, row["id"], "SIM-0", 12034, 8192))
+    end = act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
     desk.record(end)
     out = desk.run("why", job)[1]
     assert out.startswith(f"job {job} failed, exit code 7\n")
@@ -431,11 +431,11 @@ def test_why_of_a_running_and_of_a_completed_job(desk: Desk) -> None:
     (desk.path / "go").touch()
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
-    desk.wait_until_gone()
+    desk.wait_until_processes_end()
     os.chmod(desk.path / f"job_{job}.log", stat.S_IWUSR)
     assert checks(desk, job)["scheduler"] == ("ok", "not running", "")
     assert checks(desk, job)["end"] == ("ok", f"it exited with 0; `retry {job}` runs it again", "")
-    assert answer(desk, job)["log_end"] == []
+    assert why_json(desk, job)["log_end"] == []
 
 
 def test_why_of_a_job_whose_script_does_not_exist(desk: Desk) -> None:
@@ -443,7 +443,7 @@ def test_why_of_a_job_whose_script_does_not_exist(desk: Desk) -> None:
     job = desk.store.insert_job(spec, "cli")
     row = desk.attempt(job)
     desk.record(
-        act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
+        act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
                   reason="could not be started: script /no.py does not exist (tried 5 times)")
     )  # fmt: skip
     assert checks(desk, job)["end"][2] == (

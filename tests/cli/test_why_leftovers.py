@@ -13,19 +13,19 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.runner.protocol import observe
 from tests.cli.desk import Desk
-from tests.cli.test_why import answer, checks
+from tests.cli.test_why import why_json, checks
 from tests.waiting import wait_for
 
 
 def test_job_whose_gpu_was_released_does_not_hold_it(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
-    end = act.Close(over, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+    end = act.FinishAttempt(over, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
     desk.record(end)
     assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
-    desk.record(act.Release(row["id"]))
+    desk.record(act.ReleaseAllocation(row["id"]))
     assert "no job of ours" in checks(desk, job)["GPU 0"][1]
-    assert len(desk.store.unsettled()) == 1  # its memory may not be back yet
+    assert len(desk.store.active_attempts()) == 1  # its memory may not be back yet
 
 
 def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
@@ -33,7 +33,7 @@ def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
     row = desk.attempt(job)
     later = clock.now().boot + 100
     desk.record(
-        act.Close(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1,
+        act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1,
                   not_before=later)
     )  # fmt: skip
     assert checks(desk, job)["retry"][0] == "warn"
@@ -45,7 +45,7 @@ def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
 def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     job = desk.job(share=500)
     lost = GpuSample("SIM-0", 0, "card", None, None, None, fault="lost")
-    desk.recorder.note_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
+    desk.writer.record_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
     assert says.startswith("does not take it: lost")
@@ -60,16 +60,16 @@ def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
     desk.record(
-        act.Close(job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason="its runner was killed")
+        act.FinishAttempt(job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason="its runner was killed")
     )
-    assert answer(desk, job)["log_end"][-2:] == ["step 1", "step 2"]
+    assert why_json(desk, job)["log_end"][-2:] == ["step 1", "step 2"]
     assert checks(desk, job)["held"][2] == f"`retry {job}` queues it"
     told = desk.run("why", job)[1]
     assert f"\n\nWhat to do: `retry {job}` queues it\n" in told
     assert "placing" not in told
     assert "placing" in desk.run("why", job, "-v")[1]
     log.unlink()
-    assert answer(desk, job)["log_end"] == []
+    assert why_json(desk, job)["log_end"] == []
     assert checks(desk, job)["log"] == ("warn", f"{log} no longer exists", "")
 
 

@@ -16,7 +16,7 @@ from gpu_scheduler.executors import Executor, LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
-from tests.runner.attempt import Attempt, socket_folder, wait_for
+from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
 
 HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
 
@@ -36,7 +36,7 @@ def executor(kind: str) -> Iterator[Executor]:
     """Makes the executor; its helper, if any, is ready."""
     if kind == "forking":
         forking = ForkingExecutor()
-        wait_for(forking.helper, "the helper")
+        wait_for(forking.helper_pid, "the helper")
         yield forking
         forking.close()
     else:
@@ -44,15 +44,15 @@ def executor(kind: str) -> Iterator[Executor]:
 
 
 @pytest.fixture
-def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., Attempt]]:
+def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., PreparedAttempt]]:
     """Makes attempts as the loop does for this executor."""
-    made: list[Attempt] = []
+    made: list[PreparedAttempt] = []
 
-    def one(script: str, home: Path = tmp_path, **spec: object) -> Attempt:
+    def one(script: str, home: Path = tmp_path, **spec: object) -> PreparedAttempt:
         terminal = kind == "screen"
         session = f"gpujob_0,1_x.y-z_{len(made)}" if terminal else None
         name = f"{len(made) + 1}-abc"
-        made.append(Attempt(home, script, name=name, **{"terminal": terminal, "session": session, **spec}))
+        made.append(PreparedAttempt(home, script, name=name, **{"terminal": terminal, "session": session, **spec}))
         return made[-1]
 
     yield one
@@ -60,7 +60,7 @@ def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., Attempt]]:
         attempt.clean()
 
 
-Make = Callable[..., Attempt]
+Make = Callable[..., PreparedAttempt]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_result_has_the_exit_code_or_the_signal(
 
 def test_launch_does_not_wait(executor: Executor, make: Make) -> None:
     attempt = make("exec sleep 300").launch(executor)
-    assert attempt.seen().result is None
+    assert attempt.status().result is None
     attempt.until_live()
     attempt.stop()
     assert attempt.result().cause == "cancelled"
@@ -102,8 +102,8 @@ def test_accepts_hostile_folder_names(executor: Executor, make: Make, tmp_path: 
 
 def test_only_runner_and_command_carry_the_token(executor: Executor, make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch(executor)
-    attempt.until_said("up")
-    pid = attempt.seen().pid
+    attempt.until_logged("up")
+    pid = attempt.status().pid
     assert pid in attempt.pids()
     assert len(attempt.pids()) == 2
     attempt.stop()
@@ -141,15 +141,15 @@ def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> N
     starter = [os.sys.executable, "-c", program, str(attempt.folder)]  # type: ignore[attr-defined]
     ended = subprocess.run(starter, start_new_session=True, check=False)
     assert ended.returncode == -signal.SIGKILL
-    attempt.until_said("up")
+    attempt.until_logged("up")
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 5
 
 
 def test_arguments_hold_only_paths_and_ids(executor: Executor, make: Make) -> None:
     attempt = make("echo up; exec sleep 300", header="hush").launch(executor)
-    attempt.until_said("up")
-    pid = attempt.seen().pid
+    attempt.until_logged("up")
+    pid = attempt.status().pid
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
     assert attempt.token.encode() not in arguments
     assert b"hush" not in arguments
@@ -167,7 +167,7 @@ def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
     else:
         # Screen does not report it; the missing claim does.
         ScreenExecutor("/no/python").launch(attempt.folder)
-    assert attempt.seen().claim == "none"
+    assert attempt.status().claim == "none"
 
 
 def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import ProbeError, ProbeKind
-from gpu_scheduler.probes.asked import AskedProbe
-from tests.fakes.machine import Card, Machine
+from gpu_scheduler.probes.asked import ProbeClient
+from tests.fakes.machine import FakeGpu, FakeMachine
 
 ALL: tuple[ProbeKind, ...] = ("simulated", "nvml", "gputil")
 REAL: tuple[ProbeKind, ...] = ("nvml", "gputil")
@@ -24,13 +24,13 @@ ME = os.getpid()
 
 
 @pytest.fixture(params=ALL)
-def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(request.param, tmp_path / "machine", monkeypatch)
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    return FakeMachine(request.param, tmp_path / "machine", monkeypatch)
 
 
 @pytest.fixture(params=REAL)
-def real(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(request.param, tmp_path / "machine", monkeypatch)
+def real(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    return FakeMachine(request.param, tmp_path / "machine", monkeypatch)
 
 
 @pytest.fixture(params=["here", "asked"])
@@ -38,15 +38,15 @@ def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def sample(machine: Machine, where: str) -> tuple[GpuSample, ...]:
+def sample(machine: FakeMachine, where: str) -> tuple[GpuSample, ...]:
     if where == "here":
         return machine.probe().sample()
-    with AskedProbe(machine.kind, machine.simulate, str(machine.folder)) as probe:
+    with ProbeClient(machine.kind, machine.simulate, str(machine.folder)) as probe:
         return probe.first_sample().gpus
 
 
-def test_sample_has_every_gpu_with_its_values(machine: Machine, where: str) -> None:
-    machine.plant(Card("GPU-a", 1, 24576, 0, 0.0), Card("GPU-b", 2, 81920, 3000, 40.0, ((ME, 3000),)))
+def test_sample_has_every_gpu_with_its_values(machine: FakeMachine, where: str) -> None:
+    machine.plant(FakeGpu("GPU-a", 1, 24576, 0, 0.0), FakeGpu("GPU-b", 2, 81920, 3000, 40.0, ((ME, 3000),)))
     gpus = sample(machine, where)
     assert [(g.index, g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
         (0, 24576, 0, 0.0, None),
@@ -56,8 +56,8 @@ def test_sample_has_every_gpu_with_its_values(machine: Machine, where: str) -> N
     assert all(g.name for g in gpus)
 
 
-def test_processes_are_listed_or_unknown_never_invented(machine: Machine, where: str) -> None:
-    machine.plant(Card(), Card("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),), measured=((ME, 40, 0.1),)))
+def test_processes_are_listed_or_unknown_never_invented(machine: FakeMachine, where: str) -> None:
+    machine.plant(FakeGpu(), FakeGpu("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),), measured=((ME, 40, 0.1),)))
     gpus = sample(machine, where)
     if machine.kind == "gputil":
         assert [g.processes for g in gpus] == [None, None]
@@ -65,16 +65,16 @@ def test_processes_are_listed_or_unknown_never_invented(machine: Machine, where:
         assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000, load_percent=40.0),)]
 
 
-def test_later_sample_has_the_new_values(machine: Machine) -> None:
-    machine.plant(Card())
+def test_later_sample_has_the_new_values(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu())
     probe = machine.probe()
     before = probe.sample()
-    machine.plant(Card(used=500, compute=((ME, 500),)))
+    machine.plant(FakeGpu(used=500, compute=((ME, 500),)))
     assert (before[0].used_mib, probe.sample()[0].used_mib) == (0, 500)
 
 
-def test_index_follows_pci_order_and_the_uuid_identifies_the_gpu(real: Machine, where: str) -> None:
-    real.plant(Card("GPU-late", 9), Card("GPU-early", 3), Card("GPU-middle", 5))
+def test_index_follows_pci_order_and_the_uuid_identifies_the_gpu(real: FakeMachine, where: str) -> None:
+    real.plant(FakeGpu("GPU-late", 9), FakeGpu("GPU-early", 3), FakeGpu("GPU-middle", 5))
     assert [(g.index, g.uuid) for g in sample(real, where)] == [
         (0, "GPU-early"),
         (1, "GPU-middle"),
@@ -82,20 +82,20 @@ def test_index_follows_pci_order_and_the_uuid_identifies_the_gpu(real: Machine, 
     ]
 
 
-def test_unknown_load_is_not_a_fault(real: Machine, where: str) -> None:
-    real.plant(Card(load=None))
+def test_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
+    real.plant(FakeGpu(load=None))
     (gpu,) = sample(real, where)
     assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)
 
 
-def test_lost_gpu_does_not_affect_others(machine: Machine, where: str) -> None:
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, lost=True), Card("GPU-c", 3, used=7, compute=((ME, 7),)))
+def test_lost_gpu_does_not_affect_others(machine: FakeMachine, where: str) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True), FakeGpu("GPU-c", 3, used=7, compute=((ME, 7),)))
     gpus = sample(machine, where)
     assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, "lost"), (2, 7, None)]
 
 
-def test_mig_mode_is_a_fault_but_the_memory_is_known(real: Machine, where: str) -> None:
-    real.plant(Card("GPU-a", 1, used=7, load=None, mig=1), Card("GPU-b", 2, mig=0))
+def test_mig_mode_is_a_fault_but_the_memory_is_known(real: FakeMachine, where: str) -> None:
+    real.plant(FakeGpu("GPU-a", 1, used=7, load=None, mig=1), FakeGpu("GPU-b", 2, mig=0))
     gpus = sample(real, where)
     assert [(g.used_mib, g.load_percent, g.fault and g.fault[:11]) for g in gpus] == [
         (7, None, "in MIG mode"),
@@ -103,8 +103,8 @@ def test_mig_mode_is_a_fault_but_the_memory_is_known(real: Machine, where: str) 
     ]
 
 
-def test_impossible_value_is_unknown(real: Machine) -> None:
-    real.plant(Card("GPU-a", 1, total=100, used=200, load=250.0), Card("GPU-b", 2, total=0))
+def test_impossible_value_is_unknown(real: FakeMachine) -> None:
+    real.plant(FakeGpu("GPU-a", 1, total=100, used=200, load=250.0), FakeGpu("GPU-b", 2, total=0))
     gpus = sample(real, "here")
     assert [(g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
         (100, None, None, None),
@@ -113,17 +113,17 @@ def test_impossible_value_is_unknown(real: Machine) -> None:
 
 
 def test_cuda_visible_devices_hides_no_gpu_from_a_probe(
-    real: Machine, where: str, monkeypatch: pytest.MonkeyPatch
+    real: FakeMachine, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    real.plant(Card("GPU-a", 1), Card("GPU-b", 2))
+    real.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
     assert [g.uuid for g in sample(real, where)] == ["GPU-a", "GPU-b"]
 
 
 def test_nvml_without_a_driver_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    machine = Machine("nvml", tmp_path / "machine", monkeypatch)
+    machine = FakeMachine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant(init=9)
     with pytest.raises(GpuStateError) as caught:
         sample(machine, where)
@@ -135,18 +135,18 @@ def test_nvml_without_a_driver_names_the_remedy(
 def test_gputil_without_nvidia_smi_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        AskedProbe("gputil") as probe,
+        ProbeClient("gputil") as probe,
         pytest.raises(GpuStateError, match=r"nvidia-smi is not on PATH\n.*--simul"),
     ):
         probe.first_sample()
 
 
 def test_auto_uses_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine("auto", tmp_path / "machine", monkeypatch)
-    machine.plant(Card(compute=((ME, 1),)))
+    machine = FakeMachine("auto", tmp_path / "machine", monkeypatch)
+    machine.plant(FakeGpu(compute=((ME, 1),)))
     probe = machine.probe()
     assert probe.sample()[0].processes == (GpuProcess(ME, 1, load_percent=0.0),)
-    machine.plant(Card(), init=9)
+    machine.plant(FakeGpu(), init=9)
     fallback = machine.probe()
     assert fallback.sample()[0].processes is None
     (machine.folder / "smi.csv").write_text("NVIDIA-SMI has failed because it couldn't communicate with …\n")
@@ -158,8 +158,8 @@ def test_auto_uses_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: py
 def test_machine_without_gpus_is_an_error_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine("nvml", tmp_path / "machine", monkeypatch)
+    machine = FakeMachine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant()
     assert machine.probe().sample() == ()
-    with AskedProbe("nvml") as probe, pytest.raises(GpuStateError, match=r"no GPU found\n.*--simulate 4"):
+    with ProbeClient("nvml") as probe, pytest.raises(GpuStateError, match=r"no GPU found\n.*--simulate 4"):
         probe.first_sample()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line, QueuedJob, Settings
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.ledger import declared_mib
-from gpu_scheduler.core.needs import Ask, LlmConfig
+from gpu_scheduler.core.needs import ResourceSpec, LlmConfig
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import JobState
 
 TOTAL = 24_576
@@ -28,7 +28,7 @@ def gpu(
         index,
         sample=sample,
         sampled_at=999.0,
-        load=0.0,
+        mean_load=0.0,
         foreign_loads=(0.0,),
         foreign_load_at=999.0,
     )
@@ -47,14 +47,14 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
         "boot",
         JobState.RUNNING,
         uuids or ("U0",),
-        sighting=Sighting(claim="live", pid=5),
+        status=AttemptStatus(claim="live", pid=5),
         measured_at=999.0,
     )
     attempt = replace(base, **values)  # type: ignore[arg-type]
     if "budgets" in values or not (attempt.share or attempt.vram):
         return attempt
     return replace(
-        attempt, budgets={uuid: declared_mib(attempt.booking(uuid), TOTAL) for uuid in attempt.gpus}
+        attempt, budgets={uuid: declared_mib(attempt.allocation(uuid), TOTAL) for uuid in attempt.gpus}
     )
 
 
@@ -63,6 +63,6 @@ def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> F
     return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
 
 
-def line(ask: Ask, *jobs: int, reason: str | None = None) -> Line:
+def group(resources: ResourceSpec, *jobs: int, reason: str | None = None) -> PendingGroup:
     """Returns waiting jobs with the same resources, in the order of their ids."""
-    return Line(ask, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)
+    return PendingGroup(resources, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)

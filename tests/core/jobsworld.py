@@ -10,19 +10,19 @@ from gpu_scheduler.core import saves
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.jobline import parse_line
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lines import Reading, parsed_line
+from gpu_scheduler.core.lines import Reading, line_from_result
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.reading import (
-    Accepted,
+    AcceptedLines,
     AttributeChanged,
     CancelRunning,
     LineRemoved,
     NewJob,
-    ReadingAction,
-    Requeue,
-    diff,
+    DiffAction,
+    RequeueFinished,
+    diff_reading,
     job_order,
-    share_out,
+    redistribute_positions,
 )
 from gpu_scheduler.core.states import ACTIVE, WAITING, JobState, Outcome
 
@@ -32,82 +32,82 @@ class Job:
     """A job as stored."""
 
     spec: JobSpec
-    place: int
+    position: int
     state: JobState = JobState.QUEUED
     outcome: Outcome | None = None
     held_by: str | None = None
     cancelling: bool = False
 
 
-class World:
+class JobsFileWorld:
     """Applies the decisions of the debounce and of the file diff, as the loop does."""
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.since = self.now
-        self.raws: list[str] = []
+        self.unchanged_since = self.now
+        self.raw_lines: list[str] = []
         self.reading: Reading = ()
         self.jobs: dict[int, Job] = {}
         self.waits: Mapping[int, LineWait] = {}
-        self.said: list[str] = []
-        self.actions: list[ReadingAction] = []
-        self.next_look: float | None = None
-        self.written = False
+        self.messages: list[str] = []
+        self.actions: list[DiffAction] = []
+        self.next_check: float | None = None
+        self.open_for_writing = False
         self.present = True
 
     @property
-    def gone(self) -> set[int]:
+    def waiting_for_lines(self) -> set[int]:
         """Returns the jobs that must not start because of their lines."""
         return set(self.waits)
 
     def save(self, text: str, wait: float = 0.0) -> None:
         """Saves this text to the file and checks it, then waits if asked."""
-        self.raws = text.splitlines(keepends=True)
-        self.since = self.now
-        self.poll()
+        self.raw_lines = text.splitlines(keepends=True)
+        self.unchanged_since = self.now
+        self.check()
         if wait:
             self.wait(wait)
 
     def append(self, text: str, wait: float = 0.0) -> None:
         """Appends to the file."""
-        self.save("".join(self.raws) + text, wait)
+        self.save("".join(self.raw_lines) + text, wait)
 
     def wait(self, seconds: float) -> None:
         """Lets time pass, and checks the file whenever the last check asked for it, and at the end."""
         end = self.now + seconds
-        while self.next_look is not None and self.next_look <= end:
-            assert self.next_look > self.now, "a check that is due at once would loop forever"
-            self.now = self.next_look
-            self.poll()
+        while self.next_check is not None and self.next_check <= end:
+            assert self.next_check > self.now, "a check that is due at once would loop forever"
+            self.now = self.next_check
+            self.check()
         self.now = end
         # The watcher also checks regularly, every --monitor-interval.
-        self.poll()
+        self.check()
 
-    def poll(self) -> None:
+    def check(self) -> None:
         """Checks the file once."""
-        parsed = [(number, raw, parse_line(raw, "/w", "/home/u")) for number, raw in enumerate(self.raws, 1)]
+        parsed = [(number, raw, parse_line(raw, "/w", "/home/u")) for number, raw in enumerate(self.raw_lines, 1)]
         lines = tuple(
-            parsed_line(number, raw, result) for number, raw, result in parsed if result is not None
+            line_from_result(number, raw, result) for number, raw, result in parsed if result is not None
         )
-        content = saves.Content(lines, self.since, self.written)
-        decision = saves.decide(self.reading, content, self.facts(), self.now)
-        self.waits, self.next_look = decision.waits, decision.next_look
+        content = saves.CurrentLines(lines, self.unchanged_since, self.open_for_writing)
+        decision = saves.decide_accepted(self.reading, content, self.facts(), self.now)
+        self.waits, self.next_check = decision.waits, decision.recheck_at
         if decision.accepted is not None:
-            self.take(decision.accepted)
+            self.accept(decision.accepted)
 
-    def take(self, accepted: Accepted) -> None:
+    def accept(self, accepted: AcceptedLines) -> None:
         """Applies accepted lines to the jobs."""
-        result = diff(self.reading, accepted, self.facts(), self.newest())
+        result = diff_reading(self.reading, accepted, self.facts(), self.newest())
         self.actions += result.actions
-        self.said += result.said
+        self.messages += result.messages
         new: dict[int, int] = {}
         for action in result.actions:
             if isinstance(action, NewJob):
                 spec = accepted.lines[action.index].spec
                 assert spec is not None
                 new[action.index] = self.insert(spec)
-                self.said.append(action.say(new[action.index]))
-            elif isinstance(action, Requeue):
+                self.messages.append(action.log_message(new[action.index]))
+            elif isinstance(action, RequeueFinished):
                 spec = accepted.lines[action.index].spec
                 assert spec is not None
                 job = self.jobs[action.job_id]
@@ -117,13 +117,13 @@ class World:
                     job, spec=spec, state=state, held_by=held_by, outcome=None, cancelling=False
                 )
             else:
-                self.apply(action)
-        self.reading = result.bound(new)
-        places = {i: job.place for i, job in self.jobs.items() if job.state is JobState.QUEUED}
-        for job_id, place in share_out(job_order(self.reading), places):
-            self.jobs[job_id].place = place
+                self.apply_action(action)
+        self.reading = result.to_reading(new)
+        places = {i: job.position for i, job in self.jobs.items() if job.state is JobState.QUEUED}
+        for job_id, place in redistribute_positions(job_order(self.reading), places):
+            self.jobs[job_id].position = place
 
-    def apply(self, action: ReadingAction) -> None:
+    def apply_action(self, action: DiffAction) -> None:
         """Applies an action to an existing job."""
         if isinstance(action, LineRemoved):
             self.end(action.job_id, Outcome.CANCELLED)
@@ -147,7 +147,7 @@ class World:
     def insert(self, spec: JobSpec) -> int:
         """Inserts a job and returns its id."""
         job_id = max(self.jobs, default=0) + 1
-        job = Job(spec, place=job_id)
+        job = Job(spec, position=job_id)
         if spec.cancel:
             job.state, job.outcome = JobState.FINISHED, Outcome.CANCELLED
         elif spec.hold:
@@ -157,7 +157,7 @@ class World:
 
     def start(self, job_id: int) -> None:
         """Makes the job running."""
-        assert job_id not in self.gone
+        assert job_id not in self.waiting_for_lines
         self.jobs[job_id].state = JobState.RUNNING
 
     def end(self, job_id: int, outcome: Outcome = Outcome.COMPLETED) -> None:
@@ -179,4 +179,4 @@ class World:
     def queue(self) -> list[str]:
         """Returns the lines of the queued jobs by queue position."""
         queued = [job for job in self.jobs.values() if job.state is JobState.QUEUED]
-        return [job.spec.text for job in sorted(queued, key=lambda job: job.place)]
+        return [job.spec.text for job in sorted(queued, key=lambda job: job.position)]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Line, QueuedJob, Settings
+from gpu_scheduler.core.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.ledger import Booking, declared_mib
-from gpu_scheduler.core.needs import Ask, LlmConfig, Need
+from gpu_scheduler.core.ledger import Allocation, declared_mib
+from gpu_scheduler.core.needs import ResourceSpec, LlmConfig, Need
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.planning import need_of, plan
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import JobState, Outcome
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
@@ -30,14 +30,14 @@ TICK_S = 5.0
 class JobPlan:
     """A job that arrives at a tick, runs for some ticks, and uses these percentages of its need in turn."""
 
-    ask: Ask
+    resources: ResourceSpec
     comes: int
     runs: int
     uses: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class StrangerPlan:
+class ForeignProcessPlan:
     """A foreign process: its memory on one GPU in turn, MiB; None = it is not on the GPU for a while."""
 
     gpu: int
@@ -62,9 +62,9 @@ class Scene:
     """
 
     totals: tuple[int, ...]
-    kept: int
+    unattributed_mib: int
     jobs: tuple[JobPlan, ...]
-    strangers: tuple[StrangerPlan, ...]
+    foreign_processes: tuple[ForeignProcessPlan, ...]
     sampled: tuple[bool, ...]
     loads: tuple[tuple[float, ...], ...]
     paused: tuple[tuple[bool, ...], ...]
@@ -90,15 +90,15 @@ class Machine:
     queued: dict[int, JobPlan] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
     samples: dict[int, Gpu] = field(default_factory=dict)
-    held: dict[int, dict[tuple[int, float], int]] = field(default_factory=dict)
+    foreign_peaks: dict[int, dict[tuple[int, float], int]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    told: Counter[tuple[int, str]] = field(default_factory=Counter)
+    overuse_records: Counter[tuple[int, str]] = field(default_factory=Counter)
     #: Peaks in the samples so far, MiB: by index of the foreign process, and by (attempt, GPU).
-    stranger_peaks: dict[int, int] = field(default_factory=dict)
+    foreign_process_peaks: dict[int, int] = field(default_factory=dict)
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
     #: By GPU: the foreign load in each sample, and the recorded loads.
     foreign_loads: dict[int, list[float]] = field(default_factory=dict)
-    noted_loads: dict[int, tuple[tuple[float | None, ...], float | None]] = field(default_factory=dict)
+    recorded_loads: dict[int, tuple[tuple[float | None, ...], float | None]] = field(default_factory=dict)
 
     @property
     def now(self) -> Now:
@@ -116,16 +116,16 @@ class Machine:
                     )
             if sampled or not self.tick:
                 self.sample()
-            self.quiet()
-            self.check_quiet()
+            self.settle_down()
+            self.check_invariants()
 
-    def quiet(self) -> None:
+    def settle_down(self) -> None:
         for _ in range(30):
             facts = self.facts()
             actions = plan(facts)
             if not actions:
                 return
-            self.take(facts, actions)
+            self.apply(facts, actions)
         raise AssertionError(f"rounds never settle: {actions}")
 
     def usage(self, one: Running, index: int) -> int | None:
@@ -143,7 +143,7 @@ class Machine:
             owners: dict[int, int | None] = {}
             starts: dict[int, float] = {}
             load, foreign = self.scene.loads[self.tick][index], False
-            for n, foreign_plan in enumerate(self.scene.strangers):
+            for n, foreign_plan in enumerate(self.scene.foreign_processes):
                 use = foreign_plan.use(self.tick)
                 if foreign_plan.gpu == index and use is not None:
                     # The first of them causes all of the load; that of a display does not count.
@@ -151,7 +151,7 @@ class Machine:
                     foreign = foreign or not foreign_plan.graphics
                     processes.append(GpuProcess(100 + n, use, foreign_plan.graphics, makes))
                     owners[100 + n], starts[100 + n] = None, n + 0.5
-                    self.stranger_peaks[n] = max(use, self.stranger_peaks.get(n, 0))
+                    self.foreign_process_peaks[n] = max(use, self.foreign_process_peaks.get(n, 0))
             for one in self.running.values():
                 use = self.usage(one, index)
                 if use is not None:
@@ -159,7 +159,7 @@ class Machine:
                     processes.append(GpuProcess(1000 + attempt_id, use, load_percent=97.0))
                     owners[1000 + attempt_id] = attempt_id
                     self.peaks[attempt_id, index] = max(use, self.peaks.get((attempt_id, index), 0))
-            used = self.scene.kept + sum(process.used_mib or 0 for process in processes)
+            used = self.scene.unattributed_mib + sum(process.used_mib or 0 for process in processes)
             self.foreign_loads.setdefault(index, []).append(load if foreign else 0.0)
             gpu_sample = GpuSample(f"U{index}", index, "GPU", total, used, 97.0, tuple(processes))
             self.samples[index] = Gpu(
@@ -172,55 +172,55 @@ class Machine:
             listed = {p.pid for p in (gpu.sample.processes if gpu.sample else None) or ()}
             held = {
                 key: mib
-                for key, mib in self.held.get(index, {}).items()
-                if key[0] in listed or self.scene.strangers[key[0] - 100].lives(self.tick)
+                for key, mib in self.foreign_peaks.get(index, {}).items()
+                if key[0] in listed or self.scene.foreign_processes[key[0] - 100].lives(self.tick)
             }
-            loads, at = self.noted_loads.get(index, ((), None))
+            loads, at = self.recorded_loads.get(index, ((), None))
             paused = self.scene.paused[self.tick][index]
             gpus.append(replace(gpu, held=held, paused=paused, foreign_loads=loads, foreign_load_at=at))
-        lines: dict[Ask, list[QueuedJob]] = {}
+        lines: dict[ResourceSpec, list[QueuedJob]] = {}
         for job_id, job in self.queued.items():
-            lines.setdefault(job.ask, []).append(QueuedJob(job_id, 200, job_id))
+            lines.setdefault(job.resources, []).append(QueuedJob(job_id, 200, job_id))
         return Facts(
             self.now,
             self.settings,
             LlmConfig(),
             tuple(gpus),
             attempts=tuple(one.attempt for one in self.running.values()),
-            lines=tuple(
-                Line(ask, tuple(jobs), False, self.reasons.get(ask.key())) for ask, jobs in lines.items()
+            pending_groups=tuple(
+                PendingGroup(ask, tuple(jobs), False, self.reasons.get(ask.key())) for ask, jobs in lines.items()
             ),
         )
 
-    def take(self, facts: Facts, actions: list[act.Action]) -> None:
+    def apply(self, facts: Facts, actions: list[act.Action]) -> None:
         started: list[act.Start] = []
         for action in actions:
             if isinstance(action, act.Start):
                 self.check_start(facts, action, started)
                 started.append(action)
                 self.start(action)
-            elif isinstance(action, act.NoteUse):
+            elif isinstance(action, act.RecordUsage):
                 one = self.running[action.attempt_id]
                 peaks = dict(one.attempt.peaks)
-                for uuid, mib, _ in action.seen:
+                for uuid, mib, _ in action.usage:
                     if mib is not None:
                         peaks[uuid] = max(mib, peaks.get(uuid, 0))
-                one.attempt = replace(one.attempt, peaks=peaks, measured_at=action.at)
-            elif isinstance(action, act.NoteExceeded):
+                one.attempt = replace(one.attempt, peaks=peaks, measured_at=action.sampled_at)
+            elif isinstance(action, act.RecordOveruse):
                 one = self.running[action.attempt_id]
-                one.attempt = replace(one.attempt, exceeded=(*one.attempt.exceeded, action.uuid))
-                self.told[action.attempt_id, action.uuid] += 1
-                assert action.seen_mib > action.declared_mib * (1 + TOLERANCE)
-            elif isinstance(action, act.NoteForeignLoad):
-                self.noted_loads[int(action.uuid[1:])] = (action.loads, action.at)
-            elif isinstance(action, act.NoteHeld):
-                self.held[int(action.uuid[1:])] = {(pid, start): mib for pid, start, mib in action.held}
-            elif isinstance(action, act.Cooled):
+                one.attempt = replace(one.attempt, exceeded=(*one.attempt.overused_gpus, action.uuid))
+                self.overuse_records[action.attempt_id, action.uuid] += 1
+                assert action.used_mib > action.declared_mib * (1 + TOLERANCE)
+            elif isinstance(action, act.RecordForeignLoad):
+                self.recorded_loads[int(action.uuid[1:])] = (action.loads, action.sampled_at)
+            elif isinstance(action, act.RecordForeignPeaks):
+                self.foreign_peaks[int(action.uuid[1:])] = {(pid, start): mib for pid, start, mib in action.peaks}
+            elif isinstance(action, act.RecordMemoryReleased):
                 del self.running[action.attempt_id]
-            elif isinstance(action, act.Wait):
-                self.reasons[action.ask] = action.reason
+            elif isinstance(action, act.SetWaitReason):
+                self.reasons[action.spec_key] = action.reason
             else:
-                assert isinstance(action, act.PassedOver), action
+                assert isinstance(action, act.RecordBypassed), action
 
     def start(self, action: act.Start) -> None:
         self.starts += 1
@@ -236,14 +236,14 @@ class Machine:
             action.vram,
             action.whole,
             self.declared(action),
-            sighting=Sighting(claim="live", pid=5),
+            status=AttemptStatus(claim="live", pid=5),
             baseline_mib=dict(action.baseline_mib),
             launch_deadline=self.now.boot + self.settings.launch_deadline_s,
         )
         self.running[self.starts] = Running(job, attempt, self.tick)
 
     def declared(self, action: act.Start) -> dict[str, int | None]:
-        booking = Booking(action.share, action.vram, action.whole)
+        booking = Allocation(action.share, action.vram, action.whole)
         is_declared = not action.assumed and bool(action.share or action.vram)
         return {
             uuid: declared_mib(booking, self.scene.totals[int(uuid[1:])])
@@ -252,11 +252,11 @@ class Machine:
         }
 
     def need(self, job: JobPlan) -> Need:
-        return need_of(job.ask, Facts(self.now, self.settings, LlmConfig()))
+        return need_of(job.resources, Facts(self.now, self.settings, LlmConfig()))
 
     def declared_on(self, attempt: Attempt, index: int) -> int | None:
         """Returns the MiB that its job declared: vram, else share (all of the GPU if whole), else None."""
-        ask = self.running[attempt.attempt_id].job.ask
+        ask = self.running[attempt.attempt_id].job.resources
         if ask.vram is not None or ask.share is None:
             return ask.vram
         return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
@@ -278,17 +278,17 @@ class Machine:
         part = Fraction(1000 * self.budget(attempt, index), self.scene.totals[index])
         return attempt.share or min(1000, math.ceil(part))
 
-    def strangers_on(self, index: int) -> int:
+    def foreign_commitment(self, index: int) -> int:
         """Returns the MiB reserved for foreign use: buffered peaks of processes that live or were sampled."""
         sample = self.samples[index].sample
         listed = {process.pid for process in (sample.processes if sample else None) or ()}
         alive = [
             n
-            for n, foreign_plan in enumerate(self.scene.strangers)
-            if foreign_plan.gpu == index and n in self.stranger_peaks
+            for n, foreign_plan in enumerate(self.scene.foreign_processes)
+            if foreign_plan.gpu == index and n in self.foreign_process_peaks
             if foreign_plan.lives(self.tick) or 100 + n in listed
         ]
-        return self.scene.kept + sum(math.ceil(self.stranger_peaks[n] * (1 + SPIKE)) for n in alive)
+        return self.scene.unattributed_mib + sum(math.ceil(self.foreign_process_peaks[n] * (1 + SPIKE)) for n in alive)
 
     def fits(self, need: Need, index: int, started: list[act.Start]) -> bool:
         """Returns whether a GPU accepts one more job; started: the starts of the same round."""
@@ -314,31 +314,31 @@ class Machine:
             return False
         if need.vram is None:
             return True
-        committed = max(sum(self.budget(a, index) for a in old) + self.strangers_on(index), sample.used_mib)
+        committed = max(sum(self.budget(a, index) for a in old) + self.foreign_commitment(index), sample.used_mib)
         committed += sum(self.budget(a, index) for a in here if a.job_id in new)
         return committed + need.vram + MARGIN <= total
 
     def check_start(self, facts: Facts, action: act.Start, started: list[act.Start]) -> None:
         job = self.queued[action.job_id]
-        need = need_of(job.ask, facts)
+        need = need_of(job.resources, facts)
         assert (action.share, action.vram, action.whole) == (need.share, need.vram, need.whole)
         assert len(set(action.gpus)) == len(action.gpus) == need.count
         for uuid in action.gpus:
             index = int(uuid[1:])
-            assert job.ask.allowed is None or index in job.ask.allowed
+            assert job.resources.allowed is None or index in job.resources.allowed
             assert self.fits(need, index, started), (need, index, self.tick)
 
-    def check_quiet(self) -> None:
+    def check_invariants(self) -> None:
         """Checks that no waiting job could start, and that peaks and overuse are recorded, overuse once."""
         for job in self.queued.values():
             need = self.need(job)
             fitting = [
                 index
                 for index in range(len(self.scene.totals))
-                if (job.ask.allowed is None or index in job.ask.allowed) and self.fits(need, index, [])
+                if (job.resources.allowed is None or index in job.resources.allowed) and self.fits(need, index, [])
             ]
             assert len(fitting) < need.count, (job, fitting, self.tick)
-            assert self.reasons[job.ask.key()]
+            assert self.reasons[job.resources.key()]
         for one in self.running.values():
             attempt = one.attempt
             for uuid in attempt.gpus if attempt.outcome is None else ():
@@ -346,4 +346,4 @@ class Machine:
                 assert attempt.peaks.get(uuid, 0) == peak
                 declared = self.declared_on(attempt, int(uuid[1:]))
                 over = declared is not None and peak > declared * (1 + TOLERANCE)
-                assert self.told[attempt.attempt_id, uuid] == over
+                assert self.overuse_records[attempt.attempt_id, uuid] == over

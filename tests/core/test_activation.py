@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.command import build
+from gpu_scheduler.core.command import build_command
 from gpu_scheduler.core.jobspec import JobSpec
-from tests.core.test_command import CSV, TOKEN, program, run
+from tests.core.test_command import CSV, TOKEN, write_program, run_command
 from tests.fakes.conda import plant, plant_hook, plant_variables
 
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
@@ -34,7 +34,7 @@ class Installation:
         """The variables of a shell without an active environment."""
         return {"PATH": "/usr/bin:/bin", "FAKE_CONDA_ROOT": str(self.root)}
 
-    def prefix(self, name: str) -> Path:
+    def prefix_of(self, name: str) -> Path:
         return self.root if name == "base" else self.root / "envs" / name
 
     def shell(self, *activated: str, **variables: str) -> dict[str, str]:
@@ -42,28 +42,28 @@ class Installation:
         script = f". '{FAKE_CONDA}'\n" + "".join(f"conda activate {name}\n" for name in activated) + "env -0"
         env = {**self.plain, **variables}
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
-        return variables_of(done.stdout)
+        return parse_variables(done.stdout)
 
     def job(self, spec: JobSpec, base: Mapping[str, str]) -> tuple[int, str, str, str]:
         """Runs a job of a scheduler started in `base`; returns exit code, output, errors, launch report."""
-        return run(build(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
+        return run_command(build_command(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
 
     def variables(self, spec: JobSpec | str, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables of a job, without those that the scheduler sets for every job.
 
         A name stands for a command in that environment.
         """
-        code, out, errors, report = self.job(env_of(conda=spec) if isinstance(spec, str) else spec, base)
+        code, out, errors, report = self.job(env_job(conda=spec) if isinstance(spec, str) else spec, base)
         assert (code, errors, report) == (0, "", ".")
         ours = ("GPU_SCHEDULER_", "CUDA_")
-        return {name: value for name, value in variables_of(out).items() if not name.startswith(ours)}
+        return {name: value for name, value in parse_variables(out).items() if not name.startswith(ours)}
 
 
-def env_of(**values: Any) -> JobSpec:
+def env_job(**values: Any) -> JobSpec:
     return replace(ENV, **values)
 
 
-def plant_venv(folder: Path, text: str = "") -> Path:
+def make_venv(folder: Path, text: str = "") -> Path:
     """Creates an `activate` that changes variables like that of a virtual environment."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "activate").write_text(
@@ -72,7 +72,7 @@ def plant_venv(folder: Path, text: str = "") -> Path:
     return folder
 
 
-def variables_of(text: str) -> dict[str, str]:
+def parse_variables(text: str) -> dict[str, str]:
     pairs = (line.partition("=")[::2] for line in text.split("\0") if line)
     return {name: value for name, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
 
@@ -108,12 +108,12 @@ def test_a_job_inherits_nothing_of_the_active_environments_of_the_scheduler(
     found = conda.variables(name, conda.shell(*activated, **OUTSIDE))
     assert found == clean | {"PATH": found["PATH"]}
     without = [part for part in found["PATH"].split(":") if part != f"{conda.root}/condabin"]
-    assert without == [f"{conda.prefix(name)}/bin", "/usr/bin", "/bin"]
+    assert without == [f"{conda.prefix_of(name)}/bin", "/usr/bin", "/bin"]
 
 
 def test_a_venv_job_leaves_the_active_conda_environments(conda: Installation, tmp_path: Path) -> None:
-    venv = plant_venv(tmp_path / "v")
-    found = conda.variables(env_of(venv=str(venv)), conda.shell("base", "ml", **OUTSIDE))
+    venv = make_venv(tmp_path / "v")
+    found = conda.variables(env_job(venv=str(venv)), conda.shell("base", "ml", **OUTSIDE))
     path = f"{venv}/bin:{conda.root}/condabin:/usr/bin:/bin"
     assert found == {**conda.plain, **OUTSIDE, "VIRTUAL_ENV": str(venv), "PATH": path}
 
@@ -129,53 +129,53 @@ def test_a_conda_job_leaves_a_venv_on_top_of_a_conda_environment(conda: Installa
 
 def test_a_command_without_an_environment_runs_in_that_of_the_scheduler(conda: Installation) -> None:
     base = conda.shell("base", "ml", **OUTSIDE)
-    assert conda.variables(env_of(), base) == base
+    assert conda.variables(env_job(), base) == base
 
 
 def test_missing_or_damaged_active_environments_do_not_prevent_activation(conda: Installation) -> None:
     plain = {**conda.plain, **OUTSIDE}
     clean = conda.variables("other", plain)
-    assert conda.variables(str(conda.prefix("other")), conda.shell("ml", **OUTSIDE)).keys() == clean.keys()
+    assert conda.variables(str(conda.prefix_of("other")), conda.shell("ml", **OUTSIDE)).keys() == clean.keys()
     gone = {"CONDA_PREFIX": "/gone/envs/x", "CONDA_SHLVL": "1", "CONDA_DEFAULT_ENV": "x"}
     gone["PATH"] = f"/gone/envs/x/bin:{conda.root}/condabin:/usr/bin:/bin"
     found = conda.variables("other", {**plain, **gone})
     assert found == clean | {"PATH": found["PATH"]}
     for damage in ({"CONDA_SHLVL": "2"}, {"CONDA_SHLVL": "?"}):
-        code, out, errors, report = conda.job(env_of(conda="other"), {**plain, **gone, **damage})
+        code, out, errors, report = conda.job(env_job(conda="other"), {**plain, **gone, **damage})
         assert (code, report) == (0, ".")
-        found = variables_of(out)
-        assert (found["CONDA_PREFIX"], found["CONDA_SHLVL"]) == (str(conda.prefix("other")), "1")
+        found = parse_variables(out)
+        assert (found["CONDA_PREFIX"], found["CONDA_SHLVL"]) == (str(conda.prefix_of("other")), "1")
         assert "CONDA_PREFIX_1" not in found
         warning = "conda environment /gone/envs/x cannot be deactivated; its variables may remain\n"
         assert errors.endswith(warning if damage["CONDA_SHLVL"] == "2" else "")
 
 
 def test_variables_of_line_and_scheduler_override_the_environment(conda: Installation) -> None:
-    plant_variables(conda.prefix("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
-    spec = env_of(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
+    plant_variables(conda.prefix_of("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
+    spec = env_job(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
     code, out, _, report = conda.job(spec, conda.shell("ml"))
     assert (code, report) == (0, ".")
-    found = variables_of(out)
+    found = parse_variables(out)
     wanted = {"CUDA_VISIBLE_DEVICES": "0", "SEED": "1", "LR": "0.5", "DEPTH": "9"}
     assert {name: found[name] for name in wanted} == wanted
-    assert found["PATH"].split(":")[0] == f"{conda.prefix('other')}/bin"
+    assert found["PATH"].split(":")[0] == f"{conda.prefix_of('other')}/bin"
     assert "/mine" in found["PATH"].split(":")
 
 
 def test_a_hook_that_ends_the_shell_is_reported_with_its_environment(
     conda: Installation, tmp_path: Path
 ) -> None:
-    bad = plant_hook(conda.prefix("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
-    report = conda.job(env_of(conda="other"), conda.plain)[3]
+    bad = plant_hook(conda.prefix_of("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
+    report = conda.job(env_job(conda="other"), conda.plain)[3]
     assert report == f"!conda environment other: its hook {bad} ended the shell (exit code 5)"
     bad.write_text("( exit 4 )\nexport GOT=$(echo x; exit 3)\n")
     assert conda.variables("other", conda.plain)["GOT"] == "x"
-    off = plant_hook(conda.prefix("ml"), "deactivate", "b.sh", "false\nexit")
+    off = plant_hook(conda.prefix_of("ml"), "deactivate", "b.sh", "false\nexit")
     base = conda.shell("base", "ml")
-    report = conda.job(env_of(conda="base"), base)[3]
+    report = conda.job(env_job(conda="base"), base)[3]
     assert report == f"!conda environment ml: its hook {off} ended the shell (exit code 1)"
-    venv = plant_venv(tmp_path / "v", "exit 7\n")
-    report = conda.job(env_of(venv=str(venv)), conda.plain)[3]
+    venv = make_venv(tmp_path / "v", "exit 7\n")
+    report = conda.job(env_job(venv=str(venv)), conda.plain)[3]
     assert (
         report == f"!virtual environment {venv}: its hook {venv}/bin/activate ended the shell (exit code 7)"
     )
@@ -186,7 +186,7 @@ def test_an_environment_without_python_fails_the_launch(
     conda: Installation, tmp_path: Path, torchrun: int | None
 ) -> None:
     for name in ("python", "python3", "torchrun"):
-        program(tmp_path, name, f"echo a {name} of no environment")
+        write_program(tmp_path, name, f"echo a {name} of no environment")
     base = {**conda.plain, "PATH": f"{tmp_path}:/usr/bin:/bin"}
     script = tmp_path / "t.py"
     script.write_text("import sys; print(sys.executable)")
@@ -195,16 +195,16 @@ def test_an_environment_without_python_fails_the_launch(
     code, out, _, report = conda.job(replace(csv, conda="bare"), base)
     assert (code, out) == (1, "")
     assert report == "!conda environment bare has no python (neither bin/python nor bin/python3)"
-    venv = plant_venv(tmp_path / "v")
+    venv = make_venv(tmp_path / "v")
     report = conda.job(replace(csv, venv=str(venv)), base)[3]
     assert report == f"!virtual environment {venv} has no python (neither bin/python nor bin/python3)"
     if torchrun is None:
-        (conda.prefix("bare") / "bin" / "python3").symlink_to(sys.executable)
+        (conda.prefix_of("bare") / "bin" / "python3").symlink_to(sys.executable)
         assert conda.job(replace(csv, conda="bare"), base)[3] == "."
     else:
         report = conda.job(replace(csv, conda="other"), {**base, "PYTHONPATH": ""})[3]
         assert report in ("!conda environment other has neither torchrun nor torch", ".")
-        program(conda.prefix("other") / "bin", "torchrun", "echo its own")
+        write_program(conda.prefix_of("other") / "bin", "torchrun", "echo its own")
         assert conda.job(replace(csv, conda="other"), base)[1] == "its own\n"
 
 
@@ -223,4 +223,4 @@ def test_an_environment_without_python_fails_the_launch(
     ],
 )  # fmt: skip
 def test_environment_label(spec: JobSpec, base: dict[str, str], conda_sh: str | None, report: str) -> None:
-    assert build(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").runs_in == report
+    assert build_command(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").environment_label == report

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.attributes import KNOWN, LATER, check_together, parse_block, written
-from gpu_scheduler.core.jobline import Parsed, parse_line
-from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
+from gpu_scheduler.core.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED, check_conflicts, parse_block, format_attribute
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
+from gpu_scheduler.core.jobspec import COMPARED_ATTRIBUTES, JobSpec
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
         ("[timeout_s=5]", "attribute 'timeout_s' is not known"),
         ("[oom_retries=5]", "attribute 'oom_retries' is not known"),
         ("[fail_retries=5]", "attribute 'fail_retries' is not known"),
-        ("[memory=5]", f"attribute 'memory' is not known; known: {KNOWN}"),
+        ("[memory=5]", f"attribute 'memory' is not known; known: {KNOWN_ATTRIBUTES}"),
     ],
 )
 def test_errors_name_the_mistake_and_the_remedy(block: str, message: str) -> None:
@@ -75,7 +75,7 @@ def test_an_error_names_the_attribute_as_it_is_written(key: str) -> None:
 
 
 def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
-    assert {"retries", "oom-retries"} <= set(KNOWN.split())
+    assert {"retries", "oom-retries"} <= set(KNOWN_ATTRIBUTES.split())
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_commas_within_a_value_do_not_separate_attributes() -> None:
 )
 def test_rejects_contradictory_attributes(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_together(values)
+        check_conflicts(values)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_rejects_contradictory_attributes(values: dict[str, Any], message: str) 
     ],
 )
 def test_accepts_compatible_attributes(values: dict[str, Any]) -> None:
-    check_together(values)
+    check_conflicts(values)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,14 @@ def test_accepts_compatible_attributes(values: dict[str, Any]) -> None:
     ],
 )
 def test_formats_an_attribute_as_in_a_block(name: str, value: Any, text: str) -> None:
-    assert written(name, value) == text
+    assert format_attribute(name, value) == text
     if value not in (None, False):
         assert parse_block(f"[{text}] x", None).values == {name: value}
 
 
 @pytest.mark.parametrize("name", ["vram", "exclusive", "oom_retries", "fail_retries", "timeout_s"])
 def test_retries_and_limits_do_not_change_the_identity(name: str) -> None:
-    assert name in ATTRIBUTES
+    assert name in COMPARED_ATTRIBUTES
     message = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
     plain = JobSpec("command", "x", "/", command="x")
     more = JobSpec.from_json(plain.to_json().replace("}", f', "{name}": {str(message).lower()}}}'))
@@ -164,13 +164,13 @@ def test_retries_and_limits_do_not_change_the_identity(name: str) -> None:
 
 
 def test_unsupported_attributes_are_not_listed_as_known() -> None:
-    assert LATER == ("after", "after-any", "resume-flag", "preempt")
-    assert not set(LATER) & set(KNOWN.split())
+    assert UNSUPPORTED == ("after", "after-any", "resume-flag", "preempt")
+    assert not set(UNSUPPORTED) & set(KNOWN_ATTRIBUTES.split())
 
 
 def test_a_line_of_the_source_document_is_one_job() -> None:
     parsed = parse_line("[vram=8G retries=2] python sweep.py --seed 3", "/w", "/h")
-    assert isinstance(parsed, Parsed)
+    assert isinstance(parsed, ParsedJob)
     assert parsed.spec == JobSpec(
         "command",
         "python sweep.py --seed 3",

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.calibration import Advice, Family, Rules, advise, changes, with_entries
+from gpu_scheduler.core.calibration import Advice, WorkloadClass, CalibrationRules, advise, suggested_entries, with_model_entries
 from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
 
-RULES = Rules(spike=0.10, tolerance=0.10, margin_mib=512, totals=(24576, 24576))
-QWEN = Family("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)
-PLAIN = Family("train.py", None, 3, 8300, 8300, None, 1, 10.0)
+RULES = CalibrationRules(spike_buffer=0.10, tolerance=0.10, margin_mib=512, totals_mib=(24576, 24576))
+QWEN = WorkloadClass("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)
+PLAIN = WorkloadClass("train.py", None, 3, 8300, 8300, None, 1, 10.0)
 
 
-def one(family: Family, now: Any = None, rules: Rules = RULES) -> Advice:
+def advice_for(family: WorkloadClass, now: Any = None, rules: CalibrationRules = RULES) -> Advice:
     models = {} if now is None else {"qwen": now}
     config = parse_llm_config(json.dumps({"models": models}))
     (advice,) = advise([family], models, config, rules)
@@ -44,9 +44,9 @@ def one(family: Family, now: Any = None, rules: Rules = RULES) -> Advice:
     ],
 )
 def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
-    advice = one(replace(QWEN, gpus=gpus), now)
-    assert (advice.entry, advice.now, advice.attributes) == (entry, now, None)
-    assert (advice.why is None) is (entry is not None)
+    advice = advice_for(replace(QWEN, gpus=gpus), now)
+    assert (advice.suggested_entry, advice.current_entry, advice.attributes) == (entry, now, None)
+    assert (advice.why_not is None) is (entry is not None)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any
     [(1, 3.0, False), (2, 599.9, False), (2, None, False), (3, 3.0, True), (3, None, True), (1, 600.0, True)],
 )
 def test_an_entry_requires_three_runs_or_a_long_one(runs: int, longest_s: float | None, enough: bool) -> None:
-    advice = one(replace(QWEN, runs=runs, longest_s=longest_s), 0.5)
-    assert (advice.entry, advice.enough) == ({"vram": 9152}, enough)
-    assert changes([advice]) == ({"qwen": {"vram": 9152}} if enough else {})
-    assert changes([advice], enough=False) == ({} if enough else {"qwen": {"vram": 9152}})
+    advice = advice_for(replace(QWEN, runs=runs, longest_s=longest_s), 0.5)
+    assert (advice.suggested_entry, advice.has_enough_runs) == ({"vram": 9152}, enough)
+    assert suggested_entries([advice]) == ({"qwen": {"vram": 9152}} if enough else {})
+    assert suggested_entries([advice], has_enough_runs=False) == ({} if enough else {"qwen": {"vram": 9152}})
 
 
 def test_counts_the_runs_of_a_model_across_programs() -> None:
     few, other = replace(QWEN, runs=1), replace(QWEN, program="/x/other.py", runs=1)
-    assert changes(advise([few, other], {}, LlmConfig(), RULES)) == {}
-    assert changes(advise([few, replace(other, runs=2)], {}, LlmConfig(), RULES)) != {}
-    assert changes(advise([few, replace(other, longest_s=700.0)], {}, LlmConfig(), RULES)) != {}
-    assert changes(advise([few, replace(other, llm="b", runs=9)], {}, LlmConfig(), RULES)).keys() == {"b"}
+    assert suggested_entries(advise([few, other], {}, LlmConfig(), RULES)) == {}
+    assert suggested_entries(advise([few, replace(other, runs=2)], {}, LlmConfig(), RULES)) != {}
+    assert suggested_entries(advise([few, replace(other, longest_s=700.0)], {}, LlmConfig(), RULES)) != {}
+    assert suggested_entries(advise([few, replace(other, llm="b", runs=9)], {}, LlmConfig(), RULES)).keys() == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_counts_the_runs_of_a_model_across_programs() -> None:
 def test_suggests_an_attribute_for_lines_without_a_model(
     p95: int, most: int, attributes: str | None, why: str | None
 ) -> None:
-    advice = one(replace(PLAIN, p95_mib=p95, max_mib=most))
-    assert (advice.entry, advice.attributes, advice.why) == (None, attributes, why)
+    advice = advice_for(replace(PLAIN, p95_mib=p95, max_mib=most))
+    assert (advice.suggested_entry, advice.attributes, advice.why_not) == (None, attributes, why)
 
 
 @pytest.mark.parametrize(
@@ -91,33 +91,33 @@ def test_suggests_an_attribute_for_lines_without_a_model(
      (7500, None), (9230, None), (18432, None)],
 )  # fmt: skip
 def test_suggests_nothing_within_the_tolerance(declared: int, why: str | None) -> None:
-    assert one(replace(PLAIN, declared_mib=declared)).why == why
-    assert one(replace(QWEN, declared_mib=declared)).why == why
+    assert advice_for(replace(PLAIN, declared_mib=declared)).why_not == why
+    assert advice_for(replace(QWEN, declared_mib=declared)).why_not == why
 
 
 def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
     rules = replace(RULES, spike=0.5)
-    assert one(PLAIN, rules=rules).attributes == "[vram=12480]"
-    assert one(replace(PLAIN, declared_mib=12480), rules=rules).why == "already as suggested"
+    assert advice_for(PLAIN, rules=rules).attributes == "[vram=12480]"
+    assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == "already as suggested"
 
 
 def test_limits_the_suggestion_by_the_smaller_of_several_gpus() -> None:
     rules = replace(RULES, totals=(8000, 24576, 81920))
-    assert one(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
-    assert one(replace(PLAIN, gpus=3), rules=rules).why == "needs a GPU to itself"
-    assert one(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"
+    assert advice_for(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
+    assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == "needs a GPU to itself"
+    assert advice_for(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"
 
 
 def test_a_model_gets_the_largest_need_of_its_programs() -> None:
     small = replace(QWEN, program="/x/eval.py", p95_mib=2000, max_mib=2000, declared_mib=8300)
     advised = advise([small, QWEN, PLAIN], {}, LlmConfig(), RULES)
-    assert [advice.entry for advice in advised] == [{"vram": 9152}, {"vram": 9152}, None]
-    assert changes(advised) == {"qwen": {"vram": 9152}}
+    assert [advice.suggested_entry for advice in advised] == [{"vram": 9152}, {"vram": 9152}, None]
+    assert suggested_entries(advised) == {"qwen": {"vram": 9152}}
 
 
 def test_compares_an_unknown_model_with_the_default_requirement() -> None:
     config = parse_llm_config('{"default_requirement": {"vram": 9152}}')
-    assert [advice.why for advice in advise([QWEN], {}, config, RULES)] == ["within ±10%"]
+    assert [advice.why_not for advice in advise([QWEN], {}, config, RULES)] == ["within ±10%"]
 
 
 @settings(deadline=None)
@@ -128,9 +128,9 @@ def test_compares_an_unknown_model_with_the_default_requirement() -> None:
 def test_a_suggestion_covers_the_peaks_fits_a_gpu_and_is_stable(
     p95: int, more: int, spike: float, tolerance: float, margin: int, totals: list[int]
 ) -> None:
-    rules = Rules(spike, tolerance, margin, tuple(totals))
+    rules = CalibrationRules(spike, tolerance, margin, tuple(totals))
     family = replace(QWEN, p95_mib=p95, max_mib=p95 + more)
-    entry = one(family, rules=rules).entry
+    entry = advice_for(family, rules=rules).suggested_entry
     if entry is None:
         assert p95 + more > max(totals) - margin
         return
@@ -139,7 +139,7 @@ def test_a_suggestion_covers_the_peaks_fits_a_gpu_and_is_stable(
     assert vram is not None
     assert p95 <= vram < p95 * (1 + spike) + 66
     assert not totals or vram <= max(totals) - margin
-    assert one(family, entry, rules).entry is None
+    assert advice_for(family, entry, rules).suggested_entry is None
 
 
 FORMATTED = (
@@ -149,7 +149,7 @@ FORMATTED = (
 
 
 def test_changes_only_the_entries() -> None:
-    text = with_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
+    text = with_model_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
     assert text == FORMATTED.replace('{"share":1e0}', '{"vram": "9G"},\r\n    "c": {"vram": 64}')
 
 
@@ -158,13 +158,13 @@ def test_changes_only_the_entries() -> None:
 )
 def test_adds_a_missing_model(text: str) -> None:
     before = json.loads(text)
-    after = json.loads(with_entries(text, {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}))
+    after = json.loads(with_model_entries(text, {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}))
     assert after == {**before, "models": {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}}
 
 
 def test_changes_the_last_of_two_equal_keys() -> None:
     text = '{"models": {"a": 1}, "models": {"a": 0.1, "a": 0.2}}'
-    changed = with_entries(text, {"a": {"vram": 64}})
+    changed = with_model_entries(text, {"a": {"vram": 64}})
     assert changed == '{"models": {"a": 1}, "models": {"a": 0.1, "a": {"vram": 64}}}'
 
 
@@ -192,7 +192,7 @@ def test_preserves_everything_else_and_its_order(
 ) -> None:
     whole = {**other, "models": models}
     text = json.dumps(whole, indent=indent, ensure_ascii=ascii_only)
-    after = json.loads(with_entries(text, entries))
+    after = json.loads(with_model_entries(text, entries))
     assert after == {**whole, "models": {**models, **entries}}
     assert list(after) == list(whole)
     assert list(after["models"]) == list({**models, **entries})
@@ -202,4 +202,4 @@ def test_does_not_suggest_two_gpus_for_a_model_that_ran_on_one() -> None:
     pair = replace(QWEN, program="/x/pair.py", gpus=2)
     for families in ([QWEN, pair], [pair, QWEN]):
         advised = advise(families, {}, LlmConfig(), RULES)
-        assert changes(advised) == {"qwen": {"vram": 9152}}
+        assert suggested_entries(advised) == {"qwen": {"vram": 9152}}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core import cuda
-from gpu_scheduler.core.command import Command, build
+from gpu_scheduler.core.command import AttemptCommand, build_command
 from gpu_scheduler.core.environment import find_conda_sh
 from gpu_scheduler.core.jobspec import CudaMode, JobSpec
 from tests.fakes.conda import plant, plant_hook
@@ -32,21 +32,21 @@ CSV = JobSpec("csv", "0,t.py", "/work", script="/data/t.py", arguments=("--lr", 
 SHELL = JobSpec("command", "…", "/my work", command="cd 'a b' && python t.py --cuda 0 | tee $HOME/log")
 
 
-def built(
+def build_test_command(
     spec: JobSpec,
     base: Mapping[str, str] | None = None,
     conda_sh: str | None = None,
     gpus: tuple[int, ...] = (0, 2),
     extra: Mapping[str, str] | None = None,
-) -> Command:
+) -> AttemptCommand:
     """Builds the command of attempt 1 of job 7."""
-    return build(
+    return build_command(
         spec, gpus, {"PATH": PROGRAMS} if base is None else base, TOKEN, 7, 1, conda_sh, "physical", extra
     )
 
 
-def run(
-    command: Command, *, reports: bool = True, mode: tuple[str, ...] = ("-p",)
+def run_command(
+    command: AttemptCommand, *, reports: bool = True, mode: tuple[str, ...] = ("-p",)
 ) -> tuple[int, str, str, str]:
     """Runs a command in real bash; returns exit code, output, errors and the report on descriptor 3."""
     with tempfile.TemporaryDirectory() as folder:
@@ -64,22 +64,22 @@ def run(
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("csv", built(CSV)),
+        ("csv", build_test_command(CSV)),
         (
             "csv_conda",
-            built(replace(CSV, conda="ml-3.11", env=(("SEED", "1"), ("A", "b c"))), conda_sh="/opt/conda.sh"),
+            build_test_command(replace(CSV, conda="ml-3.11", env=(("SEED", "1"), ("A", "b c"))), conda_sh="/opt/conda.sh"),
         ),
-        ("csv_base", built(CSV, conda_sh="/opt/con da.sh")),
-        ("csv_venv", built(replace(CSV, venv="/my env"), conda_sh="/opt/conda.sh")),
-        ("csv_no_conda", built(replace(CSV, conda="ml"))),
-        ("torchrun", built(replace(CSV, torchrun=2))),
-        ("torchrun_conda", built(replace(CSV, torchrun=1, conda="ml", cuda="add"), conda_sh="/opt/conda.sh")),
-        ("shell", built(SHELL, conda_sh="/opt/conda.sh")),
-        ("shell_conda", built(replace(SHELL, conda="/envs/x"), conda_sh="/opt/conda.sh")),
-        ("shell_add_refused", built(replace(SHELL, cuda="add", command="python t.py | tee log"))),
+        ("csv_base", build_test_command(CSV, conda_sh="/opt/con da.sh")),
+        ("csv_venv", build_test_command(replace(CSV, venv="/my env"), conda_sh="/opt/conda.sh")),
+        ("csv_no_conda", build_test_command(replace(CSV, conda="ml"))),
+        ("torchrun", build_test_command(replace(CSV, torchrun=2))),
+        ("torchrun_conda", build_test_command(replace(CSV, torchrun=1, conda="ml", cuda="add"), conda_sh="/opt/conda.sh")),
+        ("shell", build_test_command(SHELL, conda_sh="/opt/conda.sh")),
+        ("shell_conda", build_test_command(replace(SHELL, conda="/envs/x"), conda_sh="/opt/conda.sh")),
+        ("shell_add_refused", build_test_command(replace(SHELL, cuda="add", command="python t.py | tee log"))),
     ],
 )
-def test_golden(name: str, command: Command) -> None:
+def test_golden(name: str, command: AttemptCommand) -> None:
     path = GOLDEN / f"command_{name}.sh"
     if os.environ.get("WRITE_GOLDEN"):
         path.write_text(command.command_sh)
@@ -88,9 +88,9 @@ def test_golden(name: str, command: Command) -> None:
 
 @pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])
 def test_a_command_starts_under_any_shell_options_left_by_its_activation(options: str) -> None:
-    command = built(JobSpec("command", "x", "/", command="echo begun"))
+    command = build_test_command(JobSpec("command", "x", "/", command="echo begun"))
     left = replace(command, command_sh=f"{options}\n{command.command_sh}")
-    assert run(left) == (0, "begun\n", "", ".")
+    assert run_command(left) == (0, "begun\n", "", ".")
 
 
 # Arguments
@@ -111,7 +111,7 @@ def test_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
         script.write_text(DUMP)
         (Path(folder) / "python").symlink_to(sys.executable)
         spec = JobSpec("csv", "x", folder, script=str(script), arguments=(str(out), *arguments), cuda="off")
-        code, _, errors, report = run(built(spec, {"PATH": f"{folder}:{PROGRAMS}"}))
+        code, _, errors, report = run_command(build_test_command(spec, {"PATH": f"{folder}:{PROGRAMS}"}))
         assert (code, errors, report) == (0, "", ".")
         assert json.loads(out.read_text()) == arguments
         assert {path.name for path in Path(folder).iterdir()} == {script.name, "out", "python"}
@@ -121,7 +121,7 @@ def test_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
 @given(text=ANYTHING.filter(lambda text: "\n" not in text))
 def test_commands_reach_bash_unchanged(text: str) -> None:
     command = f"printf '%s' {shlex.quote(text)}"
-    assert run(built(JobSpec("command", "x", "/", command=command))) == (0, text, "", ".")
+    assert run_command(build_test_command(JobSpec("command", "x", "/", command=command))) == (0, text, "", ".")
 
 
 def test_falls_back_to_python3(tmp_path: Path) -> None:
@@ -132,15 +132,15 @@ def test_falls_back_to_python3(tmp_path: Path) -> None:
         script = tmp_path / "t.py"
         script.touch()
         spec = JobSpec("csv", "x", str(tmp_path), script=str(script), arguments=("a",), cuda="off")
-        assert run(built(spec, {"PATH": str(tmp_path)}))[1] == f"{words} -u {script} a\n"
+        assert run_command(build_test_command(spec, {"PATH": str(tmp_path)}))[1] == f"{words} -u {script} a\n"
         if name == "python3":
             (tmp_path / "empty").mkdir()
             bare = replace(spec, env=(("PATH", str(tmp_path / "empty")),))
-            code, _, _, report = run(built(bare))
+            code, _, _, report = run_command(build_test_command(bare))
             assert (code, report) == (1, "!neither python nor python3 is on the PATH of the job")
 
 
-def program(folder: Path, name: str, text: str) -> None:
+def write_program(folder: Path, name: str, text: str) -> None:
     """Writes an executable shell script into `folder`."""
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
@@ -152,15 +152,15 @@ def test_torchrun(tmp_path: Path) -> None:
     arguments = ("--cuda", "9", "a b")
     spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"), arguments=arguments, torchrun=2)
     base = {"PATH": f"{tmp_path}:{PROGRAMS}"}
-    program(tmp_path, "python", 'echo python "$@"; [ "$1" != -c ]')
-    report = run(built(spec, base))[3]
+    write_program(tmp_path, "python", 'echo python "$@"; [ "$1" != -c ]')
+    report = run_command(build_test_command(spec, base))[3]
     assert report == "!torchrun is not on the PATH of the job, and its python has no torch"
-    program(tmp_path, "python", '[ "$1" = -c ] || echo python "$@"')
+    write_program(tmp_path, "python", '[ "$1" = -c ] || echo python "$@"')
     rest = f"{flags} {tmp_path}/t.py --cuda 0,2 a b\n"
-    assert run(built(spec, base)) == (0, f"python -u -m torch.distributed.run {rest}", "", ".")
-    program(tmp_path, "torchrun", 'echo torchrun "$@"')
-    assert run(built(spec, base)) == (0, f"torchrun {rest}", "", ".")
-    assert built(spec, base).shown == f"torchrun {rest[:-4]}'a b'"
+    assert run_command(build_test_command(spec, base)) == (0, f"python -u -m torch.distributed.run {rest}", "", ".")
+    write_program(tmp_path, "torchrun", 'echo torchrun "$@"')
+    assert run_command(build_test_command(spec, base)) == (0, f"torchrun {rest}", "", ".")
+    assert build_test_command(spec, base).display_text == f"torchrun {rest[:-4]}'a b'"
 
 
 @pytest.mark.parametrize(
@@ -168,42 +168,42 @@ def test_torchrun(tmp_path: Path) -> None:
 )
 def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: str) -> None:
     spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
-    assert built(spec).shown == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
+    assert build_test_command(spec).display_text == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
 
 
 # What is checked before the job's own command
 
 
 def test_reports_a_missing_script() -> None:
-    code, out, errors, report = run(built(replace(CSV, cwd="/")))
+    code, out, errors, report = run_command(build_test_command(replace(CSV, cwd="/")))
     assert (code, out, report) == (1, "", "!script /data/t.py does not exist")
     assert errors == "script /data/t.py does not exist\n"
 
 
 def test_reports_a_missing_working_folder() -> None:
-    report = run(built(SHELL))[3]
+    report = run_command(build_test_command(SHELL))[3]
     assert report == "!working folder /my work cannot be entered"
 
 
 def test_command_sh_runs_by_hand_without_descriptor_3() -> None:
-    command = built(JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :"))
-    code, out, errors, _ = run(command, reports=False, mode=())
+    command = build_test_command(JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :"))
+    code, out, errors, _ = run_command(command, reports=False, mode=())
     assert (code, errors) == (0, "")
     assert out.split() == ["0,2", "0", "1", "2"]
 
 
 def test_descriptor_3_is_closed_for_the_job() -> None:
-    assert run(built(JobSpec("command", "x", "/", command="ls /proc/$$/fd; :")))[1].split() == ["0", "1", "2"]
+    assert run_command(build_test_command(JobSpec("command", "x", "/", command="ls /proc/$$/fd; :")))[1].split() == ["0", "1", "2"]
 
 
 def test_venv(tmp_path: Path) -> None:
     spec = JobSpec(
         "command", "x", "/", command="echo $VIRTUAL_ENV; command -v python", venv=str(tmp_path / "v")
     )
-    report = run(built(spec))[3]
+    report = run_command(build_test_command(spec))[3]
     assert report == f"!virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True)
-    code, out, errors, _ = run(built(spec, {"PATH": PROGRAMS, "VIRTUAL_ENV": "/other"}))
+    code, out, errors, _ = run_command(build_test_command(spec, {"PATH": PROGRAMS, "VIRTUAL_ENV": "/other"}))
     assert (code, errors) == (0, "")
     assert out == f"{tmp_path}/v\n{tmp_path}/v/bin/python\n"
 
@@ -229,7 +229,7 @@ def test_conda_is_activated(
         spec = JobSpec("csv", "x", "/", script=str(tmp_path / "t.py"))
     else:
         spec = JobSpec("command", "x", "/", command="echo $CONDA_DEFAULT_ENV $CONDA_PREFIX", conda=named)
-    code, out, errors, report = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
+    code, out, errors, report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))
     assert (code, errors, report) == (0, "", ".")
     prefix = {"ml": f"{root}/envs/ml", "base": root, "": ""}[active]
     assert out.split() == [word for word in (active, prefix) if word]
@@ -240,7 +240,7 @@ def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
     base |= {"CONDA_PREFIX_1": "/old", "VIRTUAL_ENV": "/v", "CONDA_ENVS_PATH": "/mine"}
     base["PATH"] = f"/v/bin:/old/envs/x/bin:/old/bin:{PROGRAMS}"
     spec = JobSpec("command", "x", "/", command="env", conda="other")
-    out = run(built(spec, base, conda_sh=str(FAKE_CONDA)))[1]
+    out = run_command(build_test_command(spec, base, conda_sh=str(FAKE_CONDA)))[1]
     env = dict(line.partition("=")[::2] for line in out.splitlines())
     root = conda["FAKE_CONDA_ROOT"]
     assert env["PATH"] == f"{root}/envs/other/bin:{root}/condabin:{PROGRAMS}"
@@ -251,7 +251,7 @@ def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
 
 def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="nope")
-    code, out, errors, report = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))
+    code, out, errors, report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))
     assert (code, out) == (1, "")
     assert report == "!conda environment nope does not exist; environments: base, ml, other"
     assert "EnvironmentNameNotFound" in errors
@@ -260,13 +260,13 @@ def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: 
 def test_reports_an_environment_that_cannot_be_activated(conda: dict[str, str]) -> None:
     plant_hook(Path(conda["FAKE_CONDA_ROOT"], "envs", "ml"), "activate", "x.sh", "unset CONDA_PREFIX")
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
-    report = run(built(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
+    report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
     assert report == "!conda environment ml could not be activated; see the log of the job"
 
 
 def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
-    assert run(built(spec, conda, conda_sh="/no/conda.sh"))[3] == "!conda cannot be set up from /no/conda.sh"
+    assert run_command(build_test_command(spec, conda, conda_sh="/no/conda.sh"))[3] == "!conda cannot be set up from /no/conda.sh"
 
 
 # The environment
@@ -295,7 +295,7 @@ def test_environment_golden() -> None:
         SHELL,
         env=(("SEED", "1"), ("HF_HOME", "/mine"), ("GPU_SCHEDULER_JOB", "99"), ("CUDA_VISIBLE_DEVICES", "7")),
     )
-    env = built(spec, base, extra={"GPU_SCHEDULER_SIM": "/sim"}).env
+    env = build_test_command(spec, base, extra={"GPU_SCHEDULER_SIM": "/sim"}).env
     assert env == {
         "HOME": "/h",
         "PATH": "/v/bin:/usr/bin",
@@ -313,7 +313,7 @@ def test_environment_golden() -> None:
 
 
 def test_invalid_variable_names_never_reach_the_shell_text() -> None:
-    command = built(replace(SHELL, env=(("A;touch /tmp/x", "1"),)))
+    command = build_test_command(replace(SHELL, env=(("A;touch /tmp/x", "1"),)))
     assert "touch" not in command.command_sh
     assert command.env["A;touch /tmp/x"] == "1"
 
@@ -358,7 +358,7 @@ def test_find_conda_sh(env: dict[str, str], files: set[str], found: str | None) 
     ],
 )
 def test_cuda_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
-    assert cuda.in_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
+    assert cuda.rewrite_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_cuda_in_arguments(arguments: str, mode: CudaMode, expected: str) -> Non
     ],
 )
 def test_cuda_in_commands(command: str, mode: CudaMode, expected: str | None) -> None:
-    assert cuda.in_command(command, "0,2", mode) == expected
+    assert cuda.rewrite_command(command, "0,2", mode) == expected
 
 
 @settings(deadline=None, max_examples=60)
@@ -404,10 +404,10 @@ def test_rewriting_changes_only_the_cuda_option(words: list[str]) -> None:
     expected = " ".join(
         {"--cuda 5": "--cuda 0,2", "--cuda=5": "--cuda=0,2"}.get(word, word) for word in words
     )
-    assert cuda.in_command(text, "0,2", "rewrite") == expected
+    assert cuda.rewrite_command(text, "0,2", "rewrite") == expected
 
 
 def test_formats_physical_and_visible_ids() -> None:
-    assert cuda.ids_text((3, 5), "physical") == "3,5"
-    assert cuda.ids_text((3, 5), "visible") == "0,1"
-    assert "--cuda 0,1" in built(replace(CSV, cuda_ids="visible")).shown
+    assert cuda.format_ids((3, 5), "physical") == "3,5"
+    assert cuda.format_ids((3, 5), "visible") == "0,1"
+    assert "--cuda 0,1" in build_test_command(replace(CSV, cuda_ids="visible")).display_text

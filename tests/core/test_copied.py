@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.copied import leave
+from gpu_scheduler.core.copied import detach
 from gpu_scheduler.core.facts import Attempt, Cancel, Settings
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.sighting import ClaimState, ResultNote, Sighting, StopNote
+from gpu_scheduler.core.sighting import ClaimState, ResultNote, AttemptStatus, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -19,30 +19,30 @@ OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_de
 RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
 
 
-def left(attempt: Attempt) -> list[act.Action]:
-    return leave(attempt, NOW, Settings(), "/old/X.d")
+def detached(attempt: Attempt) -> list[act.Action]:
+    return detach(attempt, NOW, Settings(), "/old/X.d")
 
 
 @pytest.mark.parametrize("claim", list(get_args(ClaimState)))
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
 def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: Cancel | None) -> None:
-    status = Sighting(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
-    close, *rest = left(replace(OPEN, job_state=state, cancel=cancel, sighting=status, survivors=(77,)))
-    assert isinstance(close, act.Close)
+    status = AttemptStatus(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
+    close, *rest = detached(replace(OPEN, job_state=state, cancel=cancel, sighting=status, survivors=(77,)))
+    assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
     assert close.reason == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
-    assert rest == [act.Release(1), act.Cooled(1)]
+    assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 
 def test_an_attempt_with_a_result_keeps_it() -> None:
-    close, *rest = left(replace(OPEN, sighting=Sighting(claim="dead", result=RESULT)))
-    assert isinstance(close, act.Close)
+    close, *rest = detached(replace(OPEN, sighting=AttemptStatus(claim="dead", result=RESULT)))
+    assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state) == (Outcome.COMPLETED, JobState.FINISHED)
-    assert rest == [act.Release(1), act.Cooled(1)]
+    assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 
 def test_releases_an_ended_attempt_without_a_process_scan() -> None:
     ended = replace(OPEN, outcome=Outcome.FAILED, survivors=(77,))
-    assert left(ended) == [act.Release(1), act.Cooled(1)]
-    assert left(replace(ended, released_at=900.0)) == [act.Cooled(1)]
+    assert detached(ended) == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
+    assert detached(replace(ended, released_at=900.0)) == [act.RecordMemoryReleased(1)]

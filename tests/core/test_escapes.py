@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.escapes import last_frame
+from gpu_scheduler.core.escapes import last_visible_line
 
 HEADER = "# job 3, attempt 1: python t.py\n# command: python t.py\n# GPUs: 0; started 2026-11-22 05:27:41\n"
 
@@ -29,4 +29,4 @@ HEADER = "# job 3, attempt 1: python t.py\n# command: python t.py\n# GPUs: 0; st
     ],
 )
 def test_finds_the_last_line_that_is_not_blank(tail: str, line: str | None) -> None:
-    assert last_frame(tail) == line
+    assert last_visible_line(tail) == line

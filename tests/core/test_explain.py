@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.explain import ended, explain, is_failure
+from gpu_scheduler.core.explain import describe_exit, explain, is_failure
 from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import GpuView, Limits, obstacle
+from gpu_scheduler.core.placement import GpuAvailability, Limits, obstacle
 from gpu_scheduler.core.remedies import OomCase, gpu_remedy, oom_remedy, remedy
-from gpu_scheduler.core.sighting import Evidence, ResultNote
+from gpu_scheduler.core.sighting import FailureContext, ResultNote
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
-TRACEBACK = """\
+HANDLED_TRACEBACK = """\
 Traceback (most recent call last):
   File "/x/t.py", line 12, in <module>
     main()
@@ -55,36 +55,36 @@ def result(
 def test_describes_exit_codes_and_signals(
     exit_code: int | None, signal: int | None, oom: int | None, words: str
 ) -> None:
-    assert ended(result(exit_code, signal, oom)) == words
+    assert describe_exit(result(exit_code, signal, oom)) == words
 
 
 @pytest.mark.parametrize(
     ("how", "evidence", "text"),
     [
         (result(1), None, "exit code 1"),
-        (result(1), Evidence(), "exit code 1"),
-        (result(1), Evidence("ValueError: x\n"), "exit code 1: ValueError: x"),
-        (result(1), Evidence(f"{ORDINAL}\n"), f"exit code 1: {ORDINAL}"),
-        (result(1), Evidence(f"{ORDINAL}\n", (2, 3)), f"exit code 1: {ORDINAL}{ADVICE}"),
-        (result(1), Evidence("ValueError: x\n", (2, 3)), "exit code 1: ValueError: x"),
+        (result(1), FailureContext(), "exit code 1"),
+        (result(1), FailureContext("ValueError: x\n"), "exit code 1: ValueError: x"),
+        (result(1), FailureContext(f"{ORDINAL}\n"), f"exit code 1: {ORDINAL}"),
+        (result(1), FailureContext(f"{ORDINAL}\n", (2, 3)), f"exit code 1: {ORDINAL}{ADVICE}"),
+        (result(1), FailureContext("ValueError: x\n", (2, 3)), "exit code 1: ValueError: x"),
         (
             result(1, oom=1),
-            Evidence("Killed\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"),
+            FailureContext("Killed\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"),
             "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
             " one of its processes was killed by SIGKILL, probably out of memory",
         ),
         # Other processes share the counter: without a sign of a kill in the log it is not mentioned.
-        (result(1, oom=1), Evidence("ValueError: x\n"), "exit code 1: ValueError: x"),
-        (result(1, oom=0), Evidence("Killed\n"), "exit code 1"),
-        (result(1), Evidence(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
-        (result(1), Evidence("ValueError: a\tb\x07\u202ec\n"), "exit code 1: ValueError: a b c"),
-        (result(3), Evidence("ValueError: handled\n" + "on\n" * 50), "exit code 3"),
-        (result(3), Evidence(TRACEBACK), "exit code 3: ValueError: handled"),
-        (result(3), Evidence(TRACEBACK + "on\n" * 50), "exit code 3"),
-        (result(1), Evidence(TRACEBACK + "on\n" * 50), "exit code 1: ValueError: handled"),
+        (result(1, oom=1), FailureContext("ValueError: x\n"), "exit code 1: ValueError: x"),
+        (result(1, oom=0), FailureContext("Killed\n"), "exit code 1"),
+        (result(1), FailureContext(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
+        (result(1), FailureContext("ValueError: a\tb\x07\u202ec\n"), "exit code 1: ValueError: a b c"),
+        (result(3), FailureContext("ValueError: handled\n" + "on\n" * 50), "exit code 3"),
+        (result(3), FailureContext(HANDLED_TRACEBACK), "exit code 3: ValueError: handled"),
+        (result(3), FailureContext(HANDLED_TRACEBACK + "on\n" * 50), "exit code 3"),
+        (result(1), FailureContext(HANDLED_TRACEBACK + "on\n" * 50), "exit code 1: ValueError: handled"),
     ],
 )
-def test_explains_a_failure_in_one_line(how: ResultNote, evidence: Evidence | None, text: str) -> None:
+def test_explains_a_failure_in_one_line(how: ResultNote, evidence: FailureContext | None, text: str) -> None:
     assert explain(how, evidence) == text
 
 
@@ -103,7 +103,7 @@ def test_explains_a_failure_in_one_line(how: ResultNote, evidence: Evidence | No
     ],
 )
 def test_advises_on_invalid_gpu_numbers(error: str) -> None:
-    assert explain(result(1), Evidence(f"{error}\n", (2, 3))).endswith(ADVICE)
+    assert explain(result(1), FailureContext(f"{error}\n", (2, 3))).endswith(ADVICE)
 
 
 #: PyTorch 2 under torchrun, two processes on one GPU: the error continues after its first line.
@@ -120,7 +120,7 @@ E1122 07:00:01.000 41 torch/distributed/elastic/multiprocessing/api.py:833] fail
 
 
 def test_reports_two_processes_on_one_gpu() -> None:
-    text = explain(result(1), Evidence(NCCL))
+    text = explain(result(1), FailureContext(NCCL))
     assert text == (
         "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"
         " invalid usage; NCCL: Duplicate GPU detected"
@@ -152,7 +152,7 @@ def test_only_a_command_that_failed_by_itself_is_a_failure(how: ResultNote, fail
 def test_an_explanation_is_always_one_printable_line(
     exit_code: int | None, signal: int | None, oom: int | None, tail: str, ids: tuple[int, ...]
 ) -> None:
-    text = explain(result(exit_code, signal, oom), Evidence(tail, ids))
+    text = explain(result(exit_code, signal, oom), FailureContext(tail, ids))
     assert text
     assert text.isprintable()
     assert len(text) <= 700
@@ -186,10 +186,10 @@ def test_finds_the_remedy(text: str, words: str | None) -> None:
     ("case", "words"),
     [
         (OomCase(), "the GPU was full, and others used it too: request more memory (vram= or share=), retry"),
-        (OomCase(alone=True), "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
-        (OomCase(alone=True, larger=(1,)), "to itself: use a smaller batch, a larger GPU (GPU 1), or two"),
-        (OomCase(alone=True, larger=(1, 3)), "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
-        (OomCase(2, alone=True), "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
+        (OomCase(had_gpus_alone=True), "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
+        (OomCase(had_gpus_alone=True, larger_gpus=(1,)), "to itself: use a smaller batch, a larger GPU (GPU 1), or two"),
+        (OomCase(had_gpus_alone=True, larger_gpus=(1, 3)), "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
+        (OomCase(2, had_gpus_alone=True), "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
         (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
     ],
 )  # fmt: skip
@@ -200,33 +200,33 @@ def test_remedy_for_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) 
 
 def test_reports_an_error_that_the_program_caught() -> None:
     tail = "epoch 1\nCUDA out of memory, try a smaller batch\n"
-    assert explain(result(1), Evidence(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
-    assert explain(result(3), Evidence(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"
-    assert explain(result(1), Evidence(f"{tail}ValueError: bad\n")) == "exit code 1: ValueError: bad"
+    assert explain(result(1), FailureContext(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
+    assert explain(result(3), FailureContext(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"
+    assert explain(result(1), FailureContext(f"{tail}ValueError: bad\n")) == "exit code 1: ValueError: bad"
 
 
 @pytest.mark.parametrize(
     ("gpu", "need", "part"),
     [
-        (GpuView("U", 3, 1000, closed="paused"), ONE, "`resume 3`"),
-        (GpuView("U", 3, 1000, closed="lost: the driver no longer lists it"), ONE, "`nvidia-smi -i 3`"),
-        (GpuView("U", 3, 1000, closed="query failed: x"), ONE, "`doctor`"),
-        (GpuView("U", 3, 1000, closed="quarantined: job 1 left process 7"), ONE, "kill -9"),
-        (GpuView("U", 3, 1000, closed="awaiting memory release"), ONE, "in a few seconds"),
-        (GpuView("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
-        (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ONE, "--mem-threshold"),
-        (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7", foreign_load=90.0), ONE, "--load-thre"),
-        (GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7"), ALONE, "[share=0.5]"),
-        (GpuView("U", 3, 1000, foreign_mib=900, foreign="process 7"), ALONE, "[share=0.5]"),
+        (GpuAvailability("U", 3, 1000, unavailable_reason="paused"), ONE, "`resume 3`"),
+        (GpuAvailability("U", 3, 1000, unavailable_reason="lost: the driver no longer lists it"), ONE, "`nvidia-smi -i 3`"),
+        (GpuAvailability("U", 3, 1000, unavailable_reason="query failed: x"), ONE, "`doctor`"),
+        (GpuAvailability("U", 3, 1000, unavailable_reason="quarantined: job 1 left process 7"), ONE, "kill -9"),
+        (GpuAvailability("U", 3, 1000, unavailable_reason="awaiting memory release"), ONE, "in a few seconds"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_holder="process 7"), ONE, "--mem-threshold"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=90.0), ONE, "--load-thre"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_holder="process 7"), ALONE, "[share=0.5]"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_holder="process 7"), ALONE, "[share=0.5]"),
         (
-            GpuView("U", 3, 1000, foreign_mib=300, foreign="process 7", foreign_load=90.0),
+            GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=90.0),
             ALONE,
             "[share=0.5]",
         ),
-        (GpuView("U", 3, 1000, booked=800), ONE, ""),
+        (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
     ],
 )
-def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuView, need: Need, part: str) -> None:
+def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
     why = obstacle(gpu, need, Limits())
     assert why is not None
     text = gpu_remedy(gpu, need, Limits(), why)

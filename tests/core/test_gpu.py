@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.facts import Gpu
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample, without_impossible
+from gpu_scheduler.core.gpu import GpuProcess, GpuSample, without_impossible_values
 from gpu_scheduler.core.gpuview import foreign_memory
 from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import GpuView, Limits, obstacle
+from gpu_scheduler.core.placement import GpuAvailability, Limits, obstacle
 
 Values = tuple[int | None, int | None, float | None]
 
@@ -31,7 +31,7 @@ Values = tuple[int | None, int | None, float | None]
     ],
 )
 def test_impossible_values_become_unknown(raw: Values, expected: Values) -> None:
-    found = without_impossible(GpuSample("GPU-a", 0, "GPU", *raw))
+    found = without_impossible_values(GpuSample("GPU-a", 0, "GPU", *raw))
     assert (found.total_mib, found.used_mib, found.load_percent) == expected
 
 
@@ -50,15 +50,15 @@ def test_foreign_memory_without_a_total_comes_from_processes_or_is_unknown(
 @pytest.mark.parametrize(
     ("view", "why"),
     [
-        (GpuView("GPU-a", 0, 100, foreign_mib=None), "memory unknown"),
-        (GpuView("GPU-a", 0, None, foreign_mib=0), None),
-        (GpuView("GPU-a", 0, 0, foreign_mib=0), None),
-        (GpuView("GPU-a", 0, 100, foreign_mib=10, foreign="process 7", foreign_load=None), None),
+        (GpuAvailability("GPU-a", 0, 100, foreign_mib=None), "memory unknown"),
+        (GpuAvailability("GPU-a", 0, None, foreign_mib=0), None),
+        (GpuAvailability("GPU-a", 0, 0, foreign_mib=0), None),
+        (GpuAvailability("GPU-a", 0, 100, foreign_mib=10, foreign_holder="process 7", mean_foreign_load=None), None),
         (
-            GpuView("GPU-a", 0, 1000, foreign_mib=300, foreign="process 7", foreign_load=99.0),
+            GpuAvailability("GPU-a", 0, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=99.0),
             "foreign process 7, load 99 %",
         ),
     ],
 )
-def test_an_unknown_value_is_neither_zero_nor_full(view: GpuView, why: str | None) -> None:
+def test_an_unknown_value_is_neither_zero_nor_full(view: GpuAvailability, why: str | None) -> None:
     assert obstacle(view, Need(1, 500), Limits()) == why

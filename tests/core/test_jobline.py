@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobline import Malformed, Parsed, format_csv_line, parse_line
+from gpu_scheduler.core.jobline import Malformed, ParsedJob, format_csv_line, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
 
-EIGHT = frozenset(range(8))
+EIGHT_GPUS = frozenset(range(8))
 
 
-def parsed(text: str) -> Parsed:
-    result = parse_line(text, "/w", "/home/u", EIGHT)
-    assert isinstance(result, Parsed), result
+def parsed(text: str) -> ParsedJob:
+    result = parse_line(text, "/w", "/home/u", EIGHT_GPUS)
+    assert isinstance(result, ParsedJob), result
     return result
 
 
@@ -27,7 +27,7 @@ def spec(text: str) -> JobSpec:
 
 
 def refused(text: str) -> Malformed:
-    result = parse_line(text, "/w", "/home/u", EIGHT)
+    result = parse_line(text, "/w", "/home/u", EIGHT_GPUS)
     assert isinstance(result, Malformed), result
     return result
 
@@ -136,8 +136,8 @@ def test_malformed_csv_is_never_a_command(text: str, message: str) -> None:
     result = refused(text)
     assert message in result.reason
     if not text.startswith("[") or "both" not in message:
-        assert "priority,script_path" in result.accepted
-        assert "torchrun-Ngpu before the arguments" in result.accepted
+        assert "priority,script_path" in result.accepted_form
+        assert "torchrun-Ngpu before the arguments" in result.accepted_form
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_unquoted_commas_are_rejected_with_the_quoted_line(
 ) -> None:
     result = refused(text)
     assert message in result.reason
-    assert result.accepted == ", or ".join(suggestions)
+    assert result.accepted_form == ", or ".join(suggestions)
     for line in suggestions:
-        assert isinstance(parse_line(line, "/", "/"), Parsed)
+        assert isinstance(parse_line(line, "/", "/"), ParsedJob)
 
 
 def test_commas_that_quotes_cannot_fix_are_rejected_with_the_accepted_forms() -> None:
     for text in ("0,a.py,,--x 'a,b", "0,a.py,,x,9", "0,a.py,,--betas 0.9,0.99,9"):
-        assert "priority,script_path" in refused(text).accepted
+        assert "priority,script_path" in refused(text).accepted_form
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_identity_depends_on_what_the_job_runs(one: str, other: str, same: bool)
      ("echo it's", True), ("done", True), ("echo $X", True)],
 )  # fmt: skip
 def test_only_lines_with_shell_syntax_need_a_check_by_bash(text: str, asks: bool) -> None:
-    assert parsed(text).ask_bash is asks
+    assert parsed(text).needs_bash_check is asks
 
 
 ANY = st.text(alphabet="ab1 ,'\"\\#$;[]\t/.-=é", max_size=12)
@@ -398,10 +398,10 @@ def test_fields_are_quoted_only_if_necessary() -> None:
 @given(st.text(max_size=40) | st.text(alphabet="01,;[]'\"\\ #.py&|abc=\t", max_size=25))
 @example("\x1f")
 def test_any_text_parses_to_a_job_a_mistake_or_nothing(text: str) -> None:
-    result = parse_line(text, "/w", "/home/u", EIGHT)
+    result = parse_line(text, "/w", "/home/u", EIGHT_GPUS)
     if isinstance(result, Malformed):
         assert result.reason
-        assert result.accepted
+        assert result.accepted_form
     elif result is not None:
         assert "\n" not in result.spec.text
         assert result.spec.cwd.startswith("/")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobspec import ATTRIBUTES, JobSpec
+from gpu_scheduler.core.jobspec import COMPARED_ATTRIBUTES, JobSpec
 
 CSV = JobSpec("csv", "0,a.py,,--lr 1 --bs 2", "/w", "/w/a.py", ("--lr", "1", "--bs", "2"))
 COMMAND = JobSpec("command", "python a.py", "/w", command="python a.py")
@@ -101,7 +101,7 @@ def test_attributes_do_not_change_the_identity() -> None:
         hold=True,
     )
     assert changed.identity == CSV.identity
-    assert set(changed.attributes) == set(ATTRIBUTES)
+    assert set(changed.attributes) == set(COMPARED_ATTRIBUTES)
     one, two = replace(CSV, env=(("A", "1"), ("B", "2"))), replace(CSV, env=(("B", "2"), ("A", "1")))
     assert one.identity == two.identity
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.lasterror import last_error, text_lines
+from gpu_scheduler.core.lasterror import last_error, rendered_lines
 
 PLAIN = """\
 epoch 1
@@ -220,12 +220,12 @@ def test_finds_the_error_in_a_log(tail: str, expected: str | None) -> None:
 def test_ignores_an_error_far_from_the_end() -> None:
     handled = PLAIN + "going on\n" * 50
     assert last_error(handled) == "ValueError: bad learning rate: -1"
-    assert last_error(handled, near=40) is None
-    assert last_error(PLAIN, near=40) == "ValueError: bad learning rate: -1"
+    assert last_error(handled, max_lines_after=40) is None
+    assert last_error(PLAIN, max_lines_after=40) == "ValueError: bad learning rate: -1"
 
 
 def test_returns_lines_as_a_terminal_finally_shows_them() -> None:
-    assert text_lines("a\r\n10%\r20%\nb\x1b[31mc\x1b[0m\n--- completed: exit code 0, after 1 s\n") == [
+    assert rendered_lines("a\r\n10%\r20%\nb\x1b[31mc\x1b[0m\n--- completed: exit code 0, after 1 s\n") == [
         "a", "20%", "bc",
     ]  # fmt: skip
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
 from gpu_scheduler.core.linewarnings import JobShell, line_warnings
-from gpu_scheduler.core.needs import Ask, LlmConfig, resolve
+from gpu_scheduler.core.needs import ResourceSpec, LlmConfig, resolve
 
 PROGRAMS = (
     "python python3 torchrun accelerate deepspeed bash sh env sudo nohup nice conda make srun tee uv grep"
     " nvidia-smi"
 )
 FILES = ("train.py", "Makefile")
-FIRST = "`{}` is not a program on PATH: bash will report `command not found`"
-CONDA = "`conda activate` fails in a job, whose shell is not set up for it; write"
-ONE = "the line asks for 1 GPU; write"
-NUMBER = "name={0}: commands such as `cancel {0}` read it as a job id; add a letter"
-SEES = "the job sees one GPU, always as cuda:0;"
+NOT_ON_PATH = "`{}` is not a program on PATH: bash will report `command not found`"
+CONDA_ACTIVATE = "`conda activate` fails in a job, whose shell is not set up for it; write"
+ASKS_FOR_ONE = "the line asks for 1 GPU; write"
+NUMERIC_NAME = "name={0}: commands such as `cancel {0}` read it as a job id; add a letter"
+SEES_ONE_GPU = "the job sees one GPU, always as cuda:0;"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ROOT = Path(__file__).parents[2]
 
@@ -32,51 +32,51 @@ def finds(name: str, cwd: str) -> bool:
 SHELL = JobShell(finds, frozenset({"activate_env"}))
 
 
-def warned(line: str, shell: JobShell | None = SHELL) -> list[str]:
+def warnings_of(line: str, shell: JobShell | None = SHELL) -> list[str]:
     read = parse_line(line, "/w", "/home/u")
-    assert isinstance(read, Parsed), read
-    return list(line_warnings(read.spec, resolve(Ask.of(read.spec), LlmConfig()).count, shell))
+    assert isinstance(read, ParsedJob), read
+    return list(line_warnings(read.spec, resolve(ResourceSpec.of(read.spec), LlmConfig()).count, shell))
 
 
 @pytest.mark.parametrize(
     ("line", "warning"),
     [
-        ("[name=12] true", NUMBER.format("12")),
-        ("[name=5-9] 0,train.py", NUMBER.format("5-9")),
-        ("pyhton train.py --epochs 3", FIRST.format("pyhton")),
-        ("Done: 3 jobs", FIRST.format("Done:")),
-        ("SEED=1 NAME='a b' pyhton train.py", FIRST.format("pyhton")),
-        ("pyhton", FIRST.format("pyhton")),
-        ("[share=0.5 name=x] pyhton train.py", FIRST.format("pyhton")),
-        ("conda activate bert && python t.py --x 1", f"{CONDA} [conda=bert] python t.py --x 1"),
-        ("conda activate /opt/envs/a; python t.py", f"{CONDA} [conda=/opt/envs/a] python t.py"),
+        ("[name=12] true", NUMERIC_NAME.format("12")),
+        ("[name=5-9] 0,train.py", NUMERIC_NAME.format("5-9")),
+        ("pyhton train.py --epochs 3", NOT_ON_PATH.format("pyhton")),
+        ("Done: 3 jobs", NOT_ON_PATH.format("Done:")),
+        ("SEED=1 NAME='a b' pyhton train.py", NOT_ON_PATH.format("pyhton")),
+        ("pyhton", NOT_ON_PATH.format("pyhton")),
+        ("[share=0.5 name=x] pyhton train.py", NOT_ON_PATH.format("pyhton")),
+        ("conda activate bert && python t.py --x 1", f"{CONDA_ACTIVATE} [conda=bert] python t.py --x 1"),
+        ("conda activate /opt/envs/a; python t.py", f"{CONDA_ACTIVATE} [conda=/opt/envs/a] python t.py"),
         (
             "cd x && conda activate $ENV && python t.py",
-            f"{CONDA} [conda=ENV] in front of the line instead",
+            f"{CONDA_ACTIVATE} [conda=ENV] in front of the line instead",
         ),
-        ("mamba activate a && python t.py", f"{CONDA.replace('conda', 'mamba')} [conda=a] python t.py"),
-        ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, and {ONE} [gpus=4]"),
+        ("mamba activate a && python t.py", f"{CONDA_ACTIVATE.replace('conda', 'mamba')} [conda=a] python t.py"),
+        ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, and {ASKS_FOR_ONE} [gpus=4]"),
         (
             "[gpus=2] torchrun --standalone --nproc_per_node=4 train.py",
             "torchrun starts 4 processes, and the line asks for 2 GPUs; write [gpus=4]",
         ),
         (
             "cd x && OMP_NUM_THREADS=4 python -m torch.distributed.run --nproc-per-node=2 train.py",
-            f"torchrun starts 2 processes, and {ONE} [gpus=2]",
+            f"torchrun starts 2 processes, and {ASKS_FOR_ONE} [gpus=2]",
         ),
         (
             "accelerate launch --num_processes 2 train.py",
-            f"accelerate launch starts 2 processes, and {ONE} [gpus=2]",
+            f"accelerate launch starts 2 processes, and {ASKS_FOR_ONE} [gpus=2]",
         ),
         (
             "uv run accelerate launch --multi_gpu --num_processes=2 train.py > log 2>&1",
-            f"accelerate launch starts 2 processes, and {ONE} [gpus=2]",
+            f"accelerate launch starts 2 processes, and {ASKS_FOR_ONE} [gpus=2]",
         ),
         (
             "python train.py --device cuda:1",
-            f"--device cuda:1: {SEES} write cuda:0, and [allowed=1] for GPU 1",
+            f"--device cuda:1: {SEES_ONE_GPU} write cuda:0, and [allowed=1] for GPU 1",
         ),
-        ("0,train.py,,--device=cuda:3,3", f"--device cuda:3: {SEES} write cuda:0"),
+        ("0,train.py,,--device=cuda:3,3", f"--device cuda:3: {SEES_ONE_GPU} write cuda:0"),
         (
             "[gpus=2] python train.py --device cuda:2 --x",
             "--device cuda:2: the job sees 2 GPUs, always as cuda:0 to cuda:1; write cuda:0",
@@ -84,7 +84,7 @@ def warned(line: str, shell: JobShell | None = SHELL) -> list[str]:
     ],
 )
 def test_warns_about_lines_that_will_fail(line: str, warning: str) -> None:
-    assert warned(line) == [warning]
+    assert warnings_of(line) == [warning]
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_warns_about_lines_that_will_fail(line: str, warning: str) -> None:
     ],
 )  # fmt: skip
 def test_does_not_warn_about_ordinary_lines(line: str) -> None:
-    assert warned(line) == []
+    assert warnings_of(line) == []
 
 
 def test_does_not_warn_about_programs_of_an_unknown_shell() -> None:
-    assert warned("pyhton train.py", None) == []
-    assert warned("conda activate a && python t.py", None) == []
-    assert warned("conda activate a", JobShell(finds, frozenset({"conda"}))) == []
+    assert warnings_of("pyhton train.py", None) == []
+    assert warnings_of("conda activate a && python t.py", None) == []
+    assert warnings_of("conda activate a", JobShell(finds, frozenset({"conda"}))) == []
 
 
 def test_does_not_warn_about_the_lines_in_the_documentation() -> None:
@@ -136,7 +136,7 @@ def test_does_not_warn_about_the_lines_in_the_documentation() -> None:
     checked = 0
     for line in lines:
         read = parse_line(line, "/w", "/home/u")
-        if isinstance(read, Parsed):
+        if isinstance(read, ParsedJob):
             checked += 1
-            assert warned(line) == [], line
+            assert warnings_of(line) == [], line
     assert checked >= 25

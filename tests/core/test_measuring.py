@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.actions import (
     Action,
-    Close,
-    NoteExceeded,
-    NoteForeignLoad,
-    NoteHeld,
-    NoteUse,
+    FinishAttempt,
+    RecordOveruse,
+    RecordForeignLoad,
+    RecordForeignPeaks,
+    RecordUsage,
     Start,
-    Wait,
+    SetWaitReason,
 )
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.measuring import measure, used_by
-from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.measuring import record_measurements, attempt_memory
+from gpu_scheduler.core.needs import ResourceSpec
 from gpu_scheduler.core.planning import plan
-from gpu_scheduler.core.sighting import ResultNote, Sighting
+from gpu_scheduler.core.sighting import ResultNote, AttemptStatus
 from gpu_scheduler.core.states import JobState, Outcome
-from tests.core.gpuworld import facts, gpu, line, running
+from tests.core.gpuworld import facts, gpu, group, running
 
 OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
 OURS = replace(OURS, held={(6, 0.0): 1})
@@ -34,18 +34,18 @@ NEW = running(vram=6000, measured_at=None)
 
 
 def test_adds_up_process_memory_once_per_sample() -> None:
-    assert measure(facts(OURS, attempts=(NEW,))) == [NoteUse(90, 9, 999.0, (("U0", 5300, 0.0),))]
-    assert measure(facts(OURS, attempts=(replace(NEW, measured_at=998.9),))) != []
-    assert measure(facts(OURS, attempts=(replace(NEW, measured_at=999.0),))) == []
-    assert measure(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
+    assert record_measurements(facts(OURS, attempts=(NEW,))) == [RecordUsage(90, 9, 999.0, (("U0", 5300, 0.0),))]
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=998.9),))) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.0),))) == []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
 
 
 def test_ignores_a_sample_older_than_the_launch() -> None:
     # Launched at 999: its deadline is 10 s later.
-    assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
-    assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
     sooner = Settings(launch_deadline_s=10.2)
-    assert measure(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),), settings=sooner)) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),), settings=sooner)) != []
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_ignores_a_sample_older_than_the_launch() -> None:
     ],
 )
 def test_measures_only_running_attempts(attempt: Attempt, noted: bool) -> None:
-    notes = measure(facts(OURS, attempts=(attempt,)))
-    assert any(isinstance(note, NoteUse) for note in notes) == noted
+    notes = record_measurements(facts(OURS, attempts=(attempt,)))
+    assert any(isinstance(note, RecordUsage) for note in notes) == noted
 
 
 def test_measures_memory_and_load_per_gpu() -> None:
     other = gpu(1, None, (GpuProcess(7, 40),), owners={7: 9})
-    other = replace(other, sample=replace(sample_of(other), load_percent=55.0))
+    other = replace(other, sample=replace(only_sample(other), load_percent=55.0))
     both = replace(NEW, gpus=("U1", "U0", "gone"))
-    assert measure(facts(OURS, other, attempts=(both,))) == [
-        NoteUse(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0)))
+    assert record_measurements(facts(OURS, other, attempts=(both,))) == [
+        RecordUsage(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0)))
     ]
 
 
-def sample_of(one: Gpu) -> GpuSample:
+def only_sample(one: Gpu) -> GpuSample:
     assert one.sample is not None
     return one.sample
 
@@ -81,8 +81,8 @@ def sample_of(one: Gpu) -> GpuSample:
     "one",
     [
         replace(OURS, unmatched=True),
-        replace(OURS, sample=replace(sample_of(OURS), processes=None)),
-        replace(OURS, sample=replace(sample_of(OURS), processes=(GpuProcess(7, 5), GpuProcess(8, None)))),
+        replace(OURS, sample=replace(only_sample(OURS), processes=None)),
+        replace(OURS, sample=replace(only_sample(OURS), processes=(GpuProcess(7, 5), GpuProcess(8, None)))),
         replace(OURS, owners={7: 1, 8: None}),
         replace(OURS, owners={}),
         gpu(0, 9000),
@@ -90,14 +90,14 @@ def sample_of(one: Gpu) -> GpuSample:
     ids=["unmatched", "no list", "no memory", "others", "unknown", "none is listed"],
 )
 def test_a_value_that_cannot_be_attributed_is_none(one: Gpu) -> None:
-    assert used_by(NEW, one) is None
-    notes = [note for note in measure(facts(one, attempts=(NEW,))) if not isinstance(note, NoteHeld)]
-    assert notes == [NoteUse(90, 9, 999.0, (("U0", None, 0.0),))]
+    assert attempt_memory(NEW, one) is None
+    notes = [note for note in record_measurements(facts(one, attempts=(NEW,))) if not isinstance(note, RecordForeignPeaks)]
+    assert notes == [RecordUsage(90, 9, 999.0, (("U0", None, 0.0),))]
 
 
 def test_measures_nothing_without_a_sample() -> None:
-    assert measure(facts(Gpu("U0", 0), attempts=(NEW,))) == []
-    assert measure(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
+    assert record_measurements(facts(Gpu("U0", 0), attempts=(NEW,))) == []
+    assert record_measurements(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_measures_nothing_without_a_sample() -> None:
 )
 def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, reported: bool) -> None:
     attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
-    notes = measure(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
-    assert notes[1:] == ([NoteExceeded(90, 9, "U0", 5300, declared)] if reported and declared else [])
+    notes = record_measurements(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
+    assert notes[1:] == ([RecordOveruse(90, 9, "U0", 5300, declared)] if reported and declared else [])
 
 
 @pytest.mark.parametrize(
@@ -141,47 +141,47 @@ def test_records_overuse_of_the_memory_of_a_share(
     used: int, share: int, values: dict[str, Any], reported: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
-    notes = measure(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
+    notes = record_measurements(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
     of_share = None if "vram" in values else share
-    assert notes[1:] == ([] if reported is None else [NoteExceeded(90, 9, "U0", used, reported, of_share)])
+    assert notes[1:] == ([] if reported is None else [RecordOveruse(90, 9, "U0", used, reported, of_share)])
 
 
 def test_judges_a_share_by_the_size_of_each_gpu() -> None:
     small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
     both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
-    notes = measure(facts(small, large, attempts=(both,)))
-    assert notes[1:] == [NoteExceeded(90, 9, "U0", 9000, 6144, 250)]
+    notes = record_measurements(facts(small, large, attempts=(both,)))
+    assert notes[1:] == [RecordOveruse(90, 9, "U0", 9000, 6144, 250)]
 
 
 def test_an_overused_share_counts_at_its_buffered_peak() -> None:
     """A quarter share that uses 16,000 MiB counts as 17,600, so 12 GiB more do not fit."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(share=250, measured_at=None)
-    world = facts(over, attempts=(first,), lines=(line(Ask(vram=12_288), 1),))
+    world = facts(over, attempts=(first,), lines=(group(ResourceSpec(vram=12_288), 1),))
     assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
     [wait] = plan(applied(world, plan(world)))
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, SetWaitReason)
     assert wait.reason == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
 
 
 def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     other = replace(OURS, uuid="U1", index=1)
     small = running(9, "U0", "U1", vram=100, measured_at=None)
-    reported = [n.uuid for n in measure(facts(OURS, other, attempts=(small,))) if isinstance(n, NoteExceeded)]
+    reported = [n.uuid for n in record_measurements(facts(OURS, other, attempts=(small,))) if isinstance(n, RecordOveruse)]
     assert reported == ["U0", "U1"]
     once = replace(small, exceeded=("U1",))
-    reported = [n.uuid for n in measure(facts(OURS, other, attempts=(once,))) if isinstance(n, NoteExceeded)]
+    reported = [n.uuid for n in record_measurements(facts(OURS, other, attempts=(once,))) if isinstance(n, RecordOveruse)]
     assert reported == ["U0"]
-    assert measure(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
+    assert record_measurements(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
 
 
 def test_records_foreign_peaks_when_they_change() -> None:
     two = gpu(0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), starts={7: 1.5}, held={(9, 2.5): 5})
-    assert measure(facts(two)) == [NoteHeld("U0", ((7, 1.5, 50), (8, 0.0, 30), (9, 2.5, 5)))]
-    assert measure(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 50, (8, 0.0): 30}))) == []
-    assert measure(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 49, (8, 0.0): 31}))) != []
+    assert record_measurements(facts(two)) == [RecordForeignPeaks("U0", ((7, 1.5, 50), (8, 0.0, 30), (9, 2.5, 5)))]
+    assert record_measurements(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 50, (8, 0.0): 30}))) == []
+    assert record_measurements(facts(replace(two, held={(9, 2.5): 5, (7, 1.5): 49, (8, 0.0): 31}))) != []
     for unknown in (replace(two, unmatched=True), replace(two, sample=None), gpu(0, 5, None)):
-        assert measure(facts(unknown)) == []
+        assert record_measurements(facts(unknown)) == []
 
 
 @pytest.mark.parametrize(
@@ -202,27 +202,27 @@ def test_records_the_foreign_load_of_a_sample_once(
     noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), held={(8, 0.0): 30})
-    notes = measure(facts(replace(one, foreign_loads=noted, foreign_load_at=at)))
-    assert notes == ([] if after is None else [NoteForeignLoad("U0", after, 999.0)])
+    notes = record_measurements(facts(replace(one, foreign_loads=noted, foreign_load_at=at)))
+    assert notes == ([] if after is None else [RecordForeignLoad("U0", after, 999.0)])
 
 
 def test_records_overuse_before_placing_jobs() -> None:
     """The next job, which would fit by declarations alone, waits because the first exceeds its own."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(vram=10_000, measured_at=None)
-    world = facts(over, attempts=(first,), lines=(line(Ask(vram=10_000), 1),))
+    world = facts(over, attempts=(first,), lines=(group(ResourceSpec(vram=10_000), 1),))
     assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
     world = applied(world, plan(world))
     actions = plan(world)
     assert [type(a).__name__ for a in actions] == ["Wait"]
-    fits = facts(gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9}), attempts=(first,), lines=world.lines)
+    fits = facts(gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9}), attempts=(first,), lines=world.pending_groups)
     assert isinstance(plan(applied(fits, plan(fits)))[0], Start)
 
 
 def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
     above = gpu(0, None, (GpuProcess(7, 10_500),), owners={7: 9})
     world = facts(
-        above, attempts=(running(vram=10_000, measured_at=None),), lines=(line(Ask(vram=13_000), 1),)
+        above, attempts=(running(vram=10_000, measured_at=None),), lines=(group(ResourceSpec(vram=13_000), 1),)
     )
     assert [type(a).__name__ for a in plan(world)] == ["NoteUse"]
     # 11550 MiB are committed for it now, although only 10500 are in use.
@@ -230,9 +230,9 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
 
 
 def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:
-    done = Sighting("dead", result=ResultNote(None, 0, None, True, None, (), 1.0, 2.0))
+    done = AttemptStatus("dead", result=ResultNote(None, 0, None, True, None, (), 1.0, 2.0))
     actions = plan(facts(OURS, attempts=(replace(NEW, sighting=done),)))
-    assert [type(action) for action in actions] == [NoteUse, Close]
+    assert [type(action) for action in actions] == [RecordUsage, FinishAttempt]
 
 
 def applied(world: Facts, actions: list[Action]) -> Facts:
@@ -240,20 +240,20 @@ def applied(world: Facts, actions: list[Action]) -> Facts:
     attempts = {attempt.attempt_id: attempt for attempt in world.attempts}
     gpus = {one.uuid: one for one in world.gpus}
     for note in actions:
-        if isinstance(note, NoteUse):
+        if isinstance(note, RecordUsage):
             attempt = attempts[note.attempt_id]
             peaks = dict(attempt.peaks)
-            for uuid, mib, _ in note.seen:
+            for uuid, mib, _ in note.usage:
                 if mib is not None:
                     peaks[uuid] = max(mib, peaks.get(uuid, 0))
-            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_at=note.at)
-        elif isinstance(note, NoteExceeded):
+            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_at=note.sampled_at)
+        elif isinstance(note, RecordOveruse):
             attempt = attempts[note.attempt_id]
-            attempts[note.attempt_id] = replace(attempt, exceeded=(*attempt.exceeded, note.uuid))
-        elif isinstance(note, NoteForeignLoad):
-            gpus[note.uuid] = replace(gpus[note.uuid], foreign_loads=note.loads, foreign_load_at=note.at)
-        elif isinstance(note, NoteHeld):
-            held = {(pid, start): mib for pid, start, mib in note.held}
+            attempts[note.attempt_id] = replace(attempt, exceeded=(*attempt.overused_gpus, note.uuid))
+        elif isinstance(note, RecordForeignLoad):
+            gpus[note.uuid] = replace(gpus[note.uuid], foreign_loads=note.loads, foreign_load_at=note.sampled_at)
+        elif isinstance(note, RecordForeignPeaks):
+            held = {(pid, start): mib for pid, start, mib in note.peaks}
             gpus[note.uuid] = replace(gpus[note.uuid], held=held)
     return replace(world, gpus=tuple(gpus.values()), attempts=tuple(attempts.values()))
 
@@ -287,4 +287,4 @@ def test_does_not_record_a_stored_sample_again(
         running(2, "U1", share=500, measured_at=measured_at),
     )
     world = facts(one, two, attempts=attempts)
-    assert measure(applied(world, measure(world))) == []
+    assert record_measurements(applied(world, record_measurements(world))) == []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask, LlmConfig, Need, Requirement, parse_llm_config, resolve
+from gpu_scheduler.core.needs import ResourceSpec, LlmConfig, Need, Requirement, parse_llm_config, resolve
 from gpu_scheduler.core.share import format_share, parse_share
 
 CONFIG = parse_llm_config(
@@ -51,112 +51,112 @@ def test_rounds_shares_up_so_that_three_thirds_never_overfill_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("ask", "need"),
     [
-        (Ask(llm="small"), Need(1, 500)),
-        (Ask(llm="unknown"), Need(1, 1000, assumed=True)),
-        (Ask(), Need(1, 1000, assumed=True)),
-        (Ask(llm="big"), Need(3, 1000)),
-        (Ask(llm="pair"), Need(2, 500)),
-        (Ask(llm="two"), Need(2, 1000, alone=True, assumed=True)),
-        (Ask(command=True), Need(1, 1000, alone=True, assumed=True)),
-        (Ask(command=True, llm="small"), Need(1, 500)),
-        (Ask(command=True, gpus=2), Need(2, 1000, alone=True, assumed=True)),
-        (Ask(gpus=2, share=250, llm="small"), Need(2, 250)),
-        (Ask(share=2000, llm="small"), Need(2, 1000)),
-        (Ask(share=300), Need(1, 300)),
-        (Ask(llm="mib"), Need(1, vram=9000)),
-        (Ask(command=True, llm="text"), Need(2, vram=9216)),
-        (Ask(llm="both"), Need(1, 250, vram=9216)),
-        (Ask(llm="mib", exclusive=True), Need(1, vram=9000, exclusive=True)),
-        (Ask(llm="mib", vram=5000), Need(1, vram=5000)),
-        (Ask(llm="mib", share=500), Need(1, 500)),
-        (Ask(llm="mib", gpus=2), Need(2, 1000, alone=True, assumed=True)),
-        (Ask(vram=5000, gpus=3), Need(3, vram=5000)),
-        (Ask(vram=5000, share=200, gpus=2, exclusive=True), Need(2, 200, vram=5000, exclusive=True)),
-        (Ask(command=True, exclusive=True), Need(1, 1000, alone=True, assumed=True)),
-        (Ask(exclusive=True), Need(1, 1000, exclusive=True, assumed=True)),
-        (Ask(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
+        (ResourceSpec(llm="small"), Need(1, 500)),
+        (ResourceSpec(llm="unknown"), Need(1, 1000, assumed=True)),
+        (ResourceSpec(), Need(1, 1000, assumed=True)),
+        (ResourceSpec(llm="big"), Need(3, 1000)),
+        (ResourceSpec(llm="pair"), Need(2, 500)),
+        (ResourceSpec(llm="two"), Need(2, 1000, alone=True, assumed=True)),
+        (ResourceSpec(is_command=True), Need(1, 1000, alone=True, assumed=True)),
+        (ResourceSpec(is_command=True, llm="small"), Need(1, 500)),
+        (ResourceSpec(is_command=True, gpus=2), Need(2, 1000, alone=True, assumed=True)),
+        (ResourceSpec(gpus=2, share=250, llm="small"), Need(2, 250)),
+        (ResourceSpec(share=2000, llm="small"), Need(2, 1000)),
+        (ResourceSpec(share=300), Need(1, 300)),
+        (ResourceSpec(llm="mib"), Need(1, vram=9000)),
+        (ResourceSpec(is_command=True, llm="text"), Need(2, vram=9216)),
+        (ResourceSpec(llm="both"), Need(1, 250, vram=9216)),
+        (ResourceSpec(llm="mib", exclusive=True), Need(1, vram=9000, exclusive=True)),
+        (ResourceSpec(llm="mib", vram=5000), Need(1, vram=5000)),
+        (ResourceSpec(llm="mib", share=500), Need(1, 500)),
+        (ResourceSpec(llm="mib", gpus=2), Need(2, 1000, alone=True, assumed=True)),
+        (ResourceSpec(vram=5000, gpus=3), Need(3, vram=5000)),
+        (ResourceSpec(vram=5000, share=200, gpus=2, exclusive=True), Need(2, 200, vram=5000, exclusive=True)),
+        (ResourceSpec(is_command=True, exclusive=True), Need(1, 1000, alone=True, assumed=True)),
+        (ResourceSpec(exclusive=True), Need(1, 1000, exclusive=True, assumed=True)),
+        (ResourceSpec(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
     ],
 )
-def test_resolves_the_need_by_attribute_model_and_default(ask: Ask, need: Need) -> None:
+def test_resolves_the_need_by_attribute_model_and_default(ask: ResourceSpec, need: Need) -> None:
     assert resolve(ask, CONFIG) == need
 
 
-FAMILY = '["train.py", null]'
+WORKLOAD_CLASS = '["train.py", null]'
 
 
 @pytest.mark.parametrize(
     ("ask", "need"),
     [
-        (Ask(command=True, family=FAMILY), Need(1, vram=7000, learned=True)),
-        (Ask(family=FAMILY), Need(1, vram=7000, learned=True)),
-        (Ask(family=FAMILY, exclusive=True), Need(1, vram=7000, exclusive=True, learned=True)),
-        (Ask(family=FAMILY, llm="unknown", command=True), Need(1, vram=7000, learned=True)),
+        (ResourceSpec(is_command=True, workload_class=WORKLOAD_CLASS), Need(1, vram=7000, learned=True)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS), Need(1, vram=7000, learned=True)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, exclusive=True), Need(1, vram=7000, exclusive=True, learned=True)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, llm="unknown", is_command=True), Need(1, vram=7000, learned=True)),
         # A declaration precedes learned memory; an unknown workload class gets an idle GPU, or the default.
-        (Ask(family=FAMILY, llm="small"), Need(1, 500)),
-        (Ask(family=FAMILY, vram=50), Need(1, vram=50)),
-        (Ask(family=FAMILY, share=50), Need(1, 50)),
-        (Ask(family=FAMILY, gpus=2), Need(2, 1000, alone=True, assumed=True)),
-        (Ask(family="another", command=True), Need(1, 1000, alone=True, assumed=True)),
-        (Ask(family="another"), Need(1, 1000, assumed=True)),
-        (Ask(command=True), Need(1, 1000, alone=True, assumed=True)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, llm="small"), Need(1, 500)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, vram=50), Need(1, vram=50)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, share=50), Need(1, 50)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, gpus=2), Need(2, 1000, alone=True, assumed=True)),
+        (ResourceSpec(workload_class="another", is_command=True), Need(1, 1000, alone=True, assumed=True)),
+        (ResourceSpec(workload_class="another"), Need(1, 1000, assumed=True)),
+        (ResourceSpec(is_command=True), Need(1, 1000, alone=True, assumed=True)),
     ],
 )
-def test_learned_memory_ranks_between_model_and_default(ask: Ask, need: Need) -> None:
-    assert resolve(ask, CONFIG, {FAMILY: 7000}) == need
+def test_learned_memory_ranks_between_model_and_default(ask: ResourceSpec, need: Need) -> None:
+    assert resolve(ask, CONFIG, {WORKLOAD_CLASS: 7000}) == need
 
 
 def test_the_workload_class_is_set_only_without_a_declaration() -> None:
     plain = JobSpec("command", "python train.py --lr 1", "/w", command="python train.py --lr 1")
-    assert Ask.of(plain).family is None
-    assert Ask.of(plain, learn=True).family == FAMILY
-    assert Ask.of(replace(plain, command="python train.py --lr 2"), learn=True).family == FAMILY
-    model = Ask.of(replace(plain, command="python train.py --llm b"), learn=True)
-    assert (model.llm, model.family) == ("b", '["train.py", "b"]')
+    assert ResourceSpec.of(plain).workload_class is None
+    assert ResourceSpec.of(plain, learn_needs=True).workload_class == WORKLOAD_CLASS
+    assert ResourceSpec.of(replace(plain, command="python train.py --lr 2"), learn_needs=True).workload_class == WORKLOAD_CLASS
+    model = ResourceSpec.of(replace(plain, command="python train.py --llm b"), learn_needs=True)
+    assert (model.llm, model.workload_class) == ("b", '["train.py", "b"]')
     for declaration in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
-        assert Ask.of(replace(plain, **declaration), learn=True).family is None  # type: ignore[arg-type]
-    assert Ask.of(plain, 5, learn=True).family == FAMILY
+        assert ResourceSpec.of(replace(plain, **declaration), learn_needs=True).workload_class is None  # type: ignore[arg-type]
+    assert ResourceSpec.of(plain, 5, learn_needs=True).workload_class == WORKLOAD_CLASS
 
 
 def test_the_minimum_after_an_oom_overrides_the_line() -> None:
     spec = JobSpec("command", "x", "/", command="x", vram=4096, gpus=2, exclusive=True, allowed=(1, 2))
-    assert Ask.of(spec) == Ask(None, 2, None, True, (1, 2), 4096, True)
-    raised = Ask.of(spec, 9000)
-    assert raised == Ask(None, 2, None, True, (1, 2), 4096, True, None, 9000)
+    assert ResourceSpec.of(spec) == ResourceSpec(None, 2, None, True, (1, 2), 4096, True)
+    raised = ResourceSpec.of(spec, 9000)
+    assert raised == ResourceSpec(None, 2, None, True, (1, 2), 4096, True, None, 9000)
     assert resolve(raised, CONFIG) == Need(2, vram=9000, exclusive=True)
-    share = Ask.of(replace(spec, vram=None, share=500, exclusive=False), 9000)
+    share = ResourceSpec.of(replace(spec, vram=None, share=500, exclusive=False), 9000)
     assert resolve(share, CONFIG) == Need(2, 500, vram=9000)
 
 
 @pytest.mark.parametrize(
     ("ask", "need"),
     [
-        (Ask(command=True, raised=9000), Need(1, vram=9000)),
-        (Ask(command=True, exclusive=True, raised=9000), Need(1, vram=9000, exclusive=True)),
-        (Ask(gpus=3, raised=9000), Need(3, vram=9000)),
-        (Ask(share=2000, raised=9000), Need(2, 1000, vram=9000)),
-        (Ask(llm="half", raised=9000), Need(1, 500, vram=9000)),
-        (Ask(llm="two", raised=9000), Need(2, 1000, vram=9000)),
-        (Ask(llm="pair", raised=9000), Need(2, vram=9000)),
-        (Ask(llm="large", raised=9000), Need(1, vram=20_000)),
-        (Ask(family=FAMILY, raised=9000), Need(1, vram=9000)),
-        (Ask(raised=9000), Need(1, 1000, vram=9000)),
+        (ResourceSpec(is_command=True, min_vram_mib=9000), Need(1, vram=9000)),
+        (ResourceSpec(is_command=True, exclusive=True, min_vram_mib=9000), Need(1, vram=9000, exclusive=True)),
+        (ResourceSpec(gpus=3, min_vram_mib=9000), Need(3, vram=9000)),
+        (ResourceSpec(share=2000, min_vram_mib=9000), Need(2, 1000, vram=9000)),
+        (ResourceSpec(llm="half", min_vram_mib=9000), Need(1, 500, vram=9000)),
+        (ResourceSpec(llm="two", min_vram_mib=9000), Need(2, 1000, vram=9000)),
+        (ResourceSpec(llm="pair", min_vram_mib=9000), Need(2, vram=9000)),
+        (ResourceSpec(llm="large", min_vram_mib=9000), Need(1, vram=20_000)),
+        (ResourceSpec(workload_class=WORKLOAD_CLASS, min_vram_mib=9000), Need(1, vram=9000)),
+        (ResourceSpec(min_vram_mib=9000), Need(1, 1000, vram=9000)),
     ],
 )
-def test_the_minimum_after_an_oom_changes_only_memory(ask: Ask, need: Need) -> None:
+def test_the_minimum_after_an_oom_changes_only_memory(ask: ResourceSpec, need: Need) -> None:
     models = {
         "half": Requirement(500),
         "two": Requirement(2000),
         "pair": Requirement(None, 2, 4096),
         "large": Requirement(None, None, 20_000),
     }
-    assert resolve(ask, LlmConfig(models=models), {FAMILY: 7000}) == need
+    assert resolve(ask, LlmConfig(models=models), {WORKLOAD_CLASS: 7000}) == need
 
 
 def test_torchrun_applies_declared_memory_to_each_gpu() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, vram=9000)
-    assert resolve(Ask.of(spec), CONFIG) == Need(2, vram=9000)
-    assert resolve(Ask.of(spec, 9999), CONFIG) == Need(2, vram=9999)
-    assert resolve(Ask.of(replace(spec, vram=None), 9999), CONFIG) == Need(2, 1000, vram=9999)
+    assert resolve(ResourceSpec.of(spec), CONFIG) == Need(2, vram=9000)
+    assert resolve(ResourceSpec.of(spec, 9999), CONFIG) == Need(2, vram=9999)
+    assert resolve(ResourceSpec.of(replace(spec, vram=None), 9999), CONFIG) == Need(2, 1000, vram=9999)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_formats_a_need(need: Need, text: str) -> None:
 
 def test_torchrun_sets_the_need_whatever_the_model() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, allowed=(0, 1))
-    assert Ask.from_key(Ask.of(spec).key()) == Ask(share=1000, gpus=2, allowed=(0, 1))
-    assert resolve(Ask.of(spec), CONFIG) == Need(2, 1000)
-    assert str(resolve(Ask.of(spec), CONFIG)) == "2 free GPUs"
+    assert ResourceSpec.from_key(ResourceSpec.of(spec).key()) == ResourceSpec(share=1000, gpus=2, allowed=(0, 1))
+    assert resolve(ResourceSpec.of(spec), CONFIG) == Need(2, 1000)
+    assert str(resolve(ResourceSpec.of(spec), CONFIG)) == "2 free GPUs"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_accepts_memory_as_mib_or_text_with_share_or_gpus() -> None:
     assert CONFIG.of("text") == Requirement(None, 2, 9216)
     assert CONFIG.of("both") == Requirement(250, None, 9216)
     default = parse_llm_config('{"default_requirement": {"vram": "2G"}}')
-    assert resolve(Ask(), default) == Need(1, vram=2048, assumed=True)
-    assert resolve(Ask(command=True), default) == Need(1, 1000, alone=True, assumed=True)
-    assert resolve(Ask(command=True, llm="unknown"), default) == Need(1, vram=2048, assumed=True)
+    assert resolve(ResourceSpec(), default) == Need(1, vram=2048, assumed=True)
+    assert resolve(ResourceSpec(is_command=True), default) == Need(1, 1000, alone=True, assumed=True)
+    assert resolve(ResourceSpec(is_command=True, llm="unknown"), default) == Need(1, vram=2048, assumed=True)
 
 
 def test_an_empty_configuration_means_one_gpu_for_each_job() -> None:
@@ -243,20 +243,20 @@ def test_an_empty_configuration_means_one_gpu_for_each_job() -> None:
 @pytest.mark.parametrize(
     ("key", "ask"),
     [
-        ("[500, 1, null, false, [0, 2]]", Ask(500, 1, None, False, (0, 2))),
-        ('[null, null, "small", true, null]', Ask(llm="small", command=True)),
-        ("[null, null, null, false, null]", Ask()),
+        ("[500, 1, null, false, [0, 2]]", ResourceSpec(500, 1, None, False, (0, 2))),
+        ('[null, null, "small", true, null]', ResourceSpec(llm="small", is_command=True)),
+        ("[null, null, null, false, null]", ResourceSpec()),
     ],
 )
-def test_parses_and_writes_keys_of_an_older_store(key: str, ask: Ask) -> None:
-    assert Ask.from_key(key) == ask
+def test_parses_and_writes_keys_of_an_older_store(key: str, ask: ResourceSpec) -> None:
+    assert ResourceSpec.from_key(key) == ask
     assert ask.key() == key
     assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]
     assert json.loads(replace(ask, raised=5).key()) == [*json.loads(key), None, False, None, 5]
 
 
-ASKS = st.builds(
-    Ask,
+SPECS = st.builds(
+    ResourceSpec,
     st.none() | st.sampled_from([1, 500, 2000]),
     st.none() | st.integers(1, 3),
     st.none() | st.sampled_from(["small", 'with "quotes"', "é"]),
@@ -264,23 +264,23 @@ ASKS = st.builds(
     st.none() | st.sampled_from([(0,), (1, 3)]),
     st.none() | st.sampled_from([1, 9000]),
     st.booleans(),
-    st.none() | st.sampled_from([FAMILY, "another"]),
+    st.none() | st.sampled_from([WORKLOAD_CLASS, "another"]),
     st.none() | st.sampled_from([1, 9000]),
 )
 
 
 @settings(deadline=None)
-@given(ASKS, ASKS)
-def test_specs_are_equal_if_their_keys_are(one: Ask, two: Ask) -> None:
+@given(SPECS, SPECS)
+def test_specs_are_equal_if_their_keys_are(one: ResourceSpec, two: ResourceSpec) -> None:
     assert (one == two) == (one.key() == two.key())
-    assert Ask.from_key(one.key()) == one
+    assert ResourceSpec.from_key(one.key()) == one
 
 
 @pytest.mark.parametrize("allowed", [None, (0,), (1, 3)])
 @pytest.mark.parametrize("llm", [None, "small", 'with "quotes"'])
 def test_a_spec_parses_from_its_key(allowed: tuple[int, ...] | None, llm: str | None) -> None:
-    ask = Ask(250, None, llm, True, allowed)
-    assert Ask.from_key(ask.key()) == ask
+    ask = ResourceSpec(250, None, llm, True, allowed)
+    assert ResourceSpec.from_key(ask.key()) == ask
 
 
 @pytest.mark.parametrize(

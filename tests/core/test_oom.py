@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.oom import cuda_oom
-from gpu_scheduler.core.oomtexts import KEY_WORDS, PHRASE, SIGNATURES, Signature
+from gpu_scheduler.core.oomtexts import KEYWORDS, PRINTED_ERROR, SIGNATURES, Signature
 
 ROWS = [row.pattern for row in SIGNATURES]
 
@@ -100,7 +100,7 @@ def died(error: str) -> str:
     return f'Traceback (most recent call last):\n  File "/x/train.py", line 12, in main\n    run()\n{error}\n'
 
 
-def of(process: str, text: str) -> str:
+def with_process_mark(process: str, text: str) -> str:
     """Returns the text with a process prefix before each line."""
     return "".join(f"{process}{line}\n" for line in text.splitlines())
 
@@ -115,15 +115,15 @@ MISTAKE = died("ValueError: bad learning rate: -1")
 class Case(NamedTuple):
     name: str
     tail: str
-    told: str | None
+    expected: str | None
 
 
-def raised(name: str, error: str, after: str = "") -> Case:
+def raised_oom(name: str, error: str, after: str = "") -> Case:
     """Returns a case whose traceback ends with the error, which is the expected line."""
     return Case(name, died(error) + after, error)
 
 
-def printed(name: str, line: str, after: str = "") -> Case:
+def printed_oom(name: str, line: str, after: str = "") -> Case:
     return Case(name, f"starting\n{line}\n{after}", line.strip())
 
 
@@ -136,11 +136,11 @@ OOMS = (
     # PyTorch up to 1.12
     Case("torch-runtime-error", PROGRESS + died(OLD_TORCH), OLD_TORCH),
     # PyTorch 1.13 to 2.4
-    raised("torch-cuda-class", TORCH.replace("torch.", "torch.cuda.")),
+    raised_oom("torch-cuda-class", TORCH.replace("torch.", "torch.cuda.")),
     # PyTorch from 2.5
-    raised("torch-class", TORCH),
+    raised_oom("torch-class", TORCH),
     # PyTorch, the class without a message
-    raised("torch-bare-class", "torch.OutOfMemoryError"),
+    raised_oom("torch-bare-class", "torch.OutOfMemoryError"),
     # PyTorch, coloured by Python 3.13
     Case(
         "torch-coloured",
@@ -156,31 +156,31 @@ OOMS = (
     # PyTorch under tqdm
     Case("torch-tqdm", f"  1%|  | 3/720\r  2%|  | 4/720\n{died(TORCH)}  2%|  | 4/720 [00:04<02:52]\n", TORCH),
     # PyTorch, backend cudaMallocAsync
-    raised(
+    raised_oom(
         "torch-malloc-async",
         "torch.cuda.OutOfMemoryError: Allocation on device 5 would exceed allowed memory. (out of memory)",
         "Currently allocated     : 54.14 GiB\nRequested               : 686.41 MiB\n",
     ),
     # PyTorch, the same as rich prints it
-    printed("torch-rich", "OutOfMemoryError: Allocation on device 0 would exceed allowed memory."),
+    printed_oom("torch-rich", "OutOfMemoryError: Allocation on device 0 would exceed allowed memory."),
     # PyTorch, the first tensor on a full device
-    raised(
+    raised_oom(
         "torch-cuda-error",
         "RuntimeError: CUDA error: out of memory",
         "CUDA kernel errors might be asynchronously reported at some other API call.\n",
     ),
     # PyTorch from 2.8
-    raised("torch-accelerator-error", "torch.AcceleratorError: CUDA error: out of memory"),
+    raised_oom("torch-accelerator-error", "torch.AcceleratorError: CUDA error: out of memory"),
     # PyTorch with expandable segments
-    raised("torch-driver-error", "RuntimeError: CUDA driver error: out of memory"),
+    raised_oom("torch-driver-error", "RuntimeError: CUDA driver error: out of memory"),
     # PyTorch 0.4
-    raised("torch-thc", "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/THCStorage.cu:58"),
+    raised_oom("torch-thc", "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/THCStorage.cu:58"),
     # PyTorch on ROCm
-    raised("torch-hip", "RuntimeError: HIP out of memory. Tried to allocate 1.50 GiB."),
+    raised_oom("torch-hip", "RuntimeError: HIP out of memory. Tried to allocate 1.50 GiB."),
     # PyTorch on ROCm, the runtime's error
-    raised("torch-hip-error", "RuntimeError: HIP error: hipErrorOutOfMemory"),
+    raised_oom("torch-hip-error", "RuntimeError: HIP error: hipErrorOutOfMemory"),
     # PyTorch where NVML fails
-    raised(
+    raised_oom(
         "torch-nvml",
         'RuntimeError: NVML_SUCCESS == INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830',
     ),
@@ -193,7 +193,7 @@ OOMS = (
         TORCH,
     ),
     # PyTorch, libtorch
-    printed(
+    printed_oom(
         "torch-what",
         "  what():  CUDA out of memory. Tried to allocate 20.00 MiB.",
         "Exception raised from malloc at CUDACachingAllocator.cpp:1219 (most recent call first):\n"
@@ -201,9 +201,9 @@ OOMS = (
         + "Aborted (core dumped)\n",
     ),
     # PyTorch in a program that prints its errors
-    printed("torch-printed", f"ERROR - {OLD_TORCH}", "giving up\n"),
+    printed_oom("torch-printed", f"ERROR - {OLD_TORCH}", "giving up\n"),
     # PyTorch in a program that words its errors
-    printed("torch-reworded", "__main__.TrainError: CUDA out of memory at step 3"),
+    printed_oom("torch-reworded", "__main__.TrainError: CUDA out of memory at step 3"),
     # PyTorch within an exception group
     Case(
         "torch-group",
@@ -218,24 +218,24 @@ OOMS = (
         TORCH,
     ),
     # accelerate, find_executable_batch_size
-    raised("accelerate", "RuntimeError: No executable batch size found, reached zero."),
+    raised_oom("accelerate", "RuntimeError: No executable batch size found, reached zero."),
     # cuBLAS in PyTorch
-    raised(
+    raised_oom(
         "cublas", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
     ),
     # cuDNN in PyTorch
-    raised("cudnn", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    raised_oom("cudnn", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     # cuDNN, an internal error that names its cause
-    raised("cudnn-internal", "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR: cudaStreamCreate: out of memory"),
+    raised_oom("cudnn-internal", "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR: cudaStreamCreate: out of memory"),
     # cuFFT in CuPy
-    raised("cufft", "cupy.cuda.cufft.CuFftError: CUFFT_ALLOC_FAILED"),
+    raised_oom("cufft", "cupy.cuda.cufft.CuFftError: CUFFT_ALLOC_FAILED"),
     # cuSOLVER in PyTorch
-    raised(
+    raised_oom(
         "cusolver",
         "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`",
     ),
     # cuRAND
-    printed("curand", "  what():  CURAND_STATUS_ALLOCATION_FAILED"),
+    printed_oom("curand", "  what():  CURAND_STATUS_ALLOCATION_FAILED"),
     # NCCL 2.19 in PyTorch
     Case(
         "nccl-calloc",
@@ -250,7 +250,7 @@ OOMS = (
         "Cuda failure 2 'out of memory'",
     ),
     # NCCL before 2.18 in PyTorch: only its own log names the cause
-    printed(
+    printed_oom(
         "nccl-warning",
         "node1:392:494 [2] enqueue.cc:43 NCCL WARN Cuda failure 'out of memory'",
         "node1:392:494 [2] NCCL INFO misc/argcheck.cc\n" * 60
@@ -259,7 +259,7 @@ OOMS = (
         ),
     ),
     # JAX, with its map of buffers
-    raised(
+    raised_oom(
         "jax",
         XLA,
         "BufferAssignment OOM Debugging.\nPeak buffers:\n"
@@ -273,14 +273,14 @@ OOMS = (
         XLA,
     ),
     # JAX before 0.3
-    raised(
+    raised_oom(
         "jax-request",
         "RuntimeError: Resource exhausted: Failed to allocate request for 32.00MiB (3B) on device ordinal 0",
     ),
     # JAX, a constant of the program
-    raised("jax-constant", "XlaRuntimeError: INTERNAL: Failed to allocate 98697216 bytes for new constant"),
+    raised_oom("jax-constant", "XlaRuntimeError: INTERNAL: Failed to allocate 98697216 bytes for new constant"),
     # TensorFlow 2, eager
-    raised("tensorflow-eager", f"{TF_ERRORS}.ResourceExhaustedError: {TF_GPU} [Op:StridedSliceGrad]"),
+    raised_oom("tensorflow-eager", f"{TF_ERRORS}.ResourceExhaustedError: {TF_GPU} [Op:StridedSliceGrad]"),
     # TensorFlow 2, a graph: the cause stands lines after the class
     Case(
         "tensorflow-graph",
@@ -300,54 +300,54 @@ OOMS = (
         f"(0) Resource exhausted: {TF_GPU}",
     ),
     # TensorFlow, nothing but the allocator's warning and its map
-    printed(
+    printed_oom(
         "tensorflow-log", TF_LOG, "2023-01-31 10:00:00: I tensorflow/core/bfc_allocator.cc:1101] Chunk\n" * 90
     ),
     # TensorFlow 2.4, cuDNN
-    printed(
+    printed_oom(
         "tensorflow-cudnn", TF_CUDNN, died(f"{TF_ERRORS}.UnknownError: Failed to get convolution algorithm.")
     ),
     # TensorFlow 2.9, cuDNN
-    printed("tensorflow-dnn", TF_CUDNN, died(f"{TF_ERRORS}.UnimplementedError: DNN library is not found.")),
+    printed_oom("tensorflow-dnn", TF_CUDNN, died(f"{TF_ERRORS}.UnimplementedError: DNN library is not found.")),
     # TensorFlow 2.1, cuBLAS
-    printed(
+    printed_oom(
         "tensorflow-cublas", TF_CUBLAS, died(f"{TF_ERRORS}.InternalError: Blas GEMM launch failed : m=32")
     ),
     # CuPy
-    raised(
+    raised_oom(
         "cupy",
         "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 25 bytes (allocated so far: 3 bytes).",
     ),
     # CuPy, the class without a message
-    raised("cupy-class", "cupy.cuda.memory.OutOfMemoryError"),
+    raised_oom("cupy-class", "cupy.cuda.memory.OutOfMemoryError"),
     # Chainer, CuPy's message without the class
-    printed(
+    printed_oom(
         "chainer",
         "Exception in main training loop: out of memory to allocate 163840000 bytes (total 1673061376 bytes)",
     ),
     # Numba
-    raised(
+    raised_oom(
         "numba",
         "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
     ),
     # PyCUDA
-    raised("pycuda", "pycuda._driver.MemoryError: cuMemAlloc failed: out of memory"),
+    raised_oom("pycuda", "pycuda._driver.MemoryError: cuMemAlloc failed: out of memory"),
     # cuDF by RMM
-    raised(
+    raised_oom(
         "rmm",
         "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /env/include/rmm/mr/device/"
         "cuda_memory_resource.hpp:70: cudaErrorMemoryAllocation out of memory",
     ),
     # RMM before 0.12
-    raised("rmm-old", "rmm.rmm.RMMError: RMM_ERROR_OUT_OF_MEMORY"),
+    raised_oom("rmm-old", "rmm.rmm.RMMError: RMM_ERROR_OUT_OF_MEMORY"),
     # RMM, a pool of limited size
-    raised(
+    raised_oom(
         "rmm-pool", "MemoryError: std::bad_alloc: RMM failure at:pool.hpp:193: Maximum pool size exceeded"
     ),
     # Thrust
-    printed("thrust", "  what():  radix_sort: failed on 1st step: cudaErrorMemoryAllocation"),
+    printed_oom("thrust", "  what():  radix_sort: failed on 1st step: cudaErrorMemoryAllocation"),
     # XGBoost
-    raised(
+    raised_oom(
         "xgboost",
         "xgboost.core.XGBoostError: [10:00:00] device_helpers.cuh:428: Memory allocation error on worker 0:"
         " std::bad_alloc: cudaErrorMemoryAllocation: out of memory",
@@ -363,7 +363,7 @@ OOMS = (
         PADDLE,
     ),
     # MXNet
-    raised(
+    raised_oom(
         "mxnet",
         "mxnet.base.MXNetError: [11:18:15] pooled_storage_manager.h:157: cudaMalloc failed: out of memory",
         "Stack trace:\n" + "[bt] (0) /env/libmxnet.so(+0x49640b) [0x7f]\n" * 60,
@@ -387,12 +387,12 @@ OOMS = (
         ORT,
     ),
     # ONNX Runtime, its CUDA provider
-    raised(
+    raised_oom(
         "onnxruntime-cuda",
         "onnxruntime.capi.onnxruntime_pybind11_state.Fail: CUDA failure 2: out of memory ; GPU=0",
     ),
     # TensorRT
-    printed(
+    printed_oom(
         "tensorrt",
         "[E] [virtualMemoryBuffer.cpp::resizePhysical::154] Error Code 2: OutOfMemory (Requested size: 16)",
         "[W] Requested amount of GPU memory could not be allocated.\n"
@@ -400,43 +400,43 @@ OOMS = (
         "&&&& FAILED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx\n",
     ),
     # TensorRT 8
-    printed(
+    printed_oom(
         "tensorrt-8", "[E] [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)"
     ),
     # TensorRT 7
-    printed(
+    printed_oom(
         "tensorrt-7", "[TRT] [E] ../rtSafe/safeRuntime.cpp (25) - Cuda Error in allocate: 2 (out of memory)"
     ),
     # vLLM, one process
-    raised("vllm-blocks", "ValueError: No available memory for the cache blocks. Try increasing it."),
+    raised_oom("vllm-blocks", "ValueError: No available memory for the cache blocks. Try increasing it."),
     # vLLM 0.10: the engine's log, its process, the server
     Case(
         "vllm-engine",
-        of("(EngineCore_DP0 pid=17374) ERROR 09-28 15:47:24 [core.py:718] ", died(VLLM_FREE))
+        with_process_mark("(EngineCore_DP0 pid=17374) ERROR 09-28 15:47:24 [core.py:718] ", died(VLLM_FREE))
         + "(EngineCore_DP0 pid=17374) Process EngineCore_DP0:\n"
-        + of("(EngineCore_DP0 pid=17374) ", died(VLLM_FREE))
-        + of("(APIServer pid=17300) ", ENGINE),
+        + with_process_mark("(EngineCore_DP0 pid=17374) ", died(VLLM_FREE))
+        + with_process_mark("(APIServer pid=17300) ", ENGINE),
         VLLM_FREE,
     ),
     # vLLM 0.8: the workers' log, the engine's, the server
     Case(
         "vllm-workers",
-        of("(VllmWorker rank=1 pid=2445) ERROR 05-10 16:00:15 [multiproc_executor.py:470] ", died(TORCH))
-        + of(
+        with_process_mark("(VllmWorker rank=1 pid=2445) ERROR 05-10 16:00:15 [multiproc_executor.py:470] ", died(TORCH))
+        + with_process_mark(
             "ERROR 05-10 16:00:15 [core.py:340] ", died("RuntimeError: Worker failed with error 'see above'")
         )
         + ENGINE,
         TORCH,
     ),
     # vLLM 0.8, the sampler
-    raised(
+    raised_oom(
         "vllm-sampler",
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests.",
     ),
     # vLLM, a worker before the engine starts
     Case(
         "vllm-worker-proc",
-        of("(Worker_TP1 pid=9) ", died(TORCH))
+        with_process_mark("(Worker_TP1 pid=9) ", died(TORCH))
         + died("Exception: WorkerProc initialization failed due to an exception"),
         TORCH,
     ),
@@ -455,17 +455,17 @@ OOMS = (
         TORCH,
     ),
     # Text Generation Inference
-    printed(
+    printed_oom(
         "tgi",
         'Error: Warmup(Generation("Not enough memory to handle 4096 prefill tokens. You need to decrease"))',
         "Error: ShardCannotStart\n",
     ),
     # Triton Inference Server
-    printed(
+    printed_oom(
         "triton-server", "E0121 22:12:18.273322 1 server.cc:236] failed to allocate GPU memory for model 'm'"
     ),
     # llama.cpp
-    printed(
+    printed_oom(
         "llama-cpp",
         GGML,
         "alloc_tensor_range: failed to allocate CUDA0 buffer of size 8206065664\n"
@@ -473,7 +473,7 @@ OOMS = (
         "common_init_from_params: failed to load model 'm.gguf'\nmain: error: unable to load model\n",
     ),
     # llama.cpp while it runs
-    printed(
+    printed_oom(
         "llama-cpp-pool",
         "CUDA error: out of memory",
         "  current device: 0, in function alloc at ggml-cuda.cu:433\nggml-cuda.cu:77: CUDA error\n"
@@ -481,64 +481,64 @@ OOMS = (
         + "Aborted (core dumped)\n",
     ),
     # llama.cpp of 2023
-    printed(
+    printed_oom(
         "llama-cpp-2023", "CUDA error 2 at /llama.cpp/ggml-cuda.cu:5509: out of memory", "current device: 0\n"
     ),
     # llama-cpp-python
-    printed("llama-cpp-python", GGML, died("ValueError: Failed to create llama_context")),
+    printed_oom("llama-cpp-python", GGML, died("ValueError: Failed to create llama_context")),
     # LangChain on llama-cpp-python
-    printed(
+    printed_oom(
         "langchain",
         GGML,
         died("pydantic_core._pydantic_core.ValidationError: 1 validation error for LlamaCpp"),
     ),
     # ollama
-    printed(
+    printed_oom(
         "ollama",
         GGML,
         "panic: unable to load model: /root/.ollama/models/blobs/sha256-d8\n\ngoroutine 7 [running]:\n",
     ),
     # llama.cpp on Vulkan
-    printed("vulkan", "  what():  vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
+    printed_oom("vulkan", "  what():  vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
     # bitsandbytes
-    printed(
+    printed_oom(
         "bitsandbytes", "Error out of memory at line 351 in file /git/bitsandbytes/csrc/pythonInterface.c"
     ),
     # faster-whisper by CTranslate2
-    raised("faster-whisper", "RuntimeError: CUDA failed with error out of memory"),
+    raised_oom("faster-whisper", "RuntimeError: CUDA failed with error out of memory"),
     # Faiss
-    raised(
+    raised_oom(
         "faiss",
         "RuntimeError: StandardGpuResourcesImpl::allocMemory: size 16 (cudaMalloc error out of memory [2])",
     ),
     # tiny-cuda-nn
-    raised(
+    raised_oom(
         "tiny-cuda-nn",
         "RuntimeError: gpu_memory.h:590 cudaMalloc(&rawptr, n_bytes) failed with error out of memory",
     ),
     # CatBoost in Python
-    raised(
+    raised_oom(
         "catboost",
         "_catboost.CatBoostError: memory_pool.h:303: Error: Out of memory. Requested 8880 MB; Free 5902 MB",
     ),
     # CatBoost
-    printed("catboost-program", "    type -> NCudaLib::TOutOfMemoryError", "Aborted (core dumped)\n"),
+    printed_oom("catboost-program", "    type -> NCudaLib::TOutOfMemoryError", "Aborted (core dumped)\n"),
     # LightGBM
-    raised("lightgbm", "lightgbm.basic.LightGBMError: [CUDA] out of memory cuda_utils.hpp 37"),
+    raised_oom("lightgbm", "lightgbm.basic.LightGBMError: [CUDA] out of memory cuda_utils.hpp 37"),
     # OpenCV
-    printed(
+    printed_oom(
         "opencv",
         "  what():  OpenCV gpu_mat.cu:116: error: (-217:Gpu API call) out of memory in function 'allocate'",
     ),
     # OpenCV 2
-    printed("opencv-2", "OpenCV Error: Gpu API call (out of memory) in CudaFuncTable::mallocPitch"),
+    printed_oom("opencv-2", "OpenCV Error: Gpu API call (out of memory) in CudaFuncTable::mallocPitch"),
     # CUDA.jl
-    printed("julia", "ERROR: LoadError: Out of GPU memory trying to allocate 8.000 GiB", "Stacktrace:\n"),
+    printed_oom("julia", "ERROR: LoadError: Out of GPU memory trying to allocate 8.000 GiB", "Stacktrace:\n"),
     # torchrun: one rank runs out of memory, the other fails after it, then the launcher's summary
     Case(
         "torchrun",
-        of("[rank1]: ", died(TORCH))
-        + of("[rank0]: ", died(NCCL_REMOTE))
+        with_process_mark("[rank1]: ", died(TORCH))
+        + with_process_mark("[rank0]: ", died(NCCL_REMOTE))
         + "[rank0]:[E1026 03:51 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout\n"
         + "W1026 03:51:31.222000 25 api.py:908] Sending process 2521733 closing signal SIGTERM\n" * 60
         + CHILD_FAILED,
@@ -557,11 +557,11 @@ OOMS = (
         TORCH,
     ),
     # torchrun: its summary names the rank that failed first, whatever the other prints later
-    Case("torchrun-cause", of("[rank1]: ", died(TORCH)) + of("[rank0]: ", MISTAKE) + CHILD_FAILED, TORCH),
+    Case("torchrun-cause", with_process_mark("[rank1]: ", died(TORCH)) + with_process_mark("[rank0]: ", MISTAKE) + CHILD_FAILED, TORCH),
     # torchrun: the rank that it names was the victim of the other rank
     Case(
         "torchrun-victim",
-        of("[rank0]: ", died(TORCH)) + of("[rank1]: ", died(NCCL_REMOTE)) + CHILD_FAILED,
+        with_process_mark("[rank0]: ", died(TORCH)) + with_process_mark("[rank1]: ", died(NCCL_REMOTE)) + CHILD_FAILED,
         TORCH,
     ),
     # torchrun without rank prefixes: errors of the other ranks from Gloo, a pipe and a socket
@@ -580,22 +580,22 @@ OOMS = (
     # torchrun, terminated by a signal
     Case(
         "torchrun-told-to-end",
-        of("rank1: ", died(TORCH))
+        with_process_mark("rank1: ", died(TORCH))
         + died("torch.distributed.elastic.agent.SignalException: Process 7 got signal: 15"),
         TORCH,
     ),
     # torchrun under Slurm
     Case(
         "srun",
-        of("[rank1]: ", died(TORCH))
+        with_process_mark("[rank1]: ", died(TORCH))
         + "srun: error: node1: task 1: Exited with exit code 1\nsrun: error: node1: task 0: Terminated\n",
         TORCH,
     ),
     # Horovod under MPI
     Case(
         "horovod",
-        of("[1,1]<stderr>:", died(TORCH))
-        + of("[1,0]<stderr>:", died("horovod.common.exceptions.HorovodInternalError: all-reduce failed")),
+        with_process_mark("[1,1]<stderr>:", died(TORCH))
+        + with_process_mark("[1,0]<stderr>:", died("horovod.common.exceptions.HorovodInternalError: all-reduce failed")),
         TORCH,
     ),
     # JAX on several hosts
@@ -629,7 +629,7 @@ OOMS = (
         ABORTED,
     ),
     # DeepSpeed's launcher
-    raised(
+    raised_oom(
         "deepspeed",
         TORCH,
         "[2023-07-10 04:26:05,876] [INFO] [launch.py:318:sigkill_handler] Killing subprocess 7\n" * 64
@@ -650,7 +650,7 @@ OOMS = (
     # Ray: the actor is gone
     Case(
         "ray-actor",
-        of("(RayTrainWorker pid=118848, ip=10.0.0.7) ", died(TORCH))
+        with_process_mark("(RayTrainWorker pid=118848, ip=10.0.0.7) ", died(TORCH))
         + died("ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task."),
         TORCH,
     ),
@@ -699,9 +699,9 @@ OOMS = (
         TORCH,
     ),
     # Weights & Biases, its summary
-    raised("wandb", TORCH, "wandb: Run history:\n" * 60),
+    raised_oom("wandb", TORCH, "wandb: Run history:\n" * 60),
     # conda
-    raised("conda-run", TORCH, "ERROR conda.cli.main_run:execute(124): `conda run python t.py` failed.\n"),
+    raised_oom("conda-run", TORCH, "ERROR conda.cli.main_run:execute(124): `conda run python t.py` failed.\n"),
 )
 
 NEAR_MISSES = (
@@ -847,7 +847,7 @@ NEAR_MISSES = (
     no_oom("caught-silently-then-mistake", died(TORCH), "epoch 1\n", MISTAKE),
     # the same, reported by a launcher
     no_oom("caught-then-launcher", died(TORCH), "epoch 1\n", MISTAKE, CALLED),
-    no_oom("caught-then-torchrun", of("[rank1]: ", MISTAKE), of("[rank0]: ", died(TORCH)), CHILD_FAILED),
+    no_oom("caught-then-torchrun", with_process_mark("[rank1]: ", MISTAKE), with_process_mark("[rank0]: ", died(TORCH)), CHILD_FAILED),
     # the same, then host memory
     no_oom("caught-then-killed", died(TORCH), "epoch 1\nKilled\n"),
     no_oom(
@@ -888,7 +888,7 @@ NEAR_MISSES = (
     no_oom("long-ago", died(TORCH), PROGRESS),
     no_oom("long-ago-printed", f"{GGML}\n{PROGRESS}"),
     no_oom("long-ago-then-launcher", died(TORCH), PROGRESS, CALLED),
-    no_oom("rank-went-on", of("[default0]:", died(TORCH) + PROGRESS)),
+    no_oom("rank-went-on", with_process_mark("[default0]:", died(TORCH) + PROGRESS)),
     # TensorFlow, warnings
     no_oom("tensorflow-no-failure", f"{TF_LOG}. The caller indicates that this is not a failure\n"),
     no_oom("tensorflow-goes-on", f"{TF_LOG}\n", "Epoch 1/5\n1/1 - loss: 0.1\n" * 3),
@@ -910,7 +910,7 @@ NEAR_MISSES = (
 
 @pytest.mark.parametrize("case", OOMS + NEAR_MISSES, ids=lambda case: case.name)
 def test_finds_the_oom_line_that_ended_a_job(case: Case) -> None:
-    assert cuda_oom(case.tail) == case.told
+    assert cuda_oom(case.tail) == case.expected
 
 
 def test_case_names_are_unique() -> None:
@@ -925,7 +925,7 @@ def test_rejects_an_oom_after_which_the_program_went_on(case: Case) -> None:
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
 def test_ignores_the_last_line_of_the_runner(case: Case) -> None:
-    assert cuda_oom(f"{case.tail}\n--- exit code 1 after 12 s ---\n") == case.told
+    assert cuda_oom(f"{case.tail}\n--- exit code 1 after 12 s ---\n") == case.expected
 
 
 @pytest.mark.parametrize(
@@ -1106,7 +1106,7 @@ def test_recognizes_the_message_of_a_program_that_caught_the_error(line: str) ->
     expected = line.strip()
     assert cuda_oom(f"epoch 1\n{line}\n") == expected
     assert cuda_oom(f"{PROGRESS}{line}\nexiting\nwandb: Run history:\n") == expected
-    assert cuda_oom(of("[rank1]: ", f"{line}\n")) == expected
+    assert cuda_oom(with_process_mark("[rank1]: ", f"{line}\n")) == expected
 
 
 @pytest.mark.parametrize("line", CAUGHT)
@@ -1263,8 +1263,8 @@ def test_skips_an_error_that_does_not_end_python(intro: str) -> None:
     ],
 )
 def test_strips_the_process_prefix_from_the_line(mark: str) -> None:
-    assert cuda_oom(of(mark, died(TORCH))) == TORCH
-    assert cuda_oom(of(mark, died(TORCH) + MISTAKE)) is None
+    assert cuda_oom(with_process_mark(mark, died(TORCH))) == TORCH
+    assert cuda_oom(with_process_mark(mark, died(TORCH) + MISTAKE)) is None
 
 
 @pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row.name)
@@ -1273,10 +1273,10 @@ def test_each_signature_is_needed_for_its_example(row: Signature) -> None:
     assert cuda_oom(row.example) == row.example
 
 
-@pytest.mark.parametrize("word", KEY_WORDS)
+@pytest.mark.parametrize("word", KEYWORDS)
 def test_each_keyword_is_needed(word: str) -> None:
-    lines = [case.told.lower() for case in OOMS if case.told] + [row.example.lower() for row in SIGNATURES]
-    assert any([other for other in KEY_WORDS if other in line] == [word] for line in lines)
+    lines = [case.expected.lower() for case in OOMS if case.expected] + [row.example.lower() for row in SIGNATURES]
+    assert any([other for other in KEYWORDS if other in line] == [word] for line in lines)
 
 
 #: Pieces of logs without a keyword, also when joined.
@@ -1308,14 +1308,14 @@ PIECES = (
 
 @given(st.one_of(st.text(max_size=300), st.lists(st.sampled_from(PIECES), max_size=40).map(" ".join)))
 def test_text_without_keywords_never_matches(text: str) -> None:
-    if not any(word in text.lower() for word in KEY_WORDS):
+    if not any(word in text.lower() for word in KEYWORDS):
         assert cuda_oom(text) is None
 
 
 @given(st.lists(st.sampled_from((*PIECES, *(f"{row.example}\n" for row in SIGNATURES))), max_size=30))
 def test_returns_one_line_or_none_for_any_log(pieces: list[str]) -> None:
     told = cuda_oom(" ".join(pieces))
-    assert told is None or ("\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PHRASE)))
+    assert told is None or ("\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PRINTED_ERROR)))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.needs import Ask
-from tests.core.packing import JobPlan, Machine, Scene, StrangerPlan
+from gpu_scheduler.core.needs import ResourceSpec
+from tests.core.packing import JobPlan, Machine, Scene, ForeignProcessPlan
 
 TICKS = 8
 ALLOWED = st.sampled_from([None, None, None, (0,), (1, 2)])
@@ -20,27 +20,27 @@ COUNTS = st.sampled_from([None, None, 1, 2])
 MIB = st.sampled_from([300, 2000, 6000, 9000, 14_336, 20_000])
 FLAG = st.sampled_from([False, False, False, True])
 BY_MEMORY = st.builds(
-    lambda vram, gpus, allowed, exclusive: Ask(None, gpus, None, True, allowed, vram, exclusive),
+    lambda vram, gpus, allowed, exclusive: ResourceSpec(None, gpus, None, True, allowed, vram, exclusive),
     MIB, COUNTS, ALLOWED, FLAG,
 )  # fmt: skip
 BY_SHARE = st.builds(
-    lambda share, gpus, allowed, exclusive: Ask(share, gpus, None, True, allowed, None, exclusive),
+    lambda share, gpus, allowed, exclusive: ResourceSpec(share, gpus, None, True, allowed, None, exclusive),
     SHARES, COUNTS, ALLOWED, FLAG,
 )  # fmt: skip
-BY_BOTH = st.builds(lambda vram, share: Ask(share, None, None, True, None, vram), MIB, SHARES)
-UNDECLARED = st.builds(lambda gpus, allowed: Ask(None, gpus, None, True, allowed), COUNTS, ALLOWED)
+BY_BOTH = st.builds(lambda vram, share: ResourceSpec(share, None, None, True, None, vram), MIB, SHARES)
+UNDECLARED = st.builds(lambda gpus, allowed: ResourceSpec(None, gpus, None, True, allowed), COUNTS, ALLOWED)
 ANY = BY_MEMORY | BY_SHARE | BY_BOTH | UNDECLARED
 
 
-def jobs(asks: st.SearchStrategy[Ask], most_percent: int) -> st.SearchStrategy[tuple[JobPlan, ...]]:
+def jobs(specs: st.SearchStrategy[ResourceSpec], most_percent: int) -> st.SearchStrategy[tuple[JobPlan, ...]]:
     uses = st.lists(st.integers(0, most_percent), min_size=1, max_size=3).map(tuple)
-    one = st.builds(JobPlan, asks, st.integers(0, 5), st.integers(1, 5), uses)
+    one = st.builds(JobPlan, specs, st.integers(0, 5), st.integers(1, 5), uses)
     return st.lists(one, min_size=1, max_size=8).map(tuple)
 
 
-STRANGERS = st.lists(
+FOREIGN_PROCESSES = st.lists(
     st.builds(
-        StrangerPlan,
+        ForeignProcessPlan,
         st.integers(0, 2),
         st.integers(0, 7),
         st.integers(1, 8),
@@ -62,16 +62,16 @@ def by_tick(values: Sequence[float]) -> st.SearchStrategy[tuple[tuple[float, ...
 
 
 def scenes(
-    asks: st.SearchStrategy[Ask],
+    specs: st.SearchStrategy[ResourceSpec],
     most_percent: int,
-    strangers: st.SearchStrategy[tuple[StrangerPlan, ...]] = STRANGERS,
+    foreign_processes: st.SearchStrategy[tuple[ForeignProcessPlan, ...]] = FOREIGN_PROCESSES,
 ) -> st.SearchStrategy[Scene]:
     return st.builds(
         Scene,
         st.lists(st.sampled_from([8192, 24_576, 24_576, 49_152]), min_size=1, max_size=3).map(tuple),
         st.sampled_from([0, 0, 300]),
-        jobs(asks, most_percent),
-        strangers,
+        jobs(specs, most_percent),
+        foreign_processes,
         st.lists(st.sampled_from([True, True, False]), min_size=TICKS, max_size=TICKS).map(tuple),
         by_tick([0.0, 50.0, 79.9, 80.0, 97.0]),
         by_tick([False, False, False, False, True]),
@@ -97,7 +97,7 @@ def test_overuse_is_reported_and_accounted(scene: Scene) -> None:
 #: Foreign processes present from the first sample that stay within the buffered peak of that sample.
 STEADY = st.lists(
     st.builds(
-        lambda gpu, mib, parts: StrangerPlan(gpu, 0, TICKS, (mib, *(mib * part // 100 for part in parts))),
+        lambda gpu, mib, parts: ForeignProcessPlan(gpu, 0, TICKS, (mib, *(mib * part // 100 for part in parts))),
         st.integers(0, 2),
         st.integers(0, 12_000),
         st.lists(st.integers(0, 110), max_size=4),
@@ -106,19 +106,19 @@ STEADY = st.lists(
 ).map(tuple)
 
 
-class Watched(Machine):
+class WatchedMachine(Machine):
     """A machine that checks the sum of its memory use at every instant."""
 
-    def check_quiet(self) -> None:
-        super().check_quiet()
+    def check_invariants(self) -> None:
+        super().check_invariants()
         for index, total in enumerate(self.scene.totals):
             here = [
                 one
                 for one in self.running.values()
                 if f"U{index}" in one.attempt.gpus and one.attempt.outcome is None
             ]
-            used = self.scene.kept + sum(
-                stranger.use(self.tick) or 0 for stranger in self.scene.strangers if stranger.gpu == index
+            used = self.scene.unattributed_mib + sum(
+                stranger.use(self.tick) or 0 for stranger in self.scene.foreign_processes if stranger.gpu == index
             )
             declared = sum(one.attempt.vram or 0 for one in here)
             assert not here or declared + used <= total
@@ -128,7 +128,7 @@ class Watched(Machine):
 @settings(deadline=None, max_examples=200)
 @given(scenes(BY_MEMORY | BY_BOTH, 100, STEADY))
 def test_jobs_within_their_declarations_never_exceed_a_gpu(scene: Scene) -> None:
-    machine = Watched(replace(scene, sampled=(True, *scene.sampled[1:])))
+    machine = WatchedMachine(replace(scene, sampled=(True, *scene.sampled[1:])))
     machine.play()
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
@@ -138,9 +138,9 @@ def test_jobs_within_their_declarations_never_exceed_a_gpu(scene: Scene) -> None
 def test_a_third_large_job_waits_for_one_of_two_gpus(
     order: tuple[int, ...], sampled: tuple[bool, ...]
 ) -> None:
-    large = [JobPlan(Ask(None, None, None, True, None, 14_336), comes, 3, (10, 60, 100)) for comes in order]
+    large = [JobPlan(ResourceSpec(None, None, None, True, None, 14_336), comes, 3, (10, 60, 100)) for comes in order]
     nothing, loads = ((False,) * 3,) * TICKS, ((97.0,) * 3,) * TICKS
-    machine = Watched(Scene((24_576, 24_576), 0, tuple(large), (), sampled, loads, nothing))
+    machine = WatchedMachine(Scene((24_576, 24_576), 0, tuple(large), (), sampled, loads, nothing))
     machine.play()
     assert machine.starts == 3
     assert machine.queued == {}

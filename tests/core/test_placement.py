@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import ForeignUse, GpuView, Limits, Reason, foreign_use, obstacle, place
+from gpu_scheduler.core.placement import ForeignUse, GpuAvailability, Limits, WaitReason, foreign_use, obstacle, place
 
 LIMITS = Limits()
 
 
-def gpu(index: int, **values: object) -> GpuView:
-    return GpuView(f"U{index}", index, 24576, **values)  # type: ignore[arg-type]
+def gpu(index: int, **values: object) -> GpuAvailability:
+    return GpuAvailability(f"U{index}", index, 24576, **values)  # type: ignore[arg-type]
 
 
-def why(answer: tuple[str, ...] | Reason) -> str:
-    assert isinstance(answer, Reason)
+def wait_text(answer: tuple[str, ...] | WaitReason) -> str:
+    assert isinstance(answer, WaitReason)
     return answer.text
 
 
@@ -35,7 +35,7 @@ def why(answer: tuple[str, ...] | Reason) -> str:
     ],
 )
 def test_best_fit_then_least_load_then_lowest_index(
-    gpus: list[GpuView], need: Need, chosen: tuple[str, ...]
+    gpus: list[GpuAvailability], need: Need, chosen: tuple[str, ...]
 ) -> None:
     assert place(need, None, gpus, LIMITS) == chosen
 
@@ -61,8 +61,8 @@ def test_best_fit_then_least_load_then_lowest_index(
         (gpu(0, taken=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
     ],
 )
-def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuView, need: Need, words: str) -> None:
-    assert words in why(place(need, None, [view], LIMITS))
+def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuAvailability, need: Need, words: str) -> None:
+    assert words in wait_text(place(need, None, [view], LIMITS))
 
 
 def test_load_of_our_own_jobs_does_not_block_placement() -> None:
@@ -73,14 +73,14 @@ def test_load_of_our_own_jobs_does_not_block_placement() -> None:
 
 def test_a_need_is_infeasible_by_size_not_by_pauses() -> None:
     two = [gpu(0, closed="paused"), gpu(1, booked=1000)]
-    assert place(Need(3, 1000), None, two, LIMITS) == Reason(
+    assert place(Need(3, 1000), None, two, LIMITS) == WaitReason(
         "infeasible: needs 3 free GPUs, 2 managed", infeasible=True
     )
     answer = place(Need(2, 1000), None, two, LIMITS)
-    assert isinstance(answer, Reason)
+    assert isinstance(answer, WaitReason)
     assert not answer.infeasible
     answer = place(Need(1, 1000), (5,), two, LIMITS)
-    assert isinstance(answer, Reason)
+    assert isinstance(answer, WaitReason)
     assert answer.infeasible
     assert "0 of its allowed GPUs managed" in answer.text
 
@@ -114,7 +114,7 @@ def test_never_overallocates_or_uses_an_unavailable_gpu(
     allowed: set[int] | None,
 ) -> None:
     gpus = [
-        GpuView(
+        GpuAvailability(
             f"U{i}",
             i,
             24576,
@@ -131,29 +131,29 @@ def test_never_overallocates_or_uses_an_unavailable_gpu(
     need = Need(count, 1000 if alone else share, alone)
     limited = None if allowed is None else tuple(sorted(allowed))
     answer = place(need, limited, gpus, LIMITS)
-    if isinstance(answer, Reason):
+    if isinstance(answer, WaitReason):
         candidates = [g for g in gpus if limited is None or g.index in limited]
         assert answer.infeasible == (len(candidates) < count)
         return
     chosen = [g for g in gpus if g.uuid in answer]
     assert len(chosen) == len(set(answer)) == count
     for view in chosen:
-        assert view.booked + need.share <= 1000
-        assert not (alone and view.taken)
-        assert view.closed is None
+        assert view.allocated_share + need.share <= 1000
+        assert not (alone and view.occupied)
+        assert view.unavailable_reason is None
         assert limited is None or view.index in limited
         assert view.foreign_mib is not None
         assert view.foreign_mib < 0.8 * 24576
 
 
 def test_thresholds_include_equality() -> None:
-    full = GpuView("U0", 0, 1000, foreign_mib=800, foreign="process 8")
-    assert "holds 800 MiB" in why(place(Need(1, 500), None, [full], LIMITS))
+    full = GpuAvailability("U0", 0, 1000, foreign_mib=800, foreign_holder="process 8")
+    assert "holds 800 MiB" in wait_text(place(Need(1, 500), None, [full], LIMITS))
     assert place(
-        Need(1, 500), None, [GpuView("U0", 0, 1000, foreign_mib=799, foreign="process 8")], LIMITS
+        Need(1, 500), None, [GpuAvailability("U0", 0, 1000, foreign_mib=799, foreign_holder="process 8")], LIMITS
     ) == ("U0",)
     busy = gpu(0, foreign_mib=201, foreign="process 8", foreign_load=80.0)
-    assert "load 80 %" in why(place(Need(1, 500), None, [busy], LIMITS))
+    assert "load 80 %" in wait_text(place(Need(1, 500), None, [busy], LIMITS))
     less = gpu(0, foreign_mib=201, foreign="process 8", foreign_load=79.9)
     assert place(Need(1, 500), None, [less], LIMITS) == ("U0",)
 
@@ -170,11 +170,11 @@ def test_equal_gpus_are_chosen_by_lowest_index() -> None:
 
 def test_names_foreign_memory_without_a_process() -> None:
     held = gpu(0, foreign_mib=24_000, foreign=None)
-    assert "memory of unknown owner holds 23.4 GiB" in why(place(Need(1, 500), None, [held], LIMITS))
+    assert "memory of unknown owner holds 23.4 GiB" in wait_text(place(Need(1, 500), None, [held], LIMITS))
 
 
 def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
-    text = why(place(Need(1, 500), None, [gpu(i, closed="paused") for i in range(7)], LIMITS))
+    text = wait_text(place(Need(1, 500), None, [gpu(i, closed="paused") for i in range(7)], LIMITS))
     assert text.endswith("GPU 3 paused and 3 more")
 
 
@@ -182,13 +182,13 @@ def test_placement_by_share_ignores_memory() -> None:
     full = gpu(0, booked=500, memory_mib=24_576, taken=True)
     assert place(Need(1, 500), None, [full], LIMITS) == ("U0",)
     assert place(Need(1, 500), None, [gpu(0, memory_mib=None)], LIMITS) == ("U0",)
-    assert why(place(Need(1, 501), None, [full], LIMITS)) == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
+    assert wait_text(place(Need(1, 501), None, [full], LIMITS)) == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
 
 
 def test_placement_by_memory_ignores_shares() -> None:
     booked = gpu(0, booked=1000, memory_mib=10_000, taken=True)
     assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
-    assert why(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
+    assert wait_text(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
         "needs 13.7 GiB of a GPU, 0 free, GPU 0 room for 13.7 GiB"
     )
     assert place(Need(1, vram=14_065), None, [booked], Limits(margin_mib=511)) == ("U0",)
@@ -203,7 +203,7 @@ def test_placement_by_memory_ignores_shares() -> None:
         (gpu(0, booked=500, memory_mib=15_000), None),
     ],
 )
-def test_a_job_with_share_and_memory_must_fit_both(view: GpuView, words: str | None) -> None:
+def test_a_job_with_share_and_memory_must_fit_both(view: GpuAvailability, words: str | None) -> None:
     assert obstacle(view, Need(1, 500, vram=9000), LIMITS) == words
 
 
@@ -236,7 +236,7 @@ def test_an_exclusive_job_tolerates_foreign_processes_an_alone_job_does_not() ->
 def test_a_gpu_is_idle_up_to_the_idle_threshold(mib: int, idle: bool) -> None:
     view = gpu(0, foreign_mib=mib, foreign="process 8")
     assert (obstacle(view, Need(1, 1000, alone=True), LIMITS) is None) == idle
-    assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_mib=201)) is None
+    assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_threshold_mib=201)) is None
     assert obstacle(view, Need(1, 1000), LIMITS) is None
 
 
@@ -269,7 +269,7 @@ def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load
 
 @pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
 def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
-    limits = Limits(memory=0.001, load=0.01, idle_mib=5000)
+    limits = Limits(mem_threshold=0.001, load_threshold=0.01, idle_threshold_mib=5000)
     view = gpu(0, foreign_mib=5000, foreign="process 8", foreign_load=100.0, memory_mib=5500)
     assert obstacle(view, need, limits) is None
     assert "process 8" in (obstacle(gpu(0, foreign_mib=5001, foreign="process 8", foreign_load=100.0), need,
@@ -292,17 +292,17 @@ def test_a_memory_shortfall_names_the_foreign_process() -> None:
 
 @pytest.mark.parametrize(
     "view",
-    [GpuView("U0", 0, None, memory_mib=None), gpu(0, memory_mib=None), GpuView("U0", 0, None, memory_mib=0)],
+    [GpuAvailability("U0", 0, None, committed_mib=None), gpu(0, memory_mib=None), GpuAvailability("U0", 0, None, committed_mib=0)],
 )
-def test_does_not_place_declared_memory_where_memory_is_unknown(view: GpuView) -> None:
+def test_does_not_place_declared_memory_where_memory_is_unknown(view: GpuAvailability) -> None:
     assert obstacle(view, Need(1, vram=1), LIMITS) == "memory unknown"
     answer = place(Need(1, vram=1), None, [view], LIMITS)
-    assert isinstance(answer, Reason)
+    assert isinstance(answer, WaitReason)
     assert not answer.infeasible
 
 
-def card(index: int, total: int, **values: object) -> GpuView:
-    return GpuView(f"U{index}", index, total, **values)  # type: ignore[arg-type]
+def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
+    return GpuAvailability(f"U{index}", index, total, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -313,10 +313,10 @@ def card(index: int, total: int, **values: object) -> GpuView:
         ([gpu(0, memory_mib=9000), gpu(1, memory_mib=12_000)], Need(1, vram=9000), ("U1",)),
         ([gpu(0, memory_mib=9000), gpu(1, memory_mib=20_000)], Need(1, vram=9000), ("U0",)),
         # A small GPU precedes a large one with more memory left, whatever is in use.
-        ([card(0, 81_920), card(1, 24_576)], Need(1, vram=20_000), ("U1",)),
-        ([card(0, 81_920, memory_mib=70_000), card(1, 24_576)], Need(1, vram=10_000), ("U0",)),
-        ([card(0, 81_920), card(1, 24_576)], Need(1, vram=30_000), ("U0",)),
-        ([card(0, 81_920), card(1, 24_576), card(2, 49_152)], Need(2, vram=30_000), ("U0", "U2")),
+        ([gpu_of_size(0, 81_920), gpu_of_size(1, 24_576)], Need(1, vram=20_000), ("U1",)),
+        ([gpu_of_size(0, 81_920, memory_mib=70_000), gpu_of_size(1, 24_576)], Need(1, vram=10_000), ("U0",)),
+        ([gpu_of_size(0, 81_920), gpu_of_size(1, 24_576)], Need(1, vram=30_000), ("U0",)),
+        ([gpu_of_size(0, 81_920), gpu_of_size(1, 24_576), gpu_of_size(2, 49_152)], Need(2, vram=30_000), ("U0", "U2")),
         ([gpu(0), gpu(1, memory_mib=5000), gpu(2, memory_mib=9000)], Need(2, vram=9000), ("U1", "U2")),
         # With equal memory: the larger allocated share, then the lower load, then the lower index.
         ([gpu(0), gpu(1, booked=100)], Need(1, vram=9000), ("U1",)),
@@ -328,7 +328,7 @@ def card(index: int, total: int, **values: object) -> GpuView:
     ],
 )
 def test_best_fit_keeps_the_largest_free_memory_unfragmented(
-    gpus: list[GpuView], need: Need, chosen: tuple[str, ...]
+    gpus: list[GpuAvailability], need: Need, chosen: tuple[str, ...]
 ) -> None:
     assert place(need, None, gpus, LIMITS) == chosen
 
@@ -361,31 +361,31 @@ def test_best_fit_keeps_the_largest_free_memory_unfragmented(
 def test_a_need_above_every_gpu_is_infeasible_with_numbers(
     need: Need, allowed: tuple[int, ...] | None, text: str
 ) -> None:
-    gpus = [card(0, 8192, closed="paused", memory_mib=8192, taken=True), card(1, 24_576)]
-    assert place(need, allowed, gpus, LIMITS) == Reason(text, infeasible=True)
+    gpus = [gpu_of_size(0, 8192, closed="paused", memory_mib=8192, taken=True), gpu_of_size(1, 24_576)]
+    assert place(need, allowed, gpus, LIMITS) == WaitReason(text, infeasible=True)
 
 
 def test_a_need_is_feasible_up_to_the_last_mib_of_an_empty_gpu() -> None:
     assert place(Need(1, vram=24_064), None, [gpu(0)], LIMITS) == ("U0",)
     waits = place(Need(1, vram=24_064), None, [gpu(0, memory_mib=1)], LIMITS)
-    assert isinstance(waits, Reason)
+    assert isinstance(waits, WaitReason)
     assert not waits.infeasible
 
 
 def test_a_gpu_of_unknown_size_counts_as_large_enough() -> None:
-    gpus = [card(0, 8192), GpuView("U1", 1, None, memory_mib=None)]
+    gpus = [gpu_of_size(0, 8192), GpuAvailability("U1", 1, None, committed_mib=None)]
     answer = place(Need(1, vram=9000), None, gpus, LIMITS)
-    assert isinstance(answer, Reason)
+    assert isinstance(answer, WaitReason)
     assert not answer.infeasible
     both = place(Need(2, vram=9000), None, gpus, LIMITS)
-    assert isinstance(both, Reason)
+    assert isinstance(both, WaitReason)
     assert both.infeasible
     assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in both.text
 
 
 def test_describes_gpus_of_one_size_together() -> None:
-    answer = place(Need(2, vram=30_720), None, [gpu(0), gpu(1), card(2, 8192)], Limits(margin_mib=1024))
-    assert answer == Reason(
+    answer = place(Need(2, vram=30_720), None, [gpu(0), gpu(1), gpu_of_size(2, 8192)], Limits(margin_mib=1024))
+    assert answer == WaitReason(
         "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB, of which"
         " 23.0 GiB can be given to jobs (margin 1.0 GiB)",
         infeasible=True,

@@ -6,26 +6,26 @@ from collections.abc import Collection
 
 import pytest
 
-from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
 from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.preview import Preview, Setting, preview
+from gpu_scheduler.core.preview import Preview, PreviewContext, preview
 
 CONFIG = parse_llm_config(
     '{"default_requirement": 1.0, "models": {"small": 0.5, "big": {"gpus": 2, "share": 1}}}'
 )
-THERE = ("/w", "/s/a.py", "/w/a.py", "/v/bin/activate")
+EXISTING_PATHS = ("/w", "/s/a.py", "/w/a.py", "/v/bin/activate")
 
 
-def told(
+def previewed(
     line: str,
     known: Collection[int] | None = None,
     conda_sh: str | None = "/c/conda.sh",
     config: LlmConfig = CONFIG,
 ) -> Preview:
     read = parse_line(line, "/w", "/home/u")
-    assert isinstance(read, Parsed)
-    return preview(1, read.spec, read.notes, None, Setting(config, known, conda_sh, THERE.__contains__))
+    assert isinstance(read, ParsedJob)
+    return preview(1, read.spec, read.notes, None, PreviewContext(config, known, conda_sh, EXISTING_PATHS.__contains__))
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def told(
 def test_previews_need_priority_environment_and_command(
     line: str, need: str, priority: int, conda: str | None, command: str
 ) -> None:
-    found = told(line)
+    found = previewed(line)
     assert (str(found.need), found.priority, found.conda, found.command) == (need, priority, conda, command)
     assert found.warnings == ()
 
 
 def test_previews_no_environment_without_conda() -> None:
-    assert told("0,/s/a.py", conda_sh=None).conda is None
+    assert previewed("0,/s/a.py", conda_sh=None).conda is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_previews_no_environment_without_conda() -> None:
     ],
 )
 def test_warns_of_whatever_would_keep_the_job_from_running(line: str, part: str) -> None:
-    (warning,) = told(line).warnings
+    (warning,) = previewed(line).warnings
     assert part in warning
 
 
@@ -75,14 +75,14 @@ def test_warns_of_whatever_would_keep_the_job_from_running(line: str, part: str)
      "python", "run none.py", "FOO=1 python none.py"],
 )  # fmt: skip
 def test_does_not_guess_a_script_in_other_commands(line: str) -> None:
-    assert told(line).warnings == ()
+    assert previewed(line).warnings == ()
 
 
 def test_warns_of_a_missing_conda_environment() -> None:
     def warnings(conda: str, envs: Collection[str] | None) -> tuple[str, ...]:
         read = parse_line(f"[conda={conda}] true", "/w", "/home/u")
-        assert isinstance(read, Parsed)
-        setting = Setting(CONFIG, None, "/c/conda.sh", THERE.__contains__, envs)
+        assert isinstance(read, ParsedJob)
+        setting = PreviewContext(CONFIG, None, "/c/conda.sh", EXISTING_PATHS.__contains__, envs)
         return preview(1, read.spec, (), None, setting).warnings
 
     missing = "conda environment e does not exist; environments: base, f"
@@ -94,7 +94,7 @@ def test_warns_of_a_missing_conda_environment() -> None:
 
 
 def test_warns_of_a_conda_environment_without_conda() -> None:
-    assert "no conda was found" in told("0,/s/a.py,env", conda_sh=None).warnings[0]
+    assert "no conda was found" in previewed("0,/s/a.py,env", conda_sh=None).warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_warns_of_a_conda_environment_without_conda() -> None:
     ],
 )
 def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None, warned: bool) -> None:
-    assert any("would wait" in warning for warning in told(line, known).warnings) is warned
+    assert any("would wait" in warning for warning in previewed(line, known).warnings) is warned
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None,
     ],
 )
 def test_notes_surprising_defaults(line: str, parts: list[str]) -> None:
-    notes = "\n".join(told(line).notes)
+    notes = "\n".join(previewed(line).notes)
     assert bool(notes) is bool(parts)
     assert all(part in notes for part in parts), notes
 
@@ -143,9 +143,9 @@ def test_notes_surprising_defaults(line: str, parts: list[str]) -> None:
 )
 def test_warns_of_more_memory_than_the_gpus_have(line: str, warned: bool) -> None:
     read = parse_line(line, "/w", "/home/u")
-    assert isinstance(read, Parsed)
+    assert isinstance(read, ParsedJob)
     totals, limits = {0: 1000, 1: 500}, Limits(margin_mib=100)
     known = (0, 1, 2) if "allowed" in line else (0, 1)  # the size of GPU 2 is unknown
-    setting = Setting(CONFIG, known, None, THERE.__contains__, None, totals, limits)
+    setting = PreviewContext(CONFIG, known, None, EXISTING_PATHS.__contains__, None, totals, limits)
     warnings = preview(1, read.spec, (), None, setting).warnings
     assert ["too small (100 MiB" in warning for warning in warnings] == [True] * warned

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.lines import attributes_from_json, attributes_to_json
-from gpu_scheduler.core.reading import AttributeChanged, CancelRunning, LineRemoved, share_out
+from gpu_scheduler.core.reading import AttributeChanged, CancelRunning, LineRemoved, redistribute_positions
 from gpu_scheduler.core.states import JobState, Outcome
-from tests.core.jobsworld import World
+from tests.core.jobsworld import JobsFileWorld
 
 
-def world(text: str) -> World:
-    made = World()
+def world(text: str) -> JobsFileWorld:
+    made = JobsFileWorld()
     made.save(text)
     return made
 
@@ -20,7 +20,7 @@ def test_a_restart_without_changes_reports_nothing() -> None:
     w = world("a\n0,a.py\nbad,a.py,x\n")
     w.actions.clear()
     w.reading = tuple(w.reading)
-    w.poll()
+    w.check()
     w.wait(100)
     assert w.actions == []
     assert [line.job_id for line in w.reading] == [1, 2, None]
@@ -30,7 +30,7 @@ def test_repeated_commands_are_jobs_of_their_own_and_repeated_csv_lines_are_one(
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
-    assert "line 4: duplicate of line 3; both are one job" in w.said
+    assert "line 4: duplicate of line 3; both are one job" in w.messages
 
 
 def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
@@ -38,7 +38,7 @@ def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
     w.start(1)
     w.append("a\n")
     assert w.states() == {1: "running", 2: "queued"}
-    assert "line 2: same text as job 1 (running) → job 2" in w.said
+    assert "line 2: same text as job 1 (running) → job 2" in w.messages
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_adding_a_csv_line_again_depends_on_the_outcome_of_its_job(outcome: Outc
     assert w.states() == {1: after}
     assert w.reading[0].job_id == 1
     if outcome is Outcome.COMPLETED:
-        assert "line 1: completed as job 1; `retry 1` runs it again" in w.said
+        assert "line 1: completed as job 1; `retry 1` runs it again" in w.messages
     else:
-        assert f"line 1: job 1 ({outcome}) is queued again" in w.said
+        assert f"line 1: job 1 ({outcome}) is queued again" in w.messages
 
 
 def test_an_equal_csv_line_after_a_failed_one_queues_its_job_again() -> None:
@@ -68,16 +68,16 @@ def test_an_equal_csv_line_after_a_failed_one_queues_its_job_again() -> None:
 
 
 def test_a_csv_line_is_bound_to_the_open_job_of_another_front_end() -> None:
-    w = World()
+    w = JobsFileWorld()
     w.save("0,a.py\n")
     spec = w.jobs[1].spec
-    other = World()
+    other = JobsFileWorld()
     other.insert(spec)
     other.start(1)
     other.save("[name=x] 3,a.py\n")
     assert other.states() == {1: "running"}
     assert other.reading[0].job_id == 1
-    assert "line 1: already job 1 (running)" in other.said
+    assert "line 1: already job 1 (running)" in other.messages
 
 
 def test_a_failed_line_that_stays_is_left_alone() -> None:
@@ -99,7 +99,7 @@ def test_changed_text_ends_the_queued_job_and_makes_a_new_one() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nB\nc\n", wait=2)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
-    assert w.gone == {2}
+    assert w.waiting_for_lines == {2}
     assert w.queue() != []
     w.wait(8)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "queued", 4: "queued"}
@@ -111,7 +111,7 @@ def test_changed_text_does_not_stop_a_running_job() -> None:
     w.start(1)
     w.save("b\n", wait=11)
     assert w.states() == {1: "running", 2: "queued"}
-    assert "the line of job 1 was removed; the job is running and continues" in w.said
+    assert "the line of job 1 was removed; the job is running and continues" in w.messages
 
 
 def test_removed_equal_lines_take_finished_then_running_then_held_then_newest_queued_jobs() -> None:
@@ -159,7 +159,7 @@ def test_a_removed_line_apart_from_its_equals_is_identified_by_position() -> Non
 def test_removing_one_of_two_equal_csv_lines_cancels_nothing() -> None:
     w = world("0,a.py\nb\n0,a.py\n")
     w.save("b\n0,a.py\n")
-    assert w.gone == set()
+    assert w.waiting_for_lines == set()
     w.wait(11)
     assert w.states() == {1: "queued", 2: "queued"}
     assert [line.job_id for line in w.reading] == [2, 1]
@@ -241,7 +241,7 @@ def test_a_finished_job_takes_attribute_changes_for_its_next_run() -> None:
     w.end(2, Outcome.FAILED)
     w.end(3)
     w.actions.clear()
-    w.said.clear()
+    w.messages.clear()
     w.save("[hold cuda-ids=visible share=1] a\n[cancel] 5,b.py,,,0-3\n[allowed=0,2] c\n", wait=2)
     assert w.actions == [
         AttributeChanged(1, "cuda_ids", None, "visible"),
@@ -250,15 +250,15 @@ def test_a_finished_job_takes_attribute_changes_for_its_next_run() -> None:
         AttributeChanged(2, "priority", 0, 5),
         AttributeChanged(3, "allowed", None, (0, 2)),
     ]
-    assert w.said == [
+    assert w.messages == [
         "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it with this change",
         "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it with this change",
         "line 3: allowed=0,2 for job 3, which is finished; `retry 3` runs it with this change",
     ]
     assert w.states() == {1: "failed", 2: "failed", 3: "completed"}
-    w.said.clear()
+    w.messages.clear()
     w.save("[hold] a\n5,b.py\nc\n", wait=2)
-    assert w.said[0].startswith("line 1: no cuda-ids, no share for job 1, which is finished; ")
+    assert w.messages[0].startswith("line 1: no cuda-ids, no share for job 1, which is finished; ")
     assert (w.jobs[1].spec.share, w.jobs[1].spec.hold, w.jobs[2].spec.cancel) == (None, False, False)
     w.actions.clear()
     w.save("a\n5,b.py\n[cancel] c\n", wait=11)
@@ -271,24 +271,24 @@ def test_a_requeued_csv_job_takes_the_attributes_of_the_line_that_has_it() -> No
     w.append("[share=0.5] 0,a.py\n")
     assert w.states() == {1: "queued"}
     assert w.jobs[1].spec.share is None
-    assert "line 2: job 1 (failed) is queued again, with the attributes of line 1" in w.said
+    assert "line 2: job 1 (failed) is queued again, with the attributes of line 1" in w.messages
     w.end(1, Outcome.FAILED)
     w.save("", wait=11)
     w.save("[share=0.5] 0,a.py\n", wait=11)
     assert w.states() == {1: "queued"}
     assert w.jobs[1].spec.share == 500
-    assert w.said[-1] == "line 1: job 1 (failed) is queued again"
+    assert w.messages[-1] == "line 1: job 1 (failed) is queued again"
 
 
 def test_reordering_redistributes_only_the_positions_of_this_file() -> None:
     w = world("a\nb\n")
     assert w.insert(w.jobs[1].spec) == 3
     w.append("c\n")
-    assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert [w.jobs[i].position for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
     w.save("c\nb\na\n", wait=9.9)
-    assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert [w.jobs[i].position for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
     w.wait(0.2)
-    assert [w.jobs[i].place for i in (1, 2, 3, 4)] == [4, 2, 3, 1]
+    assert [w.jobs[i].position for i in (1, 2, 3, 4)] == [4, 2, 3, 1]
 
 
 def test_a_line_inserted_at_the_top_is_first_in_the_queue() -> None:
@@ -298,8 +298,8 @@ def test_a_line_inserted_at_the_top_is_first_in_the_queue() -> None:
 
 
 def test_positions_are_redistributed_among_queued_jobs_only() -> None:
-    assert share_out([3, 1, 2], {1: 10, 2: 20, 3: 30}) == ((3, 10), (1, 20), (2, 30))
-    assert share_out([3, 9, 2], {2: 7, 3: 4}) == ()
+    assert redistribute_positions([3, 1, 2], {1: 10, 2: 20, 3: 30}) == ((3, 10), (1, 20), (2, 30))
+    assert redistribute_positions([3, 9, 2], {2: 7, 3: 4}) == ()
 
 
 def test_removing_the_line_of_a_held_job_cancels_it() -> None:

@@ -13,31 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.states import JobState, Outcome
-from tests.core.jobsworld import World
+from tests.core.jobsworld import JobsFileWorld
 
 
 @dataclass
-class Meant:
+class IntendedLine:
     """A line that the user intends to write."""
 
     uid: int
     csv: bool
     priority: int | None = None
     hold: bool = False
-    hidden: bool = False
-    noise: str = ""
-    spoilt: bool = False
+    commented_out: bool = False
+    suffix: str = ""
+    has_typo: bool = False
     saved: bool = False
 
-    def text(self) -> str:
+    def written_text(self) -> str:
         """Returns the line as written in the file."""
-        text = self.meant()
-        if self.spoilt:
+        text = self.intended_text()
+        if self.has_typo:
             # The typo is in the attribute block, which is added to a line without one.
             text = text.replace("[", "[vram=20H ", 1) if text.startswith("[") else f"[vram=20H] {text}"
-        return ("# " if self.hidden else "") + text + self.noise
+        return ("# " if self.commented_out else "") + text + self.suffix
 
-    def meant(self) -> str:
+    def intended_text(self) -> str:
         """Returns the line without its typo."""
         if self.csv:
             priority = "" if self.priority is None else str(self.priority)
@@ -55,40 +55,40 @@ class Meant:
 class User:
     """Edits a file and records the expected state of every line."""
 
-    lines: list[Meant] = field(default_factory=list)
+    lines: list[IntendedLine] = field(default_factory=list)
     expected: dict[int, str] = field(default_factory=dict)
     serial: int = 0
 
-    def new(self, csv: bool) -> Meant:
+    def new(self, csv: bool) -> IntendedLine:
         self.serial += 1
         self.expected[self.serial] = "queued"
-        return Meant(self.serial, csv)
+        return IntendedLine(self.serial, csv)
 
-    def heard(self, line: Meant) -> None:
+    def apply_hold(self, line: IntendedLine) -> None:
         """Applies `hold` to the expected state of a line that is in the file without a typo."""
-        if not line.hidden and not line.spoilt and self.expected[line.uid] in ("queued", "held"):
+        if not line.commented_out and not line.has_typo and self.expected[line.uid] in ("queued", "held"):
             self.expected[line.uid] = "held" if line.hold else "queued"
 
-    def waiting(self) -> set[int]:
+    def lines_with_typos(self) -> set[int]:
         """Returns the lines that have a typo now; their jobs must not start."""
-        return {line.uid for line in self.lines if line.spoilt and not line.hidden}
+        return {line.uid for line in self.lines if line.has_typo and not line.commented_out}
 
-    def taken_away(self, line: Meant) -> None:
+    def line_removed(self, line: IntendedLine) -> None:
         if self.expected[line.uid] in ("queued", "held"):
             self.expected[line.uid] = "cancelled"
 
-    def brought_back(self, line: Meant) -> None:
+    def line_restored(self, line: IntendedLine) -> None:
         if self.expected[line.uid] in ("failed", "cancelled"):
             self.expected[line.uid] = "held" if line.hold else "queued"
 
-    def file(self) -> str:
+    def save(self) -> str:
         """Returns the saved text."""
         for line in self.lines:
-            line.saved = not line.hidden
-        return "".join(line.text() + "\n" for line in self.lines)
+            line.saved = not line.commented_out
+        return "".join(line.written_text() + "\n" for line in self.lines)
 
     def queue(self) -> list[str]:
-        visible = [line for line in self.lines if not line.hidden and self.expected[line.uid] == "queued"]
+        visible = [line for line in self.lines if not line.commented_out and self.expected[line.uid] == "queued"]
         return [line.key for line in visible]
 
 
@@ -105,34 +105,34 @@ def edit(user: User, kind: str, a: int, b: int) -> None:
     line = user.lines[a % len(user.lines)]
     if kind == "delete":
         user.lines.remove(line)
-        if not line.hidden:
-            user.taken_away(line)
+        if not line.commented_out:
+            user.line_removed(line)
     elif kind == "retype":
         fresh = user.new(csv=line.csv)
         user.lines[user.lines.index(line)] = fresh
-        if not line.hidden:
-            user.taken_away(line)
+        if not line.commented_out:
+            user.line_removed(line)
     elif kind == "move":
         user.lines.remove(line)
         user.lines.insert(b % (len(user.lines) + 1), line)
-    elif kind == "comment" and not line.hidden:
-        line.hidden = True
-        user.taken_away(line)
-    elif kind == "uncomment" and line.hidden and line.csv and not line.spoilt:
-        line.hidden = False
-        user.brought_back(line)
-    elif kind == "priority" and not (line.csv and line.spoilt):  # a CSV line is known by its text
+    elif kind == "comment" and not line.commented_out:
+        line.commented_out = True
+        user.line_removed(line)
+    elif kind == "uncomment" and line.commented_out and line.csv and not line.has_typo:
+        line.commented_out = False
+        user.line_restored(line)
+    elif kind == "priority" and not (line.csv and line.has_typo):  # a CSV line is known by its text
         line.priority = b % 4 or None
     elif kind == "hold":
         line.hold = not line.hold
-        user.heard(line)
-    elif kind == "spoil" and line.saved and not line.hidden:
-        line.spoilt = True
+        user.apply_hold(line)
+    elif kind == "spoil" and line.saved and not line.commented_out:
+        line.has_typo = True
     elif kind == "mend":
-        line.spoilt = False
-        user.heard(line)
+        line.has_typo = False
+        user.apply_hold(line)
     elif kind == "noise":
-        line.noise = (" # note, with commas", "\r", "", "   ", " #")[b % 5]
+        line.suffix = (" # note, with commas", "\r", "", "   ", " #")[b % 5]
 
 
 EDITS = (
@@ -146,7 +146,7 @@ STEPS = st.lists(
 )
 
 
-def by_uid(world: World) -> dict[int, Any]:
+def by_uid(world: JobsFileWorld) -> dict[int, Any]:
     """Returns the jobs by the number in their text; each number has one job at most."""
     found: dict[int, Any] = {}
     for job in world.jobs.values():
@@ -161,11 +161,11 @@ def uid_of(job: Any) -> int:
     return int(job.spec.text.split("job")[1].split(".")[0])
 
 
-def live(world: World, user: User, kind: str, a: int) -> None:
+def advance_job(world: JobsFileWorld, user: User, kind: str, a: int) -> None:
     """Starts or ends a job, without an edit."""
     jobs = by_uid(world)
     wanted = JobState.QUEUED if kind == "start" else JobState.RUNNING
-    waiting = user.waiting() if kind == "start" else set()
+    waiting = user.lines_with_typos() if kind == "start" else set()
     candidates = sorted(uid for uid, job in jobs.items() if job.state is wanted and uid not in waiting)
     if not candidates:
         return
@@ -180,7 +180,7 @@ def live(world: World, user: User, kind: str, a: int) -> None:
 @settings(deadline=None, max_examples=300)
 @given(STEPS, st.integers(1, 3))
 def test_successive_saves_match_the_model(steps: list[tuple[str, int, int]], edits_per_save: int) -> None:
-    user, world = User(), World()
+    user, world = User(), JobsFileWorld()
     pending = 0
     for kind, a, b in steps:
         if kind in EDITS:
@@ -188,24 +188,24 @@ def test_successive_saves_match_the_model(steps: list[tuple[str, int, int]], edi
             pending += 1
             if pending < edits_per_save and kind not in ("comment", "uncomment", "hold", "delete"):
                 continue
-        world.save(user.file(), wait=30)
+        world.save(user.save(), wait=30)
         pending = 0
         if kind not in EDITS:
-            live(world, user, kind, a)
-    world.save(user.file(), wait=30)
+            advance_job(world, user, kind, a)
+    world.save(user.save(), wait=30)
     jobs = by_uid(world)
-    hidden = {line.uid for line in user.lines if line.hidden}
+    hidden = {line.uid for line in user.lines if line.commented_out}
     states = {uid: str(job.outcome or job.state) for uid, job in jobs.items()}
     expected = {uid: state for uid, state in user.expected.items() if uid in jobs or uid not in hidden}
     # A line that was added and removed within one save never was a job.
     expected = {uid: state for uid, state in expected.items() if uid in jobs or state != "cancelled"}
     assert states == expected
     assert [text.split(",")[1] if "," in text else text.split()[1] for text in world.queue()] == user.queue()
-    assert {uid_of(world.jobs[job_id]) for job_id in world.gone} == user.waiting()
-    assert world.next_look is None
-    assert sum(line.malformed for line in world.reading) == len(user.waiting())
+    assert {uid_of(world.jobs[job_id]) for job_id in world.waiting_for_lines} == user.lines_with_typos()
+    assert world.next_check is None
+    assert sum(line.malformed for line in world.reading) == len(user.lines_with_typos())
     for line in user.lines:
-        if not line.hidden and not line.spoilt and states[line.uid] in ("queued", "held"):
+        if not line.commented_out and not line.has_typo and states[line.uid] in ("queued", "held"):
             assert jobs[line.uid].spec.priority == line.priority
 
 
@@ -221,7 +221,7 @@ def test_a_burst_of_saves_loses_no_line(
 
     The intermediate texts may be truncated anywhere. The final lines are the queue.
     """
-    world = World()
+    world = JobsFileWorld()
     world.save("".join(f"python {text}.py\n" for text in first), wait=30)
     before = {job.spec.text: i for i, job in world.jobs.items()}
     for texts, wait, cut in between:
@@ -235,16 +235,16 @@ def test_a_burst_of_saves_loses_no_line(
         if text in last:
             line = f"python {text}.py"
             assert after[line] == before[line]
-    assert not world.gone
+    assert not world.waiting_for_lines
 
 
-FEW = st.lists(st.sampled_from(["a", "b", "[priority=1] a", "0,x.py", "5,x.py"]), max_size=7)
+FEW_TEXTS = st.lists(st.sampled_from(["a", "b", "[priority=1] a", "0,x.py", "5,x.py"]), max_size=7)
 
 
 @settings(deadline=None, max_examples=300)
-@given(FEW, FEW, st.lists(st.sampled_from(["start", "finish"]), max_size=4))
+@given(FEW_TEXTS, FEW_TEXTS, st.lists(st.sampled_from(["start", "finish"]), max_size=4))
 def test_each_equal_line_has_its_own_job(first: list[str], second: list[str], fates: list[str]) -> None:
-    world = World()
+    world = JobsFileWorld()
     world.save("".join(f"{text}\n" for text in first), wait=30)
     for i, fate in enumerate(fates, 1):
         if i in world.jobs:

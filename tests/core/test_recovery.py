@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.gpu import GpuSample
-from gpu_scheduler.core.recovery import UNLISTED, UNREADABLE, Change, Known, settle
+from gpu_scheduler.core.recovery import UNLISTED_FAULT, UNREADABLE_PREFIX, GpuChange, KnownGpu, update_faults
 
 ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
-BLIND = f"{UNREADABLE}no answer"
+ALL_UNREADABLE = f"{UNREADABLE_PREFIX}no answer"
 
 
 def sample(index: int, uuid: str, fault: str | None = None) -> GpuSample:
     return GpuSample(uuid, index, "GPU", 24576, 0, 0.0, (), fault)
 
 
-def known(index: int, uuid: str, fault: str | None = None) -> Known:
-    return Known(uuid, index, "GPU", fault)
+def known(index: int, uuid: str, fault: str | None = None) -> KnownGpu:
+    return KnownGpu(uuid, index, "GPU", fault)
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ def known(index: int, uuid: str, fault: str | None = None) -> Known:
         (ONE, None, TWO, None),
         (TWO, None, None, True),
         (TWO, "lost", "lost", None),
-        (UNLISTED, None, ONE, None),
+        (UNLISTED_FAULT, None, ONE, None),
         # A sample without any readable GPU loses none of them.
-        (BLIND, None, None, None),
-        (BLIND, "lost", "lost", False),
+        (ALL_UNREADABLE, None, None, None),
+        (ALL_UNREADABLE, "lost", "lost", False),
         # Text of another program that resembles ours.
         ("recovering: soon", None, ONE, None),
     ],
@@ -45,9 +45,9 @@ def known(index: int, uuid: str, fault: str | None = None) -> Known:
 def test_the_next_fault_follows_from_the_last_and_the_sample(
     before: str | None, now: str | None, after: str | None, back: bool | None
 ) -> None:
-    (gpu,), changes = settle([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
+    (gpu,), changes = update_faults([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
     assert (gpu.fault, gpu.used_mib) == (after, 0)
-    assert changes == (() if back is None else (Change(gpu, back),))
+    assert changes == (() if back is None else (GpuChange(gpu, back),))
 
 
 @given(st.lists(st.booleans(), max_size=20))
@@ -55,7 +55,7 @@ def test_a_lost_gpu_is_used_again_after_three_good_samples_in_a_row(good: list[b
     fault: str | None = None
     lost, row = False, 0
     for answers in good:
-        (gpu,), changes = settle(
+        (gpu,), changes = update_faults(
             [sample(0, "GPU-a", None if answers else "lost")], [known(0, "GPU-a", fault)]
         )
         row = row + 1 if answers else 0
@@ -65,42 +65,42 @@ def test_a_lost_gpu_is_used_again_after_three_good_samples_in_a_row(good: list[b
 
 
 def test_an_unknown_gpu_is_returned_unchanged() -> None:
-    shown, changes = settle([sample(0, "GPU-a", "lost"), sample(1, "GPU-b")], [])
+    shown, changes = update_faults([sample(0, "GPU-a", "lost"), sample(1, "GPU-b")], [])
     assert ([gpu.fault for gpu in shown], changes) == (["lost", None], ())
 
 
 def test_an_unlisted_gpu_is_lost_at_its_index_and_comes_back() -> None:
-    shown, changes = settle(
+    shown, changes = update_faults(
         [sample(0, "GPU-a"), sample(2, "GPU-c")], [known(i, f"GPU-{c}") for i, c in enumerate("abc")]
     )
     assert [(gpu.index, gpu.uuid, gpu.name, gpu.fault) for gpu in shown] == [
         (0, "GPU-a", "GPU", None),
-        (1, "GPU-b", "GPU", UNLISTED),
+        (1, "GPU-b", "GPU", UNLISTED_FAULT),
         (2, "GPU-c", "GPU", None),
     ]
-    assert changes == (Change(shown[1], back=False),)
-    (back,), _ = settle([sample(1, "GPU-b")], [known(1, "GPU-b", UNLISTED)])
+    assert changes == (GpuChange(shown[1], recovered=False),)
+    (back,), _ = update_faults([sample(1, "GPU-b")], [known(1, "GPU-b", UNLISTED_FAULT)])
     assert back.fault == ONE
 
 
 def test_a_missing_gpu_gets_the_last_index_if_its_own_is_taken() -> None:
     before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
-    shown, _ = settle([sample(0, "GPU-a"), sample(1, "GPU-d")], before)
+    shown, _ = update_faults([sample(0, "GPU-a"), sample(1, "GPU-d")], before)
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
         (0, "GPU-a", None),
         (1, "GPU-d", None),
-        (2, "GPU-c", UNLISTED),
-        (3, "GPU-b", UNLISTED),
+        (2, "GPU-c", UNLISTED_FAULT),
+        (3, "GPU-b", UNLISTED_FAULT),
     ]
-    again, _ = settle(
-        [sample(0, "GPU-a"), sample(1, "GPU-d")], [Known(g.uuid, g.index, g.name, g.fault) for g in shown]
+    again, _ = update_faults(
+        [sample(0, "GPU-a"), sample(1, "GPU-d")], [KnownGpu(g.uuid, g.index, g.name, g.fault) for g in shown]
     )
     assert again == shown
 
 
 def test_a_new_order_of_gpus_keeps_their_identities() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b", "lost"), known(2, "GPU-c")]
-    shown, changes = settle([sample(0, "GPU-b"), sample(1, "GPU-c"), sample(2, "GPU-a")], before)
+    shown, changes = update_faults([sample(0, "GPU-b"), sample(1, "GPU-c"), sample(2, "GPU-a")], before)
     assert [(gpu.uuid, gpu.fault) for gpu in shown] == [("GPU-b", ONE), ("GPU-c", None), ("GPU-a", None)]
     assert changes == ()
 
@@ -108,21 +108,21 @@ def test_a_new_order_of_gpus_keeps_their_identities() -> None:
 def test_a_gpu_without_a_uuid_is_identified_as_the_missing_one() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b"), known(2, "GPU-c")]
     faulty = replace(sample(1, "unknown-1", "lost"), name="unknown")
-    shown, changes = settle([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
+    shown, changes = update_faults([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
     assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "GPU")
-    assert changes == (Change(shown[1], back=False),)
+    assert changes == (GpuChange(shown[1], recovered=False),)
     # At another index, since the order changed: still the only candidate.
     moved = replace(faulty, index=0, uuid="unknown-0")
-    shown, _ = settle([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
+    shown, _ = update_faults([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
     assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
     # If two are missing, the one that had this index.
-    shown, _ = settle([sample(1, "unknown-1", "lost")], before[:2])
+    shown, _ = update_faults([sample(1, "unknown-1", "lost")], before[:2])
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
-        (0, "GPU-a", UNLISTED),
+        (0, "GPU-a", UNLISTED_FAULT),
         (1, "GPU-b", "lost"),
     ]
     # None is missing: the GPU was never stored.
-    shown, _ = settle([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
+    shown, _ = update_faults([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
     assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]
 
 
@@ -130,7 +130,7 @@ def test_a_gpu_without_a_uuid_is_identified_as_the_missing_one() -> None:
 def test_every_known_gpu_appears_once_with_a_unique_index(order: list[str], gone: set[str]) -> None:
     before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
     left = [uuid for uuid in order if uuid[-1] not in gone]
-    shown, _ = settle([sample(i, uuid) for i, uuid in enumerate(left)], before)
+    shown, _ = update_faults([sample(i, uuid) for i, uuid in enumerate(left)], before)
     assert sorted(gpu.uuid for gpu in shown) == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
     assert len({gpu.index for gpu in shown}) == 4
     assert {gpu.uuid for gpu in shown if gpu.fault} == {f"GPU-{c}" for c in gone}

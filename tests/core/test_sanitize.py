@@ -62,7 +62,7 @@ def test_pieces_of_any_size_give_the_same_result(written: bytes, sizes: list[int
         size = sizes[turn % len(sizes)]
         shown += sanitizer.feed(written[at : at + size])
         at, turn = at + size, turn + 1
-    assert shown + sanitizer.rest() == sanitized(written)
+    assert shown + sanitizer.flush() == sanitized(written)
 
 
 @given(_PARTS)

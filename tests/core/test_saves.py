@@ -6,31 +6,31 @@ import time
 
 import pytest
 
-from gpu_scheduler.core.grown import REASON, begins_a_line
+from gpu_scheduler.core.grown import REASON, starts_a_line
 from gpu_scheduler.core.linewait import LineWait
 from gpu_scheduler.core.states import Outcome
-from tests.core.jobsworld import World
+from tests.core.jobsworld import JobsFileWorld
 
 
-def world(text: str) -> World:
-    made = World()
+def world(text: str) -> JobsFileWorld:
+    made = JobsFileWorld()
     made.save(text)
     return made
 
 
-def restarted(before: World) -> World:
+def restart(before: JobsFileWorld) -> JobsFileWorld:
     """Returns the world of a restarted scheduler, which knows the file and the store."""
-    made = World()
-    made.raws, made.reading, made.jobs, made.now = before.raws, before.reading, before.jobs, before.now
-    made.since = made.now
-    made.poll()
-    assert made.gone == before.gone
+    made = JobsFileWorld()
+    made.raw_lines, made.reading, made.jobs, made.now = before.raw_lines, before.reading, before.jobs, before.now
+    made.unchanged_since = made.now
+    made.check()
+    assert made.waiting_for_lines == before.waiting_for_lines
     return made
 
 
 def test_appended_lines_count_at_once_while_the_file_is_being_written() -> None:
     w = world("a\n")
-    w.written = True
+    w.open_for_writing = True
     w.append("b\n")
     assert w.states() == {1: "queued", 2: "queued"}
 
@@ -49,14 +49,14 @@ def test_a_known_last_line_without_a_newline_is_not_missing() -> None:
     w = world("a\nb")
     w.wait(6)
     w.save("n\na\nb")
-    assert w.gone == set()
+    assert w.waiting_for_lines == set()
     w.wait(2)
     assert w.queue() == ["n", "a", "b"]
 
 
 def test_a_last_line_without_a_newline_waits_for_its_writer() -> None:
     w = world("")
-    w.written = True
+    w.open_for_writing = True
     w.save("python train.py --lr 0.0", wait=30)
     assert w.states() == {}
     w.append("1\n")
@@ -76,31 +76,31 @@ def test_every_change_restarts_the_delay() -> None:
     for text in ("a\nb\n", "a\n", ""):
         w.save(text, wait=9)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
-    assert w.gone == {1, 2, 3}
+    assert w.waiting_for_lines == {1, 2, 3}
     w.save("a\nb\nc\n", wait=20)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
-    assert w.gone == set()
+    assert w.waiting_for_lines == set()
 
 
 def test_a_slow_generator_loses_no_lines() -> None:
     """`python gen.py > jobs.txt` empties the file and writes its first byte 15 s later."""
     w = world("a\nb\n")
-    w.written = True
+    w.open_for_writing = True
     w.save("", wait=15)
-    assert w.gone == {1, 2}
+    assert w.waiting_for_lines == {1, 2}
     assert w.states() == {1: "queued", 2: "queued"}
     w.save("a\nb\nc\n")
-    w.written = False
+    w.open_for_writing = False
     w.wait(20)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
-    assert w.gone == set()
+    assert w.waiting_for_lines == set()
 
 
 def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nhigh,b.py,x\nc\n", wait=60)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
-    assert w.gone == {2}
+    assert w.waiting_for_lines == {2}
     assert [line.number for line in w.reading if line.malformed] == [2]
     w.save("a\nc\n", wait=9.9)
     assert w.states()[2] == "queued"
@@ -136,14 +136,14 @@ def test_a_new_malformed_line_keeps_one_line_and_the_others_are_removed(
     assert not any(w.states()[job] == "cancelled" for job in jobs)
     w.wait(0.2)
     assert {job for job in jobs if w.states()[job] == "cancelled"} == cancelled
-    assert w.gone == waiting
-    assert w.next_look is None, "a drain has nothing to wait for"
-    again = restarted(w)
+    assert w.waiting_for_lines == waiting
+    assert w.next_check is None, "a drain has nothing to wait for"
+    again = restart(w)
     again.wait(60)
-    assert (again.gone, again.states()) == (w.gone, w.states())
+    assert (again.waiting_for_lines, again.states()) == (w.waiting_for_lines, w.states())
     again.save(before, wait=60)
     assert all(again.states()[job] == "queued" for job in jobs - cancelled)
-    assert not again.gone
+    assert not again.waiting_for_lines
 
 
 def test_a_later_save_removes_a_line_beside_a_typo() -> None:
@@ -152,7 +152,7 @@ def test_a_later_save_removes_a_line_beside_a_typo() -> None:
     w.save("a\nhigh,b.py,x\nd\n", wait=11)
     assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
     w.save("d\na\nlow,b.py,x\n", wait=11)  # another typo, and another order
-    assert (w.gone, w.queue()) == ({2}, ["d", "a", "b"])
+    assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
     w.save("d\na\n", wait=11)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
 
@@ -177,7 +177,7 @@ def test_a_job_that_ends_while_its_line_is_a_typo_is_not_run_again() -> None:
     w.start(1)
     w.end(2)
     w.save("[x] a\n[x] b\nc\n", wait=60)
-    assert w.gone == {1, 2}, "a retry may queue them"
+    assert w.waiting_for_lines == {1, 2}, "a retry may queue them"
     w.end(1, Outcome.FAILED)
     w.save("a\nb\nc\n", wait=60)
     assert w.states() == {1: "failed", 2: "completed", 3: "queued"}
@@ -186,7 +186,7 @@ def test_a_job_that_ends_while_its_line_is_a_typo_is_not_run_again() -> None:
 def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
     w = world("0,a.py\n5,a.py\n")
     w.save("[x] 0,a.py\n5,a.py\n", wait=60)
-    assert (w.gone, w.states()) == (set(), {1: "queued"})
+    assert (w.waiting_for_lines, w.states()) == (set(), {1: "queued"})
 
 
 def test_line_wait_names_the_reason() -> None:
@@ -195,9 +195,9 @@ def test_line_wait_names_the_reason() -> None:
     assert w.waits == {
         1: LineWait("changed", 1, w.now + 2),
         2: LineWait("malformed", 2),
-        3: LineWait("gone", due=w.now + 10),
+        3: LineWait("gone", due_at=w.now + 10),
     }
-    w.written = True
+    w.open_for_writing = True
     w.wait(11)
     assert w.waits == {2: LineWait("malformed", 2), 3: LineWait("gone")}
 
@@ -208,8 +208,8 @@ def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
     w = world("".join(f"echo {n}\n" for n in range(count)))
     begun = time.process_time()
     w.save("".join(f"high,{n},x\n" for n in range(count)))
-    assert len(w.gone) == count
-    assert [w.waits[job].number for job in sorted(w.gone)] == list(range(1, count + 1))
+    assert len(w.waiting_for_lines) == count
+    assert [w.waits[job].line_number for job in sorted(w.waiting_for_lines)] == list(range(1, count + 1))
     assert time.process_time() - begun < 5
 
 
@@ -233,7 +233,7 @@ def test_new_lines_count_while_others_are_missing() -> None:
     w.append("c\n", wait=2)
     w.append("d\n", wait=2)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
-    assert w.gone == {2}
+    assert w.waiting_for_lines == {2}
 
 
 def test_a_malformed_line_at_the_end_is_reported_at_once() -> None:
@@ -253,14 +253,14 @@ def test_a_file_cut_in_the_middle_of_a_line_starts_no_half_line() -> None:
         w.now += 0.05
     w.save(text, wait=30)
     assert w.states() == before
-    assert w.gone == set()
+    assert w.waiting_for_lines == set()
 
 
 def test_a_restart_while_lines_are_missing_restarts_the_delay() -> None:
     w = world("a\nb\n")
     w.save("a\n", wait=9)
-    w.since = w.now
-    w.poll()
+    w.unchanged_since = w.now
+    w.check()
     w.wait(9)
     assert w.states() == {1: "queued", 2: "queued"}
     w.wait(1.1)
@@ -272,7 +272,7 @@ def test_a_finished_job_does_not_wait_for_its_missing_line() -> None:
     w.end(1)
     w.start(2)
     w.save("")
-    assert w.gone == set()
+    assert w.waiting_for_lines == set()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_torn_append_is_malformed(first: str, second: str) -> None:
     w.append(f"{second}\nlast\n", wait=60)
     assert [line.problem for line in w.reading if line.malformed] == [REASON]
     assert w.states() == {1: "queued", 2: "queued"}
-    assert w.gone == {1}
+    assert w.waiting_for_lines == {1}
     w.save(f"{first}\n{second}\nlast\n", wait=60)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert w.queue() == [first, second.removeprefix("[gpus=2] "), "last"]
@@ -322,11 +322,11 @@ def test_an_edited_last_line_is_no_torn_append(before: str, after: str) -> None:
 
 
 def test_recognises_the_beginning_of_a_line() -> None:
-    assert begins_a_line("tool x", {"tool"})
-    assert not begins_a_line("tool x", set())
-    assert not begins_a_line(" python b.py", {"python"})
-    assert not begins_a_line("", {"python"})
-    assert not begins_a_line("[12] x", set())
+    assert starts_a_line("tool x", {"tool"})
+    assert not starts_a_line("tool x", set())
+    assert not starts_a_line(" python b.py", {"python"})
+    assert not starts_a_line("", {"python"})
+    assert not starts_a_line("[12] x", set())
 
 
 def test_a_torn_append_to_the_line_of_a_finished_job() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.session import LONGEST, log_name, session_name
+from gpu_scheduler.core.session import MAX_LENGTH, log_file_name, session_name
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_session_name(gpus: tuple[int, ...], mode: str, job_id: int, name: str) 
 def test_every_session_name_is_valid_for_screen(gpus: set[int], mode: str, job_id: int) -> None:
     name = session_name(sorted(gpus), mode, job_id)
     assert re.fullmatch(r"gpujob_[0-9,.x-]+_[A-Za-z0-9_.,-]+_\d+", name)
-    assert len(name) <= LONGEST
+    assert len(name) <= MAX_LENGTH
     assert name.endswith(f"_{job_id}")
 
 
 def test_log_name() -> None:
-    assert log_name(7, datetime(2026, 3, 4, 5, 6, 7, 89)) == "job_7_20260304_050607_000089.log"
+    assert log_file_name(7, datetime(2026, 3, 4, 5, 6, 7, 89)) == "job_7_20260304_050607_000089.log"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.sessionlist import SessionList, parse
+from gpu_scheduler.core.sessionlist import SessionList, parse_session_list
 
 DEBIAN = """\
 There are screens on:
@@ -34,9 +34,9 @@ Remove dead screens with 'screen -wipe'.
     ],
 )  # fmt: skip
 def test_parses_screen_listings(text: str, expected: SessionList) -> None:
-    assert parse(text) == expected
+    assert parse_session_list(text) == expected
 
 
 @given(st.text())
 def test_any_text_parses_as_a_listing(text: str) -> None:
-    assert isinstance(parse(text), SessionList)
+    assert isinstance(parse_session_list(text), SessionList)

@@ -9,8 +9,8 @@ import pytest
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Attempt, Cancel, Settings
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.settle import cooled, needs_scan, release, settle
-from gpu_scheduler.core.sighting import ResultNote, Sighting, StopNote
+from gpu_scheduler.core.settle import check_memory_release, needs_process_scan, release_allocation, reconcile
+from gpu_scheduler.core.sighting import ResultNote, AttemptStatus, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -21,18 +21,18 @@ RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
 CANCEL = Cancel("cancelled", 3.0)
 
 
-def seen(**values: object) -> Sighting:
-    return Sighting(**values)  # type: ignore[arg-type]
+def status(**values: object) -> AttemptStatus:
+    return AttemptStatus(**values)  # type: ignore[arg-type]
 
 
-def only(actions: list[act.Action]) -> act.Action:
+def only_action(actions: list[act.Action]) -> act.Action:
     assert len(actions) == 1, actions
     return actions[0]
 
 
-def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
-    action = only(settle(attempt, NOW, settings))
-    assert isinstance(action, act.Close)
+def finished(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
+    action = only_action(reconcile(attempt, NOW, settings))
+    assert isinstance(action, act.FinishAttempt)
     return action
 
 
@@ -54,155 +54,155 @@ def closed(attempt: Attempt, settings: Settings = SETTINGS) -> act.Close:
     ],
 )
 def test_rule_1_the_result_decides_the_outcome(result: ResultNote, outcome: Outcome, state: JobState) -> None:
-    end = closed(replace(OPEN, sighting=seen(claim="dead", result=result), survivors=(77,)))
+    end = finished(replace(OPEN, sighting=status(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
     expected = (result.exit_code, result.signal) if result.began else (None, None)
     assert (end.exit_code, end.signal) == expected
 
 
 def test_an_unreadable_folder_changes_nothing() -> None:
-    blind = replace(OPEN, sighting=seen(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
-    assert settle(blind, NOW, SETTINGS) == []
-    assert not needs_scan(blind, NOW)
+    blind = replace(OPEN, sighting=status(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
+    assert reconcile(blind, NOW, SETTINGS) == []
+    assert not needs_process_scan(blind, NOW)
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
 def test_rule_5_a_live_runner_without_its_lock_is_not_dead(state: JobState, cancel: Cancel | None) -> None:
-    sighting = seen(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
+    sighting = status(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
     attempt = replace(OPEN, job_state=state, cancel=cancel, sighting=sighting, launch_deadline=0.0)
-    assert settle(attempt, NOW, SETTINGS) == []
-    assert not needs_scan(attempt, NOW)
-    assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
+    assert reconcile(attempt, NOW, SETTINGS) == []
+    assert not needs_process_scan(attempt, NOW)
+    assert finished(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
 def test_rule_1_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
-    end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", result=RESULT)))
+    end = finished(replace(OPEN, cancel=CANCEL, sighting=status(claim="live", result=RESULT)))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
 
 
 def test_rule_1_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> None:
-    ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
-    assert needs_scan(ended, NOW)
-    assert [type(action) for action in settle(replace(ended, survivors=()), NOW, SETTINGS)] == [
-        act.Close,
-        act.Release,
+    ended = replace(OPEN, sighting=status(claim="dead", result=RESULT))
+    assert needs_process_scan(ended, NOW)
+    assert [type(action) for action in reconcile(replace(ended, survivors=()), NOW, SETTINGS)] == [
+        act.FinishAttempt,
+        act.ReleaseAllocation,
     ]
     for survivors in (None, (77,)):
-        assert isinstance(only(settle(replace(ended, survivors=survivors), NOW, SETTINGS)), act.Close)
-    assert not needs_scan(replace(ended, sighting=seen(claim="live", result=RESULT)), NOW)
+        assert isinstance(only_action(reconcile(replace(ended, survivors=survivors), NOW, SETTINGS)), act.FinishAttempt)
+    assert not needs_process_scan(replace(ended, sighting=status(claim="live", result=RESULT)), NOW)
 
 
 def test_rule_2_an_attempt_with_a_void_claim_is_not_started() -> None:
-    end = closed(replace(OPEN, job_state=JobState.STARTING, sighting=seen(claim="void")))
+    end = finished(replace(OPEN, job_state=JobState.STARTING, sighting=status(claim="void")))
     assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
-    end = closed(replace(OPEN, cancel=CANCEL, sighting=seen(claim="void")))
+    end = finished(replace(OPEN, cancel=CANCEL, sighting=status(claim="void")))
     assert end.job_outcome is Outcome.CANCELLED
 
 
 def test_rule_3_a_stop_before_the_claim_voids_the_claim() -> None:
     for attempt in (
         replace(STARTING, cancel=CANCEL),
-        replace(STARTING, sighting=seen(stop=StopNote("cancelled", 3.0))),
+        replace(STARTING, sighting=status(stop=StopNote("cancelled", 3.0))),
         replace(STARTING, cancel=CANCEL, boot_id="another"),
     ):
-        assert only(settle(attempt, NOW, SETTINGS)) == act.TakeClaim(1)
+        assert only_action(reconcile(attempt, NOW, SETTINGS)) == act.VoidClaim(1)
 
 
 def test_voiding_a_claim_is_retried_once_a_second() -> None:
     wanted = replace(STARTING, cancel=CANCEL)
     overdue = replace(STARTING, launches=3, launch_deadline=0.0)
     for attempt in (wanted, overdue):
-        assert settle(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
-        assert settle(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [
-            act.TakeClaim(1, gives_up=attempt is overdue)
+        assert reconcile(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
+        assert reconcile(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [
+            act.VoidClaim(1, gives_up=attempt is overdue)
         ]
     of_another_boot = replace(wanted, boot_id="another", signalled_at=90_000.0)
-    assert settle(of_another_boot, NOW, SETTINGS) == [act.TakeClaim(1)]
+    assert reconcile(of_another_boot, NOW, SETTINGS) == [act.VoidClaim(1)]
 
 
 def test_rule_4_a_live_claim_makes_the_job_running_once() -> None:
-    starting = replace(OPEN, job_state=JobState.STARTING, sighting=seen(claim="live", pid=5))
-    assert only(settle(starting, NOW, SETTINGS)) == act.Move(7, 1, JobState.RUNNING)
-    assert settle(replace(starting, job_state=JobState.RUNNING), NOW, SETTINGS) == []
+    starting = replace(OPEN, job_state=JobState.STARTING, sighting=status(claim="live", pid=5))
+    assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
+    assert reconcile(replace(starting, job_state=JobState.RUNNING), NOW, SETTINGS) == []
 
 
 def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
-    live = replace(OPEN, cancel=CANCEL, sighting=seen(claim="live", pid=5))
-    assert settle(live, NOW, SETTINGS) == [
-        act.Move(7, 1, JobState.STOPPING),
-        act.WriteStop(1, "cancelled", 3.0),
+    live = replace(OPEN, cancel=CANCEL, sighting=status(claim="live", pid=5))
+    assert reconcile(live, NOW, SETTINGS) == [
+        act.Transition(7, 1, JobState.STOPPING),
+        act.RequestStop(1, "cancelled", 3.0),
     ]
     stopping = replace(live, job_state=JobState.STOPPING, stopping_at=995.0)
-    assert settle(stopping, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
+    assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
     notified = replace(
-        stopping, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5
+        stopping, sighting=status(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5
     )
-    assert settle(notified, NOW, SETTINGS) == []
-    assert settle(replace(notified, signalled_at=998.0), NOW, SETTINGS) == [act.Nudge(1)]
+    assert reconcile(notified, NOW, SETTINGS) == []
+    assert reconcile(replace(notified, signalled_at=998.0), NOW, SETTINGS) == [act.WakeRunner(1)]
     late = replace(notified, signalled_at=998.0, stopping_at=1000.0 - 13.0)
-    assert settle(late, NOW, SETTINGS) == [act.KillRunner(1)]
+    assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
 def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
-    stopped = replace(OPEN, sighting=seen(claim="live", stop=StopNote("cancelled", 3.0)))
-    assert settle(stopped, NOW, SETTINGS) == [act.Move(7, 1, JobState.STOPPING)]
-    withdrawn = replace(OPEN, job_state=JobState.STOPPING, sighting=seen(claim="live", withdrawn=True))
-    assert settle(withdrawn, NOW, SETTINGS) == [act.Move(7, 1, JobState.RUNNING)]
+    stopped = replace(OPEN, sighting=status(claim="live", stop=StopNote("cancelled", 3.0)))
+    assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
+    withdrawn = replace(OPEN, job_state=JobState.STOPPING, sighting=status(claim="live", withdrawn=True))
+    assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
 
 
 def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
-    dead = replace(OPEN, sighting=seen(claim="dead"))
-    assert needs_scan(dead, NOW)
-    assert settle(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
+    dead = replace(OPEN, sighting=status(claim="dead"))
+    assert needs_process_scan(dead, NOW)
+    assert reconcile(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
     left = replace(dead, survivors=(44,))
-    assert settle(left, NOW, SETTINGS) == [act.NoteDead(1), act.Sweep(1, kill=False)]
+    assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
     swept = replace(left, dead_at=985.0, swept_at=985.0, signalled_at=998.0)
-    assert settle(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    assert settle(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
-    end = closed(replace(swept, dead_at=939.0))
+    assert reconcile(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert reconcile(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
+    end = finished(replace(swept, dead_at=939.0))
     assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
     assert "44" in (end.reason or "")
-    interrupted = closed(replace(dead, survivors=()))
+    interrupted = finished(replace(dead, survivors=()))
     assert (interrupted.outcome, interrupted.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert interrupted.reason == "its runner was killed; `retry 7` runs it again"
-    restarted = closed(replace(dead, survivors=(), boot_id="another"))
+    restarted = finished(replace(dead, survivors=(), boot_id="another"))
     assert "the machine was restarted" in (restarted.reason or "")
 
 
 def test_rule_5_records_survivors_only_after_sigkill() -> None:
-    late = replace(OPEN, sighting=seen(claim="dead"), survivors=(44,), dead_at=900.0)
+    late = replace(OPEN, sighting=status(claim="dead"), survivors=(44,), dead_at=900.0)
     # The scheduler was down after its SIGTERM.
-    assert settle(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
+    assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
     ]
     # The grace period of the cancel exceeds 60 s.
     patient = replace(late, cancel=Cancel("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
-    assert settle(patient, NOW, SETTINGS) == []
+    assert reconcile(patient, NOW, SETTINGS) == []
     # The SIGKILL has just been sent.
-    assert settle(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
-    assert closed(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
+    assert reconcile(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
+    assert finished(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
 
 
 def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
     for attempt in (
-        replace(OPEN, cancel=CANCEL, sighting=seen(claim="dead"), survivors=()),
-        replace(OPEN, sighting=seen(claim="dead", stop=StopNote("cancelled", 3.0)), survivors=()),
+        replace(OPEN, cancel=CANCEL, sighting=status(claim="dead"), survivors=()),
+        replace(OPEN, sighting=status(claim="dead", stop=StopNote("cancelled", 3.0)), survivors=()),
     ):
-        end = closed(attempt)
+        end = finished(attempt)
         assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
 def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) -> None:
-    removed = seen(is_there=False)
+    removed = status(is_there=False)
     lost = replace(OPEN, job_state=state, made=False, launch_deadline=0.0, sighting=removed)
-    assert needs_scan(lost, NOW)
-    assert settle(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
-        act.NoteDead(1),
+    assert needs_process_scan(lost, NOW)
+    assert reconcile(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
+        act.RecordRunnerDeath(1),
         act.Sweep(1, kill=False),
     ]
-    end = closed(replace(lost, survivors=()))
+    end = finished(replace(lost, survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert "folder was removed" in (end.reason or "")
 
@@ -211,26 +211,26 @@ RUNNER = (44, 5)
 
 
 def test_records_the_runner_that_holds_the_claim_once() -> None:
-    live = replace(STARTING, sighting=seen(claim="live", runner=RUNNER))
-    assert settle(live, NOW, SETTINGS) == [act.NoteRunner(1, 44, 5), act.Move(7, 1, JobState.RUNNING)]
+    live = replace(STARTING, sighting=status(claim="live", runner=RUNNER))
+    assert reconcile(live, NOW, SETTINGS) == [act.RecordRunner(1, 44, 5), act.Transition(7, 1, JobState.RUNNING)]
     known = replace(live, job_state=JobState.RUNNING, runner=RUNNER)
-    assert settle(known, NOW, SETTINGS) == []
-    assert settle(replace(known, runner=(44, 4)), NOW, SETTINGS) == [act.NoteRunner(1, 44, 5)]
+    assert reconcile(known, NOW, SETTINGS) == []
+    assert reconcile(replace(known, runner=(44, 4)), NOW, SETTINGS) == [act.RecordRunner(1, 44, 5)]
 
 
 def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None:
     running = replace(
-        OPEN, runner=RUNNER, sighting=seen(claim="unclaimed", damage="the file claim was removed")
+        OPEN, runner=RUNNER, sighting=status(claim="unclaimed", damage="the file claim was removed")
     )
-    assert settle(running, NOW, SETTINGS) == []
-    assert not needs_scan(running, NOW)
-    assert settle(replace(running, cancel=CANCEL), NOW, SETTINGS) == [
-        act.Move(7, 1, JobState.STOPPING),
-        act.WriteStop(1, "cancelled", 3.0),
+    assert reconcile(running, NOW, SETTINGS) == []
+    assert not needs_process_scan(running, NOW)
+    assert reconcile(replace(running, cancel=CANCEL), NOW, SETTINGS) == [
+        act.Transition(7, 1, JobState.STOPPING),
+        act.RequestStop(1, "cancelled", 3.0),
     ]
     late = replace(running, job_state=JobState.STOPPING, cancel=CANCEL, stopping_at=900.0)
-    late = replace(late, sighting=replace(running.sighting, stop=StopNote("cancelled", 3.0)))
-    assert settle(late, NOW, SETTINGS) == [act.KillRunner(1)]
+    late = replace(late, sighting=replace(running.status, stop=StopNote("cancelled", 3.0)))
+    assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
 @pytest.mark.parametrize(
@@ -244,85 +244,85 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
 def test_a_dead_runner_with_a_damaged_folder_holds_the_job_and_names_the_file(
     damage: str | None, reason: str
 ) -> None:
-    end = closed(replace(OPEN, sighting=seen(claim="dead", damage=damage), survivors=()))
+    end = finished(replace(OPEN, sighting=status(claim="dead", damage=damage), survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert end.reason == f"{reason}; `retry 7` runs it again"
 
 
-INVALID = seen(claim="invalid", damage="the file claim is a folder")
+INVALID = status(claim="invalid", damage="the file claim is a folder")
 
 
-@pytest.mark.parametrize("sighting", [INVALID, seen(claim="none")])
+@pytest.mark.parametrize("sighting", [INVALID, status(claim="none")])
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
 def test_an_attempt_with_an_unknown_runner_is_open_while_it_has_processes(
-    sighting: Sighting, state: JobState
+    sighting: AttemptStatus, state: JobState
 ) -> None:
     attempt = replace(OPEN, job_state=state, sighting=sighting, launch_deadline=0.0)
-    assert needs_scan(attempt, NOW)
-    assert settle(attempt, NOW, SETTINGS) == []
-    assert settle(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], (
+    assert needs_process_scan(attempt, NOW)
+    assert reconcile(attempt, NOW, SETTINGS) == []
+    assert reconcile(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], (
         "no process is ended without a request"
     )
-    end = closed(replace(attempt, survivors=()))
+    end = finished(replace(attempt, survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
-    assert closed(replace(attempt, boot_id="another", survivors=())).state is JobState.HELD
-    assert closed(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
+    assert finished(replace(attempt, boot_id="another", survivors=())).state is JobState.HELD
+    assert finished(replace(attempt, sighting=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
 def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> None:
     attempt = replace(STARTING, sighting=INVALID, survivors=(44,), cancel=CANCEL, launch_deadline=0.0)
-    moved = act.Move(7, 1, JobState.STOPPING)
-    assert settle(attempt, NOW, SETTINGS) == [moved, act.WriteStop(1, "cancelled", 3.0)]
-    assert settle(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
+    moved = act.Transition(7, 1, JobState.STOPPING)
+    assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, "cancelled", 3.0)]
+    assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
     notified = replace(
         attempt, job_state=JobState.STOPPING, sighting=replace(INVALID, stop=StopNote("cancelled", 3.0))
     )
-    assert settle(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
-    assert settle(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    end = closed(replace(notified, survivors=()))
+    assert reconcile(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert reconcile(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    end = finished(replace(notified, survivors=()))
     assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
 def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
     overdue = replace(STARTING, sighting=INVALID, launch_deadline=0.0, survivors=(44,))
-    assert settle(overdue, NOW, SETTINGS) == []
-    end = closed(replace(overdue, survivors=()))
+    assert reconcile(overdue, NOW, SETTINGS) == []
+    end = finished(replace(overdue, survivors=()))
     assert end.state is JobState.HELD
     assert "the file claim is a folder" in (end.reason or "")
 
 
 def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
     overdue = replace(STARTING, launch_deadline=0.0, launches=1)
-    assert needs_scan(overdue, NOW)
-    assert not needs_scan(replace(overdue, launch_deadline=1010.0), NOW)
-    assert not needs_scan(replace(overdue, made=False), NOW)
-    assert settle(replace(overdue, survivors=(44,)), NOW, SETTINGS) == []
-    assert settle(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert needs_process_scan(overdue, NOW)
+    assert not needs_process_scan(replace(overdue, launch_deadline=1010.0), NOW)
+    assert not needs_process_scan(replace(overdue, made=False), NOW)
+    assert reconcile(replace(overdue, survivors=(44,)), NOW, SETTINGS) == []
+    assert reconcile(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
 
 
 def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
     slow = StopNote("cancelled", 60.0)
     live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
-    notified = replace(live, sighting=seen(claim="live", stop=slow), signalled_at=998.0)
-    assert settle(notified, NOW, SETTINGS) == [act.WriteStop(1, "cancelled", 3.0)]
+    notified = replace(live, sighting=status(claim="live", stop=slow), signalled_at=998.0)
+    assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
     longer = replace(notified, cancel=Cancel("cancelled", 90.0))
-    assert settle(longer, NOW, SETTINGS) == [act.Nudge(1)]
+    assert reconcile(longer, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
 def test_rule_6_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
-    end = closed(replace(STARTING, boot_id="another", launch_deadline=0.0))
+    end = finished(replace(STARTING, boot_id="another", launch_deadline=0.0))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
 
 
 def test_rule_7_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
     early = replace(OPEN, job_state=JobState.STARTING)
-    assert settle(early, NOW, SETTINGS) == []
-    assert settle(replace(early, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(early, NOW, SETTINGS) == []
+    assert reconcile(replace(early, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
     late = replace(early, launch_deadline=999.0)
-    assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
-    assert settle(replace(late, launches=2), NOW, SETTINGS) == [act.Relaunch(1)]
-    assert settle(replace(late, launches=3), NOW, SETTINGS) == [act.TakeClaim(1, gives_up=True)]
-    assert settle(replace(late, launch_error="fork failed"), NOW, SETTINGS) == [act.TakeClaim(1)]
+    assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(late, launches=2), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(late, launches=3), NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
+    assert reconcile(replace(late, launch_error="fork failed"), NOW, SETTINGS) == [act.VoidClaim(1)]
 
 
 SHORT = replace(RESULT, began=False, exit_code=None, message="no process could be started", shortage=11)
@@ -330,50 +330,50 @@ SHORT = replace(RESULT, began=False, exit_code=None, message="no process could b
 
 @pytest.mark.parametrize("failures", [0, 4])
 def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
-    failing = replace(OPEN, sighting=seen(result=SHORT), survivors=(77,), launch_failures=failures)
-    end = closed(failing)
+    failing = replace(OPEN, sighting=status(result=SHORT), survivors=(77,), launch_failures=failures)
+    end = finished(failing)
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
     assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
     assert end.reason == "no process could be started; next try in 5 s, not counted as a failure"
 
 
 def test_a_shortage_does_not_requeue_a_cancelled_job_or_one_without_its_line() -> None:
-    failing = replace(OPEN, sighting=seen(result=SHORT), survivors=(77,))
-    assert closed(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
-    assert closed(replace(failing, lineless=True)).job_outcome is Outcome.FAILED
+    failing = replace(OPEN, sighting=status(result=SHORT), survivors=(77,))
+    assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
+    assert finished(replace(failing, lineless=True)).job_outcome is Outcome.FAILED
 
 
 def test_failed_launches_back_off_and_finally_fail_the_job() -> None:
     failing = replace(
-        OPEN, sighting=seen(result=replace(RESULT, began=False, exit_code=1, message="why")), survivors=(77,)
+        OPEN, sighting=status(result=replace(RESULT, began=False, exit_code=1, message="why")), survivors=(77,)
     )
     waits = []
     for failures in range(4):
-        end = closed(replace(failing, launch_failures=failures))
+        end = finished(replace(failing, launch_failures=failures))
         assert end.state is JobState.QUEUED
         assert end.launch_failures == failures + 1
         assert end.not_before is not None
         waits.append(end.not_before - NOW.boot)
     assert waits == [5, 10, 20, 40]
-    last = closed(replace(failing, launch_failures=4))
+    last = finished(replace(failing, launch_failures=4))
     assert (last.state, last.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
     assert "why" in (last.reason or "")
-    long = closed(replace(failing, launch_failures=8), replace(SETTINGS, max_assign_attempts=20))
+    long = finished(replace(failing, launch_failures=8), replace(SETTINGS, max_assign_attempts=20))
     assert long.not_before == NOW.boot + 60
 
 
 def test_does_not_retry_a_job_whose_line_was_removed() -> None:
-    failing = replace(OPEN, lineless=True, sighting=seen(result=replace(RESULT, began=False)))
-    assert closed(failing).job_outcome is Outcome.FAILED
+    failing = replace(OPEN, lineless=True, sighting=status(result=replace(RESULT, began=False)))
+    assert finished(failing).job_outcome is Outcome.FAILED
 
 
 def test_releases_an_allocation_only_when_no_process_is_left() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED)
-    assert needs_scan(ended, NOW)
-    assert release(ended, NOW, SETTINGS) == []
-    assert release(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
-    assert release(replace(ended, survivors=()), NOW, SETTINGS) == [act.Release(1)]
-    assert not needs_scan(replace(ended, released_at=990.0), NOW)
+    assert needs_process_scan(ended, NOW)
+    assert release_allocation(ended, NOW, SETTINGS) == []
+    assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert release_allocation(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
+    assert not needs_process_scan(replace(ended, released_at=990.0), NOW)
 
 
 @pytest.mark.parametrize(
@@ -391,52 +391,52 @@ def test_a_released_gpu_waits_until_its_memory_is_free(
     sampled_at: float | None, mib: int | None, cool: bool
 ) -> None:
     attempt = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
-    assert bool(cooled(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
+    assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_at=930.0)
-    assert cooled(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.Cooled(1)]
+    assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
     stop = StopNote("preempted", 1.0, "withdraw")
     late = replace(
-        OPEN, job_state=JobState.STOPPING, stopping_at=900.0, sighting=seen(claim="live", stop=stop)
+        OPEN, job_state=JobState.STOPPING, stopping_at=900.0, sighting=status(claim="live", stop=stop)
     )
-    assert settle(late, NOW, SETTINGS) == [act.Nudge(1)]
+    assert reconcile(late, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
 def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
     left = replace(OPEN, outcome=Outcome.CANCELLED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
-    assert release(left, NOW, SETTINGS) == []  # 10 s have not passed
-    assert release(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]  # 3 s have
-    assert release(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert release_allocation(left, NOW, SETTINGS) == []  # 10 s have not passed
+    assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]  # 3 s have
+    assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
 @pytest.mark.parametrize(
     "attempt",
     [
-        replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, cause="machine", exit_code=1))),
-        replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, began=False, exit_code=1))),
-        replace(OPEN, cancel=CANCEL, sighting=seen(result=replace(RESULT, cause="preempted", exit_code=1))),
+        replace(OPEN, cancel=CANCEL, sighting=status(result=replace(RESULT, cause="machine", exit_code=1))),
+        replace(OPEN, cancel=CANCEL, sighting=status(result=replace(RESULT, began=False, exit_code=1))),
+        replace(OPEN, cancel=CANCEL, sighting=status(result=replace(RESULT, cause="preempted", exit_code=1))),
     ],
 )
 def test_a_cancelled_job_ends_as_cancelled_whatever_its_attempt_did(attempt: Attempt) -> None:
-    end = closed(attempt)
+    end = finished(attempt)
     assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 
 
 def test_a_preempted_job_is_held_not_cancelled() -> None:
-    end = closed(replace(OPEN, cancel=Cancel("preempted", 3.0), sighting=seen(claim="dead"), survivors=()))
+    end = finished(replace(OPEN, cancel=Cancel("preempted", 3.0), sighting=status(claim="dead"), survivors=()))
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
 
 def test_an_unknown_cause_is_not_read_as_success() -> None:
-    end = closed(replace(OPEN, sighting=seen(result=replace(RESULT, cause="something new"))))
+    end = finished(replace(OPEN, sighting=status(result=replace(RESULT, cause="something new"))))
     assert end.outcome is Outcome.INTERRUPTED
 
 
 def test_a_shutdown_is_reported_with_the_survivors() -> None:
     machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
-    end = closed(replace(OPEN, sighting=seen(result=machine)))
+    end = finished(replace(OPEN, sighting=status(result=machine)))
     assert end.survivors == (7, 8)
     assert end.reason == "the machine was shut down or its login session ended; `retry 7` runs it again"
     assert (end.started_at, end.ended_at) == (1.0, 2.0)
@@ -444,41 +444,41 @@ def test_a_shutdown_is_reported_with_the_survivors() -> None:
 
 def test_does_not_wait_for_memory_of_an_earlier_boot() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=999.0, boot_id="another")
-    assert cooled(ended, [(None, None)], NOW, SETTINGS) == [act.Cooled(1)]
+    assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_memory_release_ignores_what_a_driver_may_keep() -> None:
     ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
-    assert cooled(ended, [(991.0, 612)], NOW, SETTINGS) == [act.Cooled(1)]
-    assert cooled(ended, [(991.0, 613)], NOW, SETTINGS) == []
+    assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
 def test_does_not_relaunch_while_starts_are_blocked() -> None:
     late = replace(STARTING, launch_deadline=999.0)
-    assert settle(late, NOW, SETTINGS) == [act.Relaunch(1)]
-    assert settle(late, NOW, SETTINGS, held=True) == []
-    used_up = replace(late, launches=SETTINGS.launches)
-    assert settle(used_up, NOW, SETTINGS) == [act.TakeClaim(1, gives_up=True)]
+    assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(late, NOW, SETTINGS, starts_blocked=True) == []
+    used_up = replace(late, launches=SETTINGS.max_launches)
+    assert reconcile(used_up, NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
     # The problem that blocks starts explains the missing claim: the attempt is relaunched when it is over.
-    assert settle(used_up, NOW, SETTINGS, held=True) == [act.ForgetLaunches(1)]
-    assert settle(replace(used_up, launches=0), NOW, SETTINGS, held=True) == []
-    assert settle(replace(used_up, launches=0), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(used_up, NOW, SETTINGS, starts_blocked=True) == [act.ResetLaunchCount(1)]
+    assert reconcile(replace(used_up, launches=0), NOW, SETTINGS, starts_blocked=True) == []
+    assert reconcile(replace(used_up, launches=0), NOW, SETTINGS) == [act.Relaunch(1)]
     # Launches into an incomplete folder do not count as failed, however many.
-    assert settle(replace(used_up, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(used_up, made=False), NOW, SETTINGS) == [act.Relaunch(1)]
     failed = replace(late, launch_error="no such script")
-    assert settle(failed, NOW, SETTINGS, held=True) == [act.TakeClaim(1)]
+    assert reconcile(failed, NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
     # Everything else proceeds as usual.
-    ended = replace(OPEN, sighting=seen(claim="dead", result=RESULT))
-    assert settle(ended, NOW, SETTINGS, held=True) == settle(ended, NOW, SETTINGS)
-    assert settle(replace(late, cancel=CANCEL), NOW, SETTINGS, held=True) == [act.TakeClaim(1)]
+    ended = replace(OPEN, sighting=status(claim="dead", result=RESULT))
+    assert reconcile(ended, NOW, SETTINGS, starts_blocked=True) == reconcile(ended, NOW, SETTINGS)
+    assert reconcile(replace(late, cancel=CANCEL), NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
 
 
 def test_does_not_relaunch_a_command_that_began() -> None:
     begun = replace(
-        OPEN, job_state=JobState.STARTING, sighting=seen(claim="none"), begun=True, launch_deadline=0.0
+        OPEN, job_state=JobState.STARTING, sighting=status(claim="none"), begun=True, launch_deadline=0.0
     )
-    assert needs_scan(begun, NOW)
-    assert settle(replace(begun, survivors=(77,)), NOW, SETTINGS) == []
-    assert closed(replace(begun, survivors=())).outcome is Outcome.INTERRUPTED
-    again = only(settle(replace(begun, begun=False, survivors=()), NOW, SETTINGS))
+    assert needs_process_scan(begun, NOW)
+    assert reconcile(replace(begun, survivors=(77,)), NOW, SETTINGS) == []
+    assert finished(replace(begun, survivors=())).outcome is Outcome.INTERRUPTED
+    again = only_action(reconcile(replace(begun, begun=False, survivors=()), NOW, SETTINGS))
     assert isinstance(again, act.Relaunch)

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.actions import NoteHeld, NoteStray
+from gpu_scheduler.core.actions import RecordForeignPeaks, RecordMisplacedProcess
 from gpu_scheduler.core.facts import Attempt, Facts, Gpu, Settings
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.planning import plan
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.core.strays import stray_words, strays
+from gpu_scheduler.core.strays import misplaced_process_message, misplaced_processes
 
 RUNNING = Attempt(
-    1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, sighting=Sighting("live", 5), measured_at=1.0
+    1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, status=AttemptStatus("live", 5), measured_at=1.0
 )
 
 
@@ -27,24 +27,24 @@ def gpu(index: int, *processes: GpuProcess, owners: dict[int, int | None] | None
 
 
 def facts(*gpus: Gpu, attempt: Attempt = RUNNING, others: tuple[Gpu, ...] = ()) -> Facts:
-    return Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), gpus, others=others, attempts=(attempt,))
+    return Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), gpus, unmanaged_gpus=others, attempts=(attempt,))
 
 
 HERE = gpu(2, GpuProcess(71, 300), GpuProcess(72, 4000), owners={71: 1, 72: 1})
-NOTE = NoteStray(7, 1, "U2", 72)
+MISPLACED = RecordMisplacedProcess(7, 1, "U2", 72)
 #: No allocation covers it there, so its memory is reserved like that of a foreign process.
-NOTE_HELD = NoteHeld("U2", ((71, 0.0, 300), (72, 0.0, 4000)))
+FOREIGN_PEAKS = RecordForeignPeaks("U2", ((71, 0.0, 300), (72, 0.0, 4000)))
 
 
 def test_reports_the_largest_misplaced_process_once() -> None:
-    assert strays(facts(gpu(0), HERE)) == [NOTE]
-    assert plan(facts(gpu(0), HERE)) == [NOTE_HELD, NOTE]
-    assert strays(facts(gpu(0), HERE, attempt=replace(RUNNING, strays=("U2",)))) == []
+    assert misplaced_processes(facts(gpu(0), HERE)) == [MISPLACED]
+    assert plan(facts(gpu(0), HERE)) == [FOREIGN_PEAKS, MISPLACED]
+    assert misplaced_processes(facts(gpu(0), HERE, attempt=replace(RUNNING, strays=("U2",)))) == []
 
 
 def test_reports_every_gpu_including_unmanaged_ones() -> None:
     third = gpu(3, GpuProcess(72, 1), owners={72: 1})
-    assert strays(facts(HERE, others=(third,))) == [NOTE, NoteStray(7, 1, "U3", 72)]
+    assert misplaced_processes(facts(HERE, others=(third,))) == [MISPLACED, RecordMisplacedProcess(7, 1, "U3", 72)]
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_reports_every_gpu_including_unmanaged_ones() -> None:
     ids=["its own", "foreign", "unknown", "a display", "no list", "no sample", "ended"],
 )
 def test_ignores_processes_that_are_not_misplaced(sampled: Gpu, attempt: Attempt) -> None:
-    assert strays(facts(sampled, attempt=attempt)) == []
+    assert misplaced_processes(facts(sampled, attempt=attempt)) == []
 
 
 def test_the_message_names_both_gpus() -> None:
-    assert stray_words((0,), 2, 4711).startswith(
+    assert misplaced_process_message((0,), 2, 4711).startswith(
         "was given GPU 0 but uses GPU 2 (process 4711): it probably sets CUDA_VISIBLE_DEVICES itself"
     )
-    assert "was given GPUs 0,1 but" in stray_words((0, 1), 2, 4711)
+    assert "was given GPUs 0,1 but" in misplaced_process_message((0, 1), 2, 4711)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds, shown_mib
+from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds, human_mib
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_formatted_memory_parses_to_the_same_value(mib: int) -> None:
     ],
 )
 def test_formats_memory(mib: int, written: str, shown: str) -> None:
-    assert (format_mib(mib), shown_mib(mib)) == (written, shown)
+    assert (format_mib(mib), human_mib(mib)) == (written, shown)
 
 
 @pytest.mark.parametrize(

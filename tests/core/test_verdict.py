@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpu_scheduler.core.verdict import Verdict, judge
+from gpu_scheduler.core.verdict import DeclarationAccuracy, judge_declaration
 
 
 @pytest.mark.parametrize(
@@ -37,32 +37,32 @@ from gpu_scheduler.core.verdict import Verdict, judge
 def test_judges_a_declaration_by_its_peaks(
     peaks: list[int | None], declared: int | None, completed: bool, verdict: tuple[str, int] | None
 ) -> None:
-    found = judge(peaks, [declared] * len(peaks), 0.10, completed=completed)
+    found = judge_declaration(peaks, [declared] * len(peaks), 0.10, completed=completed)
     assert (found and (found.kind, found.percent, found.mib)) == (verdict and (*verdict, declared))
 
 
 @pytest.mark.parametrize(
     ("peaks", "budgets", "verdict"),
     [
-        ([16_000], [6144], Verdict("under", 160, 6144)),
+        ([16_000], [6144], DeclarationAccuracy("under", 160, 6144)),
         ([6758], [6144], None),
-        ([6759], [6144], Verdict("under", 10, 6144)),
+        ([6759], [6144], DeclarationAccuracy("under", 10, 6144)),
         # A share may refer to compute: using less than its memory, or exactly that, is not judged.
         ([100], [6144], None),
         ([6144], [6144], None),
         # The same share of two GPU sizes: the GPU with the largest ratio counts.
-        ([9000, 9000], [6144, 20_480], Verdict("under", 46, 6144)),
-        ([6000, 30_000], [6144, 20_480], Verdict("under", 46, 20_480)),
+        ([9000, 9000], [6144, 20_480], DeclarationAccuracy("under", 46, 6144)),
+        ([6000, 30_000], [6144, 20_480], DeclarationAccuracy("under", 46, 20_480)),
         # The size of a GPU may be unknown.
         ([9000], [None], None),
-        ([9000, 9000], [None, 6144], Verdict("under", 46, 6144)),
+        ([9000, 9000], [None, 6144], DeclarationAccuracy("under", 46, 6144)),
     ],
 )
 @pytest.mark.parametrize("completed", [True, False])
 def test_judges_a_share_for_overuse_only(
-    peaks: list[int | None], budgets: list[int | None], completed: bool, verdict: Verdict | None
+    peaks: list[int | None], budgets: list[int | None], completed: bool, verdict: DeclarationAccuracy | None
 ) -> None:
-    assert judge(peaks, budgets, 0.10, completed=completed, by_share=True) == verdict
+    assert judge_declaration(peaks, budgets, 0.10, completed=completed, by_share=True) == verdict
 
 
 @given(
@@ -73,7 +73,7 @@ def test_judges_a_share_for_overuse_only(
 def test_returns_one_verdict_with_the_sign_of_the_deviation(
     peaks: list[int], declared: int, tolerance: float
 ) -> None:
-    verdict = judge(peaks, [declared] * len(peaks), tolerance, completed=True)
+    verdict = judge_declaration(peaks, [declared] * len(peaks), tolerance, completed=True)
     assert verdict is not None
     above = max(peaks) > declared * (1 + tolerance)
     below = max(peaks) < declared * (1 - tolerance)

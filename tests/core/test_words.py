@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.words import comment_at, quotes_closed, split_words
+from gpu_scheduler.core.words import find_comment, quotes_closed, split_words
 
 HARD = st.text(alphabet="ab ,'\"\\#$;\t", max_size=14)
 
@@ -46,7 +46,7 @@ def test_nothing_is_expanded() -> None:
     ],
 )
 def test_finds_comments(text: str, at: int | None) -> None:
-    assert comment_at(text) == at
+    assert find_comment(text) == at
 
 
 def test_reports_unclosed_quotes() -> None:

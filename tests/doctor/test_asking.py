@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.asking import MOST, ask
+from gpu_scheduler.asking import MAX_OUTPUT_BYTES, run_program
 from tests.waiting import wait_for
 
 
@@ -23,14 +23,14 @@ from tests.waiting import wait_for
     ],
 )
 def test_returns_output_and_exit_code(script: str, code: int, text: str) -> None:
-    result = ask(["sh", "-c", script])
-    assert (result.code, result.text, result.good) == (code, text, code == 0)
+    result = run_program(["sh", "-c", script])
+    assert (result.exit_code, result.output, result.succeeded) == (code, text, code == 0)
 
 
 def test_reports_a_missing_program() -> None:
-    result = ask(["./none-such"])
-    assert result.code is None
-    assert "cannot be started: No such file" in result.why()
+    result = run_program(["./none-such"])
+    assert result.exit_code is None
+    assert "cannot be started: No such file" in result.failure_reason()
 
 
 @pytest.mark.parametrize(
@@ -38,27 +38,27 @@ def test_reports_a_missing_program() -> None:
 )
 def test_kills_a_hanging_program_with_its_children(tmp_path: Path, script: str) -> None:
     began = time.monotonic()
-    result = ask(["sh", "-c", f"echo $$ > {tmp_path}/pid; {script}"], timeout_s=0.4)
+    result = run_program(["sh", "-c", f"echo $$ > {tmp_path}/pid; {script}"], timeout_s=0.4)
     assert time.monotonic() - began < 50  # not the 100 s that the program would last
-    assert result.code is None
-    assert "did not answer within 0.4 s" in result.why()
+    assert result.exit_code is None
+    assert "did not answer within 0.4 s" in result.failure_reason()
     group = int((tmp_path / "pid").read_text())
     wait_for(lambda: not _members(group), "the end of the whole group")
 
 
 def test_does_not_wait_for_a_child_that_keeps_the_output_open(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    result = ask(
+    result = run_program(
         ["sh", "-c", f"setsid sh -c 'until [ -e {go} ]; do sleep 0.02; done' & echo done"], timeout_s=60
     )
     go.touch()  # the child lasts until here
-    assert (result.code, result.text) == (0, "done\n")
+    assert (result.exit_code, result.output) == (0, "done\n")
 
 
 def test_cuts_a_flood_of_output() -> None:
-    result = ask(["yes"], timeout_s=30)
-    assert result.code is None
-    assert MOST <= len(result.text) < 2 * MOST
+    result = run_program(["yes"], timeout_s=30)
+    assert result.exit_code is None
+    assert MAX_OUTPUT_BYTES <= len(result.output) < 2 * MAX_OUTPUT_BYTES
 
 
 def _members(group: int) -> list[str]:

@@ -19,5 +19,5 @@ from gpu_scheduler.doctor import gpus
     ],
 )
 def test_grades_one_gpu(sample: GpuSample, grade: str, says: str) -> None:
-    found = gpus._one(sample)
-    assert (found.check, found.grade, found.says) == ("GPU 3", grade, says)
+    found = gpus._gpu(sample)
+    assert (found.check, found.grade, found.message) == ("GPU 3", grade, says)

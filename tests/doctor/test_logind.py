@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.doctor import logind
-from gpu_scheduler.doctor.logind import Logind, judge
+from gpu_scheduler.doctor.logind import LogindSettings, check
 
 LINGER = "sudo loginctl enable-linger ann"
 RUN = "systemd-run --user --scope"
@@ -18,32 +18,32 @@ RUN = "systemd-run --user --scope"
     ("found", "grades", "parts"),
     [
         (None, ["ok"], []),
-        (Logind(False, False, False, scope="session"), ["ok", "ok"], []),
-        (Logind(True, False, False, scope="session"), ["warn", "ok"], [LINGER, RUN, "are killed"]),
+        (LogindSettings(False, False, False, scope="session"), ["ok", "ok"], []),
+        (LogindSettings(True, False, False, scope="session"), ["warn", "ok"], [LINGER, RUN, "are killed"]),
         # Lingering does not keep the processes in the session's scope.
-        (Logind(True, False, True, scope="session"), ["warn", "ok"], [RUN]),
-        (Logind(True, False, True, scope="manager"), ["ok", "ok"], []),
-        (Logind(True, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
-        (Logind(False, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
-        (Logind(True, False, False, excluded=("root", "ann"), scope="session"), ["ok", "ok"], []),
-        (Logind(True, False, False, only=("bob",), scope="session"), ["ok", "ok"], []),
-        (Logind(True, False, False, only=("ann",), scope="session"), ["warn", "ok"], [LINGER]),
-        (Logind(False, True, False, scope="session"), ["ok", "warn"], [LINGER, "shared memory"]),
-        (Logind(False, None, False, scope="session"), ["ok", "warn"], [LINGER]),
-        (Logind(False, True, True, scope="session"), ["ok", "ok"], []),
-        (Logind(None, False, None, scope=None), ["ok", "ok"], []),
+        (LogindSettings(True, False, True, scope="session"), ["warn", "ok"], [RUN]),
+        (LogindSettings(True, False, True, scope="manager"), ["ok", "ok"], []),
+        (LogindSettings(True, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
+        (LogindSettings(False, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
+        (LogindSettings(True, False, False, kill_excluded_users=("root", "ann"), scope="session"), ["ok", "ok"], []),
+        (LogindSettings(True, False, False, kill_only_users=("bob",), scope="session"), ["ok", "ok"], []),
+        (LogindSettings(True, False, False, kill_only_users=("ann",), scope="session"), ["warn", "ok"], [LINGER]),
+        (LogindSettings(False, True, False, scope="session"), ["ok", "warn"], [LINGER, "shared memory"]),
+        (LogindSettings(False, None, False, scope="session"), ["ok", "warn"], [LINGER]),
+        (LogindSettings(False, True, True, scope="session"), ["ok", "ok"], []),
+        (LogindSettings(None, False, None, scope=None), ["ok", "ok"], []),
     ],
 )
-def test_warns_of_what_a_logout_ends(found: Logind | None, grades: list[str], parts: list[str]) -> None:
-    findings = list(judge(found, "ann", 1000))
+def test_warns_of_what_a_logout_ends(found: LogindSettings | None, grades: list[str], parts: list[str]) -> None:
+    findings = list(check(found, "ann", 1000))
     assert [finding.grade for finding in findings] == grades
-    text = " ".join(f"{one.says} {one.remedy}" for one in findings)
+    text = " ".join(f"{one.message} {one.remedy}" for one in findings)
     assert all(part in text for part in parts), text
     assert all(bool(one.remedy) is (one.grade != "ok") for one in findings)
 
 
 def test_a_system_user_keeps_its_shared_memory() -> None:
-    findings = list(judge(Logind(False, True, False), "svc", 999))
+    findings = list(check(LogindSettings(False, True, False), "svc", 999))
     assert [finding.grade for finding in findings] == ["ok", "ok"]
 
 
@@ -67,21 +67,21 @@ ANSWER = """printf 'b true\\nb false\\nas 1 "root"\\nas 2 "ann" "bob"\\n'"""
 def test_reads_the_settings_from_logind(programs: Path) -> None:
     fake(programs, "busctl", f'[ "$1 $4" = "get-property org.freedesktop.login1.Manager" ] && {ANSWER}')
     fake(programs, "loginctl", '[ "$2" = ann ] && echo Linger=yes')
-    found = logind.read("ann", booted=programs)
+    found = logind.read_settings("ann", booted=programs)
     assert found is not None
-    assert (found.kills, found.removes_ipc, found.lingers) == (True, False, True)
-    assert (found.excluded, found.only) == (("root",), ("ann", "bob"))
+    assert (found.kills_user_processes, found.removes_ipc, found.lingers) == (True, False, True)
+    assert (found.kill_excluded_users, found.kill_only_users) == (("root",), ("ann", "bob"))
 
 
 def test_reads_lingering_from_a_file_for_a_user_unknown_to_logind(programs: Path) -> None:
     fake(programs, "busctl", ANSWER)
     fake(programs, "loginctl", "echo 'User ID 1000 is not logged in or lingering' >&2; exit 1")
-    found = logind.read("ann", booted=programs)
+    found = logind.read_settings("ann", booted=programs)
     assert found is not None
     assert found.lingers is False
     (programs / "linger").mkdir()
     (programs / "linger" / "ann").touch()
-    found = logind.read("ann", booted=programs)
+    found = logind.read_settings("ann", booted=programs)
     assert found is not None
     assert found.lingers is True
 
@@ -95,11 +95,11 @@ def test_reads_the_files_if_logind_does_not_answer(programs: Path, script: str) 
     dropped = programs / "etc" / "logind.conf.d"
     dropped.mkdir(parents=True)
     (dropped / "a.conf").write_text("[Login]\nKillUserProcesses = yes\nKillExcludeUsers=root ann\n")
-    found = logind.read("ann", timeout_s=0.5, booted=programs)
+    found = logind.read_settings("ann", timeout_s=0.5, booted=programs)
     assert found is not None
-    assert (found.kills, found.removes_ipc, found.excluded) == (True, True, ("root", "ann"))
+    assert (found.kills_user_processes, found.removes_ipc, found.kill_excluded_users) == (True, True, ("root", "ann"))
 
 
 def test_finds_no_settings_without_systemd(programs: Path) -> None:
     fake(programs, "busctl", ANSWER)
-    assert logind.read("ann", booted=programs / "none") is None
+    assert logind.read_settings("ann", booted=programs / "none") is None

@@ -56,7 +56,7 @@ def test_checks_the_packages() -> None:
     assert software.packages().grade == "ok"
     missing = software.packages({"none_such": "none-such"})
     assert missing.grade == "bad"
-    assert "none-such" in missing.says
+    assert "none-such" in missing.message
     assert "pip install" in missing.remedy
 
 
@@ -75,20 +75,20 @@ def test_checks_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(tmp_path))
     for name in ("one", "two"):
         (tmp_path / "envs" / name).mkdir(parents=True)
-    (found,) = software.conda(str(CONDA), named=True)
+    (found,) = software.conda(str(CONDA), is_named=True)
     assert found.grade == "ok"
-    assert found.says.endswith("environments: base, one, two")
-    assert [one.grade for one in software.conda(None, named=False)] == ["ok"]
-    assert [one.grade for one in software.conda(str(tmp_path / "none.sh"), named=True)] == ["bad"]
+    assert found.message.endswith("environments: base, one, two")
+    assert [one.grade for one in software.conda(None, is_named=False)] == ["ok"]
+    assert [one.grade for one in software.conda(str(tmp_path / "none.sh"), is_named=True)] == ["bad"]
     (tmp_path / "broken.sh").write_text("conda() { echo 'it is broken' >&2; return 1; }\n")
-    (found,) = software.conda(str(tmp_path / "broken.sh"), named=False)
-    assert (found.grade, "it is broken" in found.says) == ("bad", True)
+    (found,) = software.conda(str(tmp_path / "broken.sh"), is_named=False)
+    assert (found.grade, "it is broken" in found.message) == ("bad", True)
 
 
 def test_checks_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(gpus.probe("auto", "2:80G", None))
     assert [(one.check, one.grade) for one in found] == [("GPU 0", "ok"), ("GPU 1", "ok")]
-    assert "of 81920 MiB" in found[0].says
+    assert "of 81920 MiB" in found[0].message
     assert [one.grade for one in gpus.probe("auto", "2", "1")] == ["warn", "ok", "ok"]
     assert next(gpus.probe("auto", "2", "7")).grade == "bad"
     monkeypatch.setenv("PATH", os.devnull)
@@ -98,7 +98,7 @@ def test_checks_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reports_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpus.PROBE_S <= 5
+    assert gpus.PROBE_TIMEOUT_S <= 5
     monkeypatch.setattr(gpus, "PROBE_S", 0.3)
     monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'fakes'}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_GPUS", str(tmp_path))
@@ -108,11 +108,11 @@ def test_reports_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     finally:
         (tmp_path / "hang").unlink()
     assert found.grade == "bad"
-    assert "within 0.3 s" in found.says
+    assert "within 0.3 s" in found.message
 
 
 def test_checks_the_driver(tmp_path: Path) -> None:
     assert gpus.driver(tmp_path / "none").grade == "warn"
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
     (tmp_path / "version").write_text(text)
-    assert gpus.driver(tmp_path / "version").says == "NVIDIA 550.54.15"
+    assert gpus.driver(tmp_path / "version").message == "NVIDIA 550.54.15"

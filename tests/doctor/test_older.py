@@ -13,8 +13,8 @@ import pytest
 from gpu_scheduler.doctor import older
 from gpu_scheduler.oldsessions import OldSession, old_sessions
 from gpu_scheduler.procfs import Proc
-from gpu_scheduler.store.home import Home
-from tests.fakes.proc import Machine
+from gpu_scheduler.store.home import DataDir
+from tests.fakes.proc import FakeProc
 from tests.waiting import wait_for
 
 SESSION = ("SCREEN", "-dmS", "gpujob_0,1_train_8c1d", "bash", "-c", "python train.py")
@@ -22,30 +22,30 @@ OLDER = '{"gpu_status": [1.0, 0.0], "paused_gpus": []}'
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path / "proc")
-    made.run(30, words=SESSION, start=200)
+def machine(tmp_path: Path) -> FakeProc:
+    made = FakeProc(tmp_path / "proc")
+    made.add_process(30, command_line=SESSION, start=200)
     return made
 
 
-def names(machine: Machine) -> list[str]:
+def names(machine: FakeProc) -> list[str]:
     return [session.name for session in old_sessions(Proc(str(machine.root)))]
 
 
-def test_finds_a_session_whose_process_is_not_ours(machine: Machine) -> None:
-    machine.run(31, parent=30, words=("bash", "-c", "python train.py"))
+def test_finds_a_session_whose_process_is_not_ours(machine: FakeProc) -> None:
+    machine.add_process(31, parent=30, command_line=("bash", "-c", "python train.py"))
     [found] = old_sessions(Proc(str(machine.root)))
-    assert (found.name, found.gpus, found.began) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
+    assert (found.name, found.gpus, found.started_at) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
     assert "GPU 0,1, for " in str(found)
     assert str(found).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it")
 
 
-def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: Machine) -> None:
+def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: FakeProc) -> None:
     assert names(machine) == []  # nothing runs in it
-    machine.run(31, parent=30, words=SESSION)  # has not executed the window's command yet
-    machine.run(32, parent=30, words=("bash",), state="Z")
+    machine.add_process(31, parent=30, command_line=SESSION)  # has not executed the window's command yet
+    machine.add_process(32, parent=30, command_line=("bash",), state="Z")
     assert names(machine) == []
-    machine.run(31, parent=30, words=("python", "start.py"), token="1234")
+    machine.add_process(31, parent=30, command_line=("python", "start.py"), token="1234")
     assert names(machine) == [], "our own"
     bash = ("bash", "-c", "x")
     other = os.getuid() + 1
@@ -56,8 +56,8 @@ def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: Machin
         (70, SESSION, other),
         (80, ("SCREEN",), os.getuid()),
     ):
-        machine.run(pid, words=words, user=user)
-        machine.run(pid + 1, parent=pid, words=bash)
+        machine.add_process(pid, command_line=words, user=user)
+        machine.add_process(pid + 1, parent=pid, command_line=bash)
     assert names(machine) == []
 
 
@@ -69,9 +69,9 @@ def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: Machin
         ("SCREEN", "-c", "rc", "-d", "-m", "-S", "gpujob_3_eval_1"),
     ],
 )
-def test_finds_the_session_name_in_any_option_order(machine: Machine, words: tuple[str, ...]) -> None:
-    machine.run(90, words=words)
-    machine.run(91, parent=90, words=("python",))
+def test_finds_the_session_name_in_any_option_order(machine: FakeProc, words: tuple[str, ...]) -> None:
+    machine.add_process(90, command_line=words)
+    machine.add_process(91, parent=90, command_line=("python",))
     assert names(machine) == ["90.gpujob_3_eval_1"]
 
 
@@ -90,12 +90,12 @@ def session(tmp_path: Path) -> Iterator[str]:
 
 
 def test_doctor_names_a_real_session_and_whether_start_is_refused(session: str, tmp_path: Path) -> None:
-    home = Home.of(str(tmp_path / "state.json"))
+    home = DataDir.of(str(tmp_path / "state.json"))
     finding = older.sessions(home)
-    assert (finding.grade, f".{session}, GPU 0, for " in finding.says) == ("warn", True)
+    assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("warn", True)
     home.state_file.write_text(OLDER)
     finding = older.sessions(home)
-    assert (finding.grade, f".{session}, GPU 0, for " in finding.says) == ("bad", True)
+    assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("bad", True)
     assert "--ignore-old-sessions" in finding.remedy
 
 
@@ -104,4 +104,4 @@ def test_doctor_reports_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return []
 
     monkeypatch.setattr(older, "old_sessions", none)
-    assert older.sessions(Home.of(str(tmp_path / "state.json"))).grade == "ok"
+    assert older.sessions(DataDir.of(str(tmp_path / "state.json"))).grade == "ok"

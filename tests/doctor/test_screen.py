@@ -39,7 +39,7 @@ def test_checks_version_and_set_uid_bit(
     monkeypatch.delenv("SCREENDIR", raising=False)
     finding, places = screen(lambda: None)
     assert (finding.grade, places.grade) == (grade, "ok")
-    assert part in f"{finding.says} {finding.remedy}"
+    assert part in f"{finding.message} {finding.remedy}"
 
 
 def test_warns_if_screen_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_reports_unusable_sockets_as_start_does(tmp_path: Path, monkeypatch: pyt
     fake(tmp_path, monkeypatch, "echo 'Directory /run/screen/S-x must have mode 700.'; exit 1")
     finding = list(screen())[-1]
     assert finding.grade == "bad"
-    assert "must have mode 700" in finding.says
+    assert "must have mode 700" in finding.message
     assert "SCREENDIR" in finding.remedy
 
 
@@ -67,4 +67,4 @@ def test_checks_the_socket_folder(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         folder.chmod(0o700)
         os.chown(folder, 65534, 65534)
-        assert "belongs to uid 65534" in sockets(str(folder)).says
+        assert "belongs to uid 65534" in sockets(str(folder)).message

@@ -8,5 +8,5 @@ from gpu_scheduler.cli import main
 from gpu_scheduler.core import saves
 
 if __name__ == "__main__":
-    saves.CHANGED_S, saves.FEWER_S = 0.5, 4.0
+    saves.CHANGED_DELAY_S, saves.REMOVED_DELAY_S = 0.5, 4.0
     sys.exit(main(sys.argv[1:]))

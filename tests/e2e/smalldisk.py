@@ -31,7 +31,7 @@ class SmallDisk:
         fd = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             for size in (4096, 1):
-                while _written(fd, bytes(size)):
+                while _write(fd, bytes(size)):
                     pass
         finally:
             os.close(fd)
@@ -44,7 +44,7 @@ class SmallDisk:
             os.truncate(self._filler, self._filler.stat().st_size - size)
 
 
-def _written(fd: int, data: bytes) -> bool:
+def _write(fd: int, data: bytes) -> bool:
     try:
         os.write(fd, data)
     except OSError as error:
@@ -55,10 +55,10 @@ def _written(fd: int, data: bytes) -> bool:
 
 
 def _may_mount() -> bool:
-    return os.geteuid() == 0 and _works("unshare", "-m", "true")
+    return os.geteuid() == 0 and _succeeds("unshare", "-m", "true")
 
 
-def _works(*command: str) -> bool:
+def _succeeds(*command: str) -> bool:
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:
@@ -86,7 +86,7 @@ def needs_small_disk(test: Callable[..., None]) -> Callable[..., None]:
         if _may_mount():
             test(request=request, **fixtures)
             return
-        if not _works("unshare", "-Urm", "true"):
+        if not _succeeds("unshare", "-Urm", "true"):
             pytest.skip("cannot mount a file system here, not even in a user namespace")
         again = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

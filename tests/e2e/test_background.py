@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import scheduler_pid
 from tests.e2e.world import CONDA, World, make_conda
 from tests.fakes.conda import plant_hook, plant_variables
@@ -36,14 +36,14 @@ def daemons(world: World) -> Iterator[World]:
 
 def up(world: World) -> int | None:
     """Returns the pid of the scheduler that holds the lock."""
-    return scheduler_pid(Home.of(str(world.folder / world.state)).lock)
+    return scheduler_pid(DataDir.of(str(world.folder / world.state)).lock)
 
 
 def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] env > env; readlink /proc/self/fd/* > fds; echo hello", "[share=0.5] sleep 60")
     world.env |= {"MY_OWN": "kept"}
-    out = world.ok(*START)
+    out = world.run_ok(*START)
     pid = up(world)
     assert pid is not None
     last = out.splitlines()[-1]
@@ -52,7 +52,7 @@ def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     assert os.getsid(pid) == pid
     assert process.terminal() is None
     assert process.cwd() == str(world.folder)
-    world.finished(1)
+    world.wait_finished(1)
     assert "MY_OWN=kept" in (world.folder / "env").read_text().splitlines()
     assert "gpu_scheduler.log" not in (world.folder / "fds").read_text()
     # A second start is refused as usual, on the caller's terminal.
@@ -60,7 +60,7 @@ def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     assert (again.returncode, again.stdout) == (1, "")
     assert f"(pid {pid}); end it with `stop`" in again.stderr
     assert up(world) == pid
-    assert "has ended" in world.ok("stop", "--jobs")
+    assert "has ended" in world.run_ok("stop", "--jobs")
     assert up(world) is None
     log = (world.folder / "gpu_scheduler.log").read_text()
     assert "scheduler up" in log
@@ -81,7 +81,7 @@ def test_jobs_do_not_inherit_the_conda_environment_of_start(daemons: World) -> N
     started = subprocess.run(["bash", "-c", script], cwd=world.folder, env=world.env, capture_output=True,
                              text=True, timeout=60, check=False)  # fmt: skip
     assert started.returncode == 0, started.stderr
-    jobs = world.finished(1, 2)
+    jobs = world.wait_finished(1, 2)
     assert {job["outcome"] for job in jobs.values()} == {"completed"}, jobs
     seen = json.loads((world.folder / "csv").read_text())
     assert (seen["CONDA_DEFAULT_ENV"], seen["CONDA_SHLVL"]) == ("other", "1")
@@ -111,9 +111,9 @@ def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemo
     assert os.read(read, 1) == b""
     os.close(read)
     world.append("[share=0.5] echo after")
-    world.finished(1)
+    world.wait_finished(1)
     assert up(world) is not None
-    world.ok("stop")
+    world.run_ok("stop")
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ def test_ctrl_c_during_startup_ends_the_daemon_too(daemons: World) -> None:
 def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     os.mkfifo(daemons.folder / "gpu_scheduler.log")
     daemons.append("[share=0.5] exit 0")
-    assert "scheduler running in the background" in daemons.ok(*START)
-    daemons.finished(1)
-    daemons.ok("stop")
+    assert "scheduler running in the background" in daemons.run_ok(*START)
+    daemons.wait_finished(1)
+    daemons.run_ok("stop")
 
 
 def test_a_drain_ends_by_itself(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] exit 3")
-    world.ok(*START, "--drain")
+    world.run_ok(*START, "--drain")
     log = world.folder / "gpu_scheduler.log"
     wait_for(lambda: "exit code 3" in log.read_text() and up(world) is None, "the end of the drain")
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -48,16 +48,16 @@ def test_exit_code_of_a_drain(world: World, line: str, code: int) -> None:
         "[hold] true": "left: job 2 is held by its line",
         "bad &": "left: line 2 of jobs.txt is malformed: it ends in `&`: ",
     }
-    assert left.get(line, "drained: ") in world.said()
+    assert left.get(line, "drained: ") in world.output()
 
 
 def test_a_drain_ends_when_jobs_wait_only_for_a_paused_gpu(world: World) -> None:
     world.start()
-    world.ok("pause", "1")
-    world.end()
+    world.run_ok("pause", "1")
+    world.end_scheduler()
     world.append("[share=1 allowed=1] true")
     assert drained(world) == 3
-    assert "GPU 1 paused" in world.said()
+    assert "GPU 1 paused" in world.output()
 
 
 def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: World) -> None:
@@ -68,14 +68,14 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
         "[hold] true",
     )
     world.start("--drain", module="tests.e2e.quick_saves")
-    world.until(lambda jobs: 4 in jobs and jobs[1]["state"] == "running", "job 1 running")
+    world.wait_until(lambda jobs: 4 in jobs and jobs[1]["state"] == "running", "job 1 running")
     lines = world.jobs_file.read_text().splitlines(keepends=True)
     saved = world.folder / "saved"
     saved.write_text(lines[0] + lines[1].replace("20G", "20H") + lines[3])
     saved.replace(world.jobs_file)
     typo = "line 2 of jobs.txt is malformed; waiting until it is corrected"
     gone = r"line removed from jobs.txt; cancelled in \d+ s unless it is restored"
-    world.until(
+    world.wait_until(
         lambda jobs: jobs[2]["reason"] == typo and re.fullmatch(gone, jobs[3]["reason"] or ""),
         "the typo and the line that is gone seen",
     )
@@ -85,18 +85,18 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
-    assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not valid" in world.said()
-    assert "17.5GiB; job 2 waits for line 2; job 4 is held by its line\n" in world.said()
+    assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not valid" in world.output()
+    assert "17.5GiB; job 2 waits for line 2; job 4 is held by its line\n" in world.output()
     assert not (world.folder / "ran").exists()
 
 
 def test_an_interrupted_drain_is_not_a_success(world: World) -> None:
     world.append("[share=1] sleep 60")
     world.start("--drain")
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
-    assert world.end(signal.SIGINT) == 130
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    assert world.end_scheduler(signal.SIGINT) == 130
     world.start("--drain")
-    world.ok("stop")
+    world.run_ok("stop")
     assert world.process is not None
     assert world.process.wait(60) == 1
 
@@ -105,33 +105,33 @@ def test_an_interrupted_drain_is_not_a_success(world: World) -> None:
 def test_a_signal_ends_the_scheduler_but_no_job(world: World, number: int) -> None:
     world.append("[share=1] while [ ! -e go ]; do sleep 0.02; done; echo done >> ran")
     world.start()
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
-    assert world.end(number) == 0
-    assert "job 1 keeps running" in world.said()
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    assert world.end_scheduler(number) == 0
+    assert "job 1 keeps running" in world.output()
     (world.folder / "go").touch()
-    world.wait_text("ran")
+    world.wait_for_lines("ran")
     world.start()
-    assert world.finished()[1]["outcome"] == "completed"
+    assert world.wait_finished()[1]["outcome"] == "completed"
 
 
 def test_nohup_keeps_sighup_ignored(world: World) -> None:
-    with open(world.out, "ab") as out:
+    with open(world.output_file, "ab") as out:
         world.process = subprocess.Popen(
             ["nohup", sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1", "--log-dir", "logs"],
             cwd=world.folder, env=world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
         )  # fmt: skip
-    wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
+    wait_for(lambda: "scheduler up" in world.output(), "scheduler up")
     world.process.send_signal(signal.SIGHUP)
     world.append("[share=1] echo still here >> ran")
-    assert world.wait_text("ran") == ["still here"]
+    assert world.wait_for_lines("ran") == ["still here"]
     assert world.process.poll() is None
 
 
 def test_stop_with_jobs_ends_all_jobs_and_starts_none(world: World) -> None:
     world.append("[share=1 allowed=0] sleep 60", "[share=1 allowed=0] echo second >> ran")
     world.start()
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
-    said = world.ok("stop", "--jobs", "--grace", "2")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    said = world.run_ok("stop", "--jobs", "--grace", "2")
     assert "job 1: cancelled" in said
     assert world.process is not None
     assert world.process.wait(60) == 0
@@ -143,12 +143,12 @@ def test_stop_with_jobs_ends_all_jobs_and_starts_none(world: World) -> None:
 
 def test_an_unanswered_stop_does_not_end_the_next_scheduler(world: World) -> None:
     world.start()
-    world.end()
-    store = Store(Home.of(str(world.folder / world.state)))
-    store.wish("stop", jobs=True)
+    world.end_scheduler()
+    store = Store(DataDir.of(str(world.folder / world.state)))
+    store.add_request("stop", jobs=True)
     store.close()
     world.start()
     world.append("[share=1] echo here >> ran")
-    assert world.wait_text("ran") == ["here"]
+    assert world.wait_for_lines("ran") == ["here"]
     assert world.process is not None
     assert world.process.poll() is None

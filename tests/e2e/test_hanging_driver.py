@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpu_scheduler.core.recovery import UNREADABLE
+from gpu_scheduler.core.recovery import UNREADABLE_PREFIX
 from gpu_scheduler.probes.usage import start_ticks
 from tests import warm
 from tests.e2e.world import World
@@ -19,12 +19,12 @@ def start(world: World) -> Path:
     driver = world.folder / "driver"
     driver.mkdir()
     world.env |= {"PATH": f"{FAKES}:{world.env['PATH']}", "FAKE_GPUS": str(driver), "FAKE_GPU_COUNT": "1"}
-    with open(world.out, "ab") as out:
+    with open(world.output_file, "ab") as out:
         words = ["start", "--gpu-probe", "gputil", "--log-dir", "logs", "--state-file", world.state]
         world.process = warm.Process(
             "tests.e2e.impatient", words, world.folder, world.env, out.fileno(), out.fileno()
         )
-    wait_for(lambda: "scheduler up" in world.said(), "scheduler up")
+    wait_for(lambda: "scheduler up" in world.output(), "scheduler up")
     return driver
 
 
@@ -33,7 +33,7 @@ def test_a_hanging_driver_stops_only_placement_until_it_answers(world: World) ->
     world.jobs_file.touch()
     driver = start(world)
     world.append("read line < go; exit 5")
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     (driver / "hang").touch()
     wait_for((driver / "hanging").exists, "a query that hangs")
     first = int((driver / "hanging").read_text())
@@ -41,21 +41,21 @@ def test_a_hanging_driver_stops_only_placement_until_it_answers(world: World) ->
     def fault() -> str:
         return world.status()["gpus"][0]["fault"] or ""
 
-    wait_for(lambda: fault().startswith(UNREADABLE), "the GPU is reported as unreadable")
+    wait_for(lambda: fault().startswith(UNREADABLE_PREFIX), "the GPU is reported as unreadable")
     world.append("exit 0", "exit 1")
-    world.until(lambda jobs: len(jobs) == 3, "the lines are read all the same")
+    world.wait_until(lambda jobs: len(jobs) == 3, "the lines are read all the same")
     (world.folder / "go").write_text("\n")
-    assert world.finished(1)[1]["exit_code"] == 5
-    world.ok("cancel", "3")
-    jobs = world.finished(3)
+    assert world.wait_finished(1)[1]["exit_code"] == 5
+    world.run_ok("cancel", "3")
+    jobs = world.wait_finished(3)
     assert (jobs[3]["outcome"], jobs[2]["state"]) == ("cancelled", "queued")
-    assert jobs[2]["reason"].startswith(UNREADABLE)
+    assert jobs[2]["reason"].startswith(UNREADABLE_PREFIX)
     wait_for(lambda: start_ticks(first) is None, "the end of the query that was given up")
     assert (driver / "hang").exists()
 
     (driver / "hang").unlink()
-    assert world.finished(2)[2]["outcome"] == "completed"
+    assert world.wait_finished(2)[2]["outcome"] == "completed"
     assert world.status()["gpus"][0]["fault"] is None
-    assert world.said().count(UNREADABLE) == 1
-    assert world.said().count("the GPUs respond again") == 1
-    assert world.end() == 0
+    assert world.output().count(UNREADABLE_PREFIX) == 1
+    assert world.output().count("the GPUs respond again") == 1
+    assert world.end_scheduler() == 0

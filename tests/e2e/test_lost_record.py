@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
@@ -14,13 +14,13 @@ JOB = "[share=1] echo start{0} >> trace; while [ ! -e go ]; do sleep 0.02; done;
 
 def test_lines_of_a_lost_store_run_once(tmp_path: Path) -> None:
     world = World(tmp_path)
-    data_dir = Home.of(str(tmp_path / world.state))
+    data_dir = DataDir.of(str(tmp_path / world.state))
     try:
         world.append(*(JOB.format(number) for number in (1, 2, 3)))
         world.start()
-        world.wait_text("trace", 3)
+        world.wait_for_lines("trace", 3)
         wait_for(lambda: len(list(data_dir.runs.glob("*/*/claim"))) == 3, "three claims")
-        world.end(signal.SIGKILL)
+        world.end_scheduler(signal.SIGKILL)
         for path in data_dir.folder.glob("scheduler.db*"):
             path.unlink()
         world.append("[share=1] echo start4 >> trace; echo end4 >> trace")
@@ -42,13 +42,13 @@ def test_lines_of_a_lost_store_run_once(tmp_path: Path) -> None:
             assert f"the store in {data_dir.folder} was lost" in done.stderr
 
         world.start("--restore")
-        assert world.finished(4)[4]["outcome"] == "completed"
+        assert world.wait_finished(4)[4]["outcome"] == "completed"
         jobs = world.jobs()
         assert [(jobs[number]["state"], jobs[number]["gpus"]) for number in (1, 2, 3)] == [
             ("running", [number - 1]) for number in (1, 2, 3)
         ]
         (tmp_path / "go").touch()
-        assert {job["outcome"] for job in world.finished(1, 2, 3, 4).values()} == {"completed"}
+        assert {job["outcome"] for job in world.wait_finished(1, 2, 3, 4).values()} == {"completed"}
         every = [f"{word}{number}" for word in ("end", "start") for number in (1, 2, 3, 4)]
         assert sorted((tmp_path / "trace").read_text().split()) == every
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.host import Host, write_host
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import CONDA, World, make_conda
@@ -49,7 +49,7 @@ def test_runs_six_lines_of_both_formats(shown: World) -> None:
         "2,show.py,torch,e --llm qwen2.5-3b-inst,2",
         "[gpus=2 priority=3] python3 show.py f --cuda=9",
     )
-    lines = {name: json.loads(shown.wait_text(name)[0]) for name in "abcde"}
+    lines = {name: json.loads(shown.wait_for_lines(name)[0]) for name in "abcde"}
     assert {name: line["CUDA_VISIBLE_DEVICES"] for name, line in lines.items()} == {
         "a": "0", "b": "0", "c": "3", "d": "1", "e": "2",
     }  # fmt: skip
@@ -71,8 +71,8 @@ def test_runs_six_lines_of_both_formats(shown: World) -> None:
     assert "running" in Path(jobs[1]["log"]).read_text()
     assert Path(jobs[1]["log"]).name.startswith("job_1_")
     (shown.folder / "go").touch()
-    assert {job["outcome"] for job in shown.finished().values()} == {"completed"}
-    two = json.loads(shown.wait_text("f")[0])
+    assert {job["outcome"] for job in shown.wait_finished().values()} == {"completed"}
+    two = json.loads(shown.wait_for_lines("f")[0])
     assert two["argv"] == [f"--cuda={two['CUDA_VISIBLE_DEVICES']}"]
     assert len(two["CUDA_VISIBLE_DEVICES"].split(",")) == 2
     assert all(len((shown.folder / name).read_text().splitlines()) == 1 for name in "abcdef")
@@ -90,9 +90,9 @@ def test_arguments_reach_the_script_unchanged(shown: World) -> None:
     )
     shown.start("--drain")
     assert shown.process is not None
-    assert shown.process.wait(60) == 0, shown.said()
+    assert shown.process.wait(60) == 0, shown.output()
     args = {
-        name: [json.loads(line) for line in shown.wait_text(name)] for name in ("one", "two", "three", "four")
+        name: [json.loads(line) for line in shown.wait_for_lines(name)] for name in ("one", "two", "three", "four")
     }
     assert args["one"][0]["argv"][:4] == ["--layers", "1,2,3", "--note", "a b"]
     assert sorted(line["argv"][1] for line in args["two"]) == ["1", "2"]
@@ -104,24 +104,24 @@ def test_arguments_reach_the_script_unchanged(shown: World) -> None:
 
 def test_every_kind_of_pause_takes_effect_and_none_is_overwritten(world: World) -> None:
     world.start()
-    assert "0" in world.ok("pause", "0")
+    assert "0" in world.run_ok("pause", "0")
     world.append("[share=1 allowed=0] echo x >> ran")
-    world.until(
+    world.wait_until(
         lambda jobs: 1 in jobs and "GPU 0 paused" in (jobs[1]["reason"] or ""), "job 1 waits for GPU 0"
     )
     state = world.folder / world.state
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [0], "state file")
     state.write_text(json.dumps({**json.loads(state.read_text()), "paused_gpus": [1, 3]}))
-    world.wait_text("ran")  # the edit resumes GPU 0, so the job starts
+    world.wait_for_lines("ran")  # the edit resumes GPU 0, so the job starts
     wait_for(
         lambda: [g["state"] for g in world.status()["gpus"]] == ["available", "paused", "available", "paused"]
     )
-    world.end()
-    assert "effect" in world.ok("pause", "2")
+    world.end_scheduler()
+    assert "effect" in world.run_ok("pause", "2")
     world.start()
     wait_for(lambda: [g["state"] for g in world.status()["gpus"]].count("paused") == 3, "three paused")
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [1, 2, 3], "state file")
-    world.ok("resume", "all")
+    world.run_ok("resume", "all")
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [], "state file")
 
 
@@ -136,8 +136,8 @@ def test_a_restarted_scheduler_finds_results_from_while_it_was_down(
           for n, code in (("zero", 0), ("seven", 7), ("third", 3), ("fourth", 0))),
         *(f"[share=1] echo queued{n} >> ran" for n in range(3)),
     )  # fmt: skip
-    world.wait_text("ran", 4)
-    world.until(
+    world.wait_for_lines("ran", 4)
+    world.wait_until(
         lambda jobs: [jobs.get(i, {}).get("state") for i in range(1, 5)] == ["running"] * 4, "four running"
     )
     assert world.process is not None
@@ -145,46 +145,46 @@ def test_a_restarted_scheduler_finds_results_from_while_it_was_down(
     world.process.wait()
     for name in ("zero", "seven"):
         (world.folder / f"go-{name}").touch()
-    home = Home.of(str(world.folder / world.state))
+    home = DataDir.of(str(world.folder / world.state))
     wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
     before = world.jobs()
     assert before[1]["state"] == "finished"  # read from its folder, not in the store yet
     world.start(*mode)
-    jobs = world.finished(1, 2, 5, 6, 7)
+    jobs = world.wait_finished(1, 2, 5, 6, 7)
     assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]
     assert [jobs[i]["state"] for i in (3, 4)] == ["running", "running"]
     assert sorted((world.folder / "ran").read_text().split()) == sorted(
         ["zero", "seven", "third", "fourth", "queued0", "queued1", "queued2"]
     )
-    assert world.end() == 0
-    assert "keeps running" in world.said()
+    assert world.end_scheduler() == 0
+    assert "keeps running" in world.output()
     # Without a scheduler `cancel` ends a running job, and the next scheduler records it.
-    assert "cancel" in world.ok("cancel", "3")
+    assert "cancel" in world.run_ok("cancel", "3")
     wait_for(lambda: len(list(home.runs.glob("3/*/result"))) == 1, "the cancelled job's result")
     world.start(*mode)
-    assert world.finished(3)[3]["outcome"] == "cancelled"
+    assert world.wait_finished(3)[3]["outcome"] == "cancelled"
     (world.folder / "go-fourth").touch()
-    assert world.finished(4)[4]["outcome"] == "completed"
+    assert world.wait_finished(4)[4]["outcome"] == "completed"
 
 
 def test_a_shutdown_interrupts_jobs_in_either_signal_order(world: World) -> None:
     world.start()
     world.append(*(f"[share=0.5] echo $PPID $$ >> pids{n}; exec sleep 60" for n in (1, 2)))
     for n, order in ((1, (0, 1)), (2, (1, 0))):
-        pids = [int(pid) for pid in world.wait_text(f"pids{n}")[0].split()]
+        pids = [int(pid) for pid in world.wait_for_lines(f"pids{n}")[0].split()]
         os.kill(pids[order[0]], signal.SIGTERM)
         with contextlib.suppress(ProcessLookupError):  # the runner passes it on and may be faster
             os.kill(pids[order[1]], signal.SIGTERM)
-    world.until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
+    world.wait_until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
     assert all(
         jobs[i]["reason"].startswith("the machine was shut down or its login session ended") for i in (1, 2)
     )
     assert "`retry 1`" in jobs[1]["reason"]
-    world.ok("retry", "1")
-    world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running again")
-    world.ok("cancel", "--all", "--grace", "1")
-    assert {job["outcome"] for job in world.finished().values()} == {"cancelled"}
+    world.run_ok("retry", "1")
+    world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running again")
+    world.run_ok("cancel", "--all", "--grace", "1")
+    assert {job["outcome"] for job in world.wait_finished().values()} == {"cancelled"}
 
 
 def test_two_schedulers_in_one_folder_do_not_interfere(world: World, tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_two_schedulers_in_one_folder_do_not_interfere(world: World, tmp_path: P
         other.jobs_file = tmp_path / "other.txt"
         world.append("echo one >> ran; sleep 60")
         other.append("echo two >> ran; sleep 60")
-        world.wait_text("ran", 2)
-        world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running")
-        world.ok("cancel", "1", "--grace", "1")
-        assert world.finished(1)[1]["outcome"] == "cancelled"
+        world.wait_for_lines("ran", 2)
+        world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "running")
+        world.run_ok("cancel", "1", "--grace", "1")
+        assert world.wait_finished(1)[1]["outcome"] == "cancelled"
         assert other.jobs()[1]["state"] == "running"
         assert f"pid {other.process.pid}" in other.cli("start", "--simulate", "1").stderr  # type: ignore[union-attr]
     finally:
@@ -210,16 +210,16 @@ def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
 
     world.start()
     world.append("[share=1] echo old >> ran; sleep 60")
-    world.wait_text("ran")
-    store = Store(Home.of(str(world.folder / world.state)))
-    token = store.unsettled()[0]["token"]
+    world.wait_for_lines("ran")
+    store = Store(DataDir.of(str(world.folder / world.state)))
+    token = store.active_attempts()[0]["token"]
     store.close()
-    world.end()
+    world.end_scheduler()
     (world.folder / world.state).unlink()
     shutil.rmtree(world.folder / "gpu_scheduler_state.d")
     world.jobs_file.write_text("[share=1] echo new >> ran\n")
     world.start()
-    jobs = world.finished()
+    jobs = world.wait_finished()
     assert {i: job["outcome"] for i, job in jobs.items()} == {1: "completed"}
     assert (world.folder / "ran").read_text().split() == ["old", "new"]
     from gpu_scheduler.runner.protocol import sweep
@@ -239,23 +239,23 @@ def test_ends_when_its_data_directory_is_removed(world: World) -> None:
     wait_for(is_removed, "the end of the folder")
     assert world.process is not None
     assert world.process.wait(60) == 1
-    assert "removed or replaced" in world.said()
+    assert "removed or replaced" in world.output()
 
 
 def test_starts_nothing_after_another_host_takes_over_the_data_directory(world: World) -> None:
-    home = Home.of(str(world.folder / world.state))
+    home = DataDir.of(str(world.folder / world.state))
     world.start("--state-interval", "0.5")
     world.append("[share=0.5] while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran")
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
-    home.host.unlink()
-    wait_for(home.host.exists, "the scheduler's own name, once more")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
+    home.host_file.unlink()
+    wait_for(home.host_file.exists, "the scheduler's own name, once more")
     wait_for(lambda: '"running": 1' in home.state_file.read_text(), "the state file with job 1")
-    write_host(home.host, Host("gpu-other", "0" * 32))
+    write_host(home.host_file, Host("gpu-other", "0" * 32))
     home.state_file.write_text("{}")  # as the other host wrote it
     assert world.process is not None
     assert world.process.wait(60) == 1
-    assert "belongs to host gpu-other" in world.said()
-    assert "no more jobs are started; running jobs continue" in world.said()
+    assert "belongs to host gpu-other" in world.output()
+    assert "no more jobs are started; running jobs continue" in world.output()
     assert home.state_file.read_text() == "{}"
     world.append("[share=0.5] echo never >> ran")
     (world.folder / "go").touch()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core.gpu import LOAD_SAMPLES
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests import warm
 from tests.e2e.world import World
@@ -51,7 +51,7 @@ def drained(world: World, *words: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def somebody(world: World, vram: int, load: int, gpu: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a foreign process on one of the GPUs."""
-    folder = Home.of(str(world.folder / world.state)).simulation
+    folder = DataDir.of(str(world.folder / world.state)).simulation
     with subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler.simjob", "--vram", str(vram), "--load", str(load),
          "--hold", "600", "--gpus", str(gpu)],
@@ -77,7 +77,7 @@ def loaded(world: World, percent: float) -> None:
     """Waits until the mean load of GPU 0, over the samples that count, has this value."""
 
     def is_loaded() -> bool:
-        store = Store(Home.of(str(world.folder / world.state)))
+        store = Store(DataDir.of(str(world.folder / world.state)))
         loads = json.loads(store.gpus()[0]["loads"])[-LOAD_SAMPLES:]
         store.close()
         return bool(loads == [percent] * LOAD_SAMPLES)
@@ -126,27 +126,27 @@ def test_the_complete_memory_example(world: World) -> None:
 def test_a_job_above_its_declaration_is_reported_and_allocated_its_peak(world: World) -> None:
     world.append(f"[vram=8G] {SIMJOB} --vram 14000 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
-    wait_for(lambda: "EXCEEDS" in world.said(), "the warning")
+    wait_for(lambda: "EXCEEDS" in world.output(), "the warning")
     assert re.search(
         r"WARNING job 1 EXCEEDS declared VRAM on gpu 0: 14000 MiB used, 8192 MiB declared \(\+71%\);"
         r" neighbors may OOM",
-        world.said(),
+        world.output(),
     )
     # By the declarations it would fit: 8 + 12 GiB and a margin of 0.5 GiB in 24 GiB.
     world.append("[vram=12G] echo fits")
-    world.until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
+    world.wait_until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
     # 24576 - 1.1 x 14000 - 512
     assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 8.5 GiB"
-    world.ok("cancel", "1", "--grace", "0")
-    assert world.finished()[2]["outcome"] == "completed"
-    assert world.said().count("EXCEEDS") == 1
-    assert "under-declared (+71%)" in world.said()
+    world.run_ok("cancel", "1", "--grace", "0")
+    assert world.wait_finished()[2]["outcome"] == "completed"
+    assert world.output().count("EXCEEDS") == 1
+    assert "under-declared (+71%)" in world.output()
 
 
 def test_an_oom_retry_requests_more_memory_and_survives_a_kill(world: World) -> None:
     world.append(f"[vram=17G] {SIMJOB} --vram 17408 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
-    world.until(lambda jobs: jobs.get(1, {"peaks": {}})["peaks"] == {"0": 17408}, "job 1 has its memory")
+    world.wait_until(lambda jobs: jobs.get(1, {"peaks": {}})["peaks"] == {"0": 17408}, "job 1 has its memory")
     world.append(f"[vram=4G retries=3] {SIMJOB} --vram 9000 --ramp 1 --hold 0.5")
 
     def waits_with_more(jobs: dict[int, dict[str, Any]]) -> bool:
@@ -154,16 +154,16 @@ def test_an_oom_retry_requests_more_memory_and_survives_a_kill(world: World) -> 
         waits = two["attempts"] >= 1 and two["state"] == "queued"
         return waits and "GiB of a GPU" in (two["reason"] or "")
 
-    world.until(waits_with_more, "job 2 waits for more memory")
+    world.wait_until(waits_with_more, "job 2 waits for more memory")
     before = world.jobs()[2]["attempts"]
-    wait_for(lambda: len(re.findall("OOM retry", world.said())) == before, "the log messages")
-    assert world.end(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: len(re.findall("OOM retry", world.output())) == before, "the log messages")
+    assert world.end_scheduler(signal.SIGKILL) == -signal.SIGKILL
     world.start("--simulate", "1", "--poll", "0.2")
-    world.until(waits_with_more, "job 2 still waits for more")
-    world.ok("cancel", "1", "--grace", "0")
-    jobs = world.finished()
+    world.wait_until(waits_with_more, "job 2 still waits for more")
+    world.run_ok("cancel", "1", "--grace", "0")
+    jobs = world.wait_finished()
     assert (jobs[2]["outcome"], jobs[2]["attempts"]) == ("completed", before + 1)
-    retries = re.findall(r"OOM retry (\d) of 3 with ([\d.]+) GiB per GPU", world.said())
+    retries = re.findall(r"OOM retry (\d) of 3 with ([\d.]+) GiB per GPU", world.output())
     assert [int(number) for number, _ in retries] == list(range(1, before + 1))
     sizes = [float(size) for _, size in retries]
     assert sizes == sorted(sizes)
@@ -186,9 +186,9 @@ def test_other_failures_use_no_oom_retry(world: World) -> None:
 def test_a_time_limit_holds_while_no_scheduler_is_up(world: World) -> None:
     world.append("[vram=1G timeout=1.5s] sleep 600")
     world.start("--simulate", "1")
-    world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 runs")
-    world.end(signal.SIGKILL)
-    world.until(lambda jobs: jobs[1]["outcome"] == "timed_out", "timed out")
+    world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 runs")
+    world.end_scheduler(signal.SIGKILL)
+    world.wait_until(lambda jobs: jobs[1]["outcome"] == "timed_out", "timed out")
     world.start("--simulate", "1", "--drain")
     assert world.process is not None
     assert world.process.wait(60) == 124
@@ -199,26 +199,26 @@ def test_memory_and_load_of_foreign_processes_limit_placement(world: World) -> N
     with somebody(world, 60, 0):
         seen_on(world, 0, 60)
         world.append("echo whole GPU")
-        assert world.finished(1)[1]["outcome"] == "completed"
+        assert world.wait_finished(1)[1]["outcome"] == "completed"
     with somebody(world, 22200, 0) as one:
         seen_on(world, 0, 22000)
         world.append("echo whole GPU, again", "[share=0.5] echo half")
         told = f"GPU 0 foreign process {one.pid} holds 21.7 GiB"
-        world.until(lambda jobs: told in (jobs.get(3, {}).get("reason") or ""), "job 3 waits")
+        world.wait_until(lambda jobs: told in (jobs.get(3, {}).get("reason") or ""), "job 3 waits")
         assert told in world.jobs()[2]["reason"]
-    world.finished(2, 3)
+    world.wait_finished(2, 3)
     with somebody(world, 1000, 97) as two:
         loaded(world, 97)
         world.append("[share=0.5] echo beside a colleague")
         told = f"foreign process {two.pid}, load 97 %"
-        world.until(lambda jobs: told in (jobs.get(4, {}).get("reason") or ""), "job 4 waits")
-    world.finished(4)
+        world.wait_until(lambda jobs: told in (jobs.get(4, {}).get("reason") or ""), "job 4 waits")
+    world.wait_finished(4)
     world.append(f"[share=0.5] {SIMJOB} --vram 1000 --load 97 --hold 600")
     with somebody(world, 1000, 0):
         seen_on(world, 0, 2000)
         loaded(world, 97)
         world.append("[share=0.5] echo the second half")
-        assert world.finished(6)[6]["outcome"] == "completed"
+        assert world.wait_finished(6)[6]["outcome"] == "completed"
 
 
 def test_learns_needs_from_measured_usage(world: World) -> None:
@@ -227,8 +227,8 @@ def test_learns_needs_from_measured_usage(world: World) -> None:
     world.start("--simulate", "1", "--poll", "0.2", "--learn", "--drain")
     assert world.process is not None
     assert world.process.wait(60) == 0
-    started = re.findall(r"job \d starts on gpu \[0\] \(\d/6 dispatched, (.*?)\)", world.said())
+    started = re.findall(r"job \d starts on gpu \[0\] \(\d/6 dispatched, (.*?)\)", world.output())
     assert started == ["alone", *["learned 5500 MiB/gpu"] * 5]
-    events = [kind for kind in re.findall(r"job \d (starts|finished)", world.said())]
+    events = [kind for kind in re.findall(r"job \d (starts|finished)", world.output())]
     assert events[:2] == ["starts", "finished"]
     assert events[2:6] == ["starts"] * 4  # 4 x 5500 + 512 MiB fit in 24 GiB

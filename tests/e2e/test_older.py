@@ -66,13 +66,13 @@ def test_starts_unchanged_on_a_folder_of_the_older_scheduler(world: World) -> No
     older(world)
     # Jobs of an older scheduler may be running on this machine.
     world.start("--conda-sh", str(CONDA), "--ignore-old-sessions")
-    jobs = world.finished(*range(1, 8))
+    jobs = world.wait_finished(*range(1, 8))
     assert {job["outcome"] for job in jobs.values()} == {"completed"}, jobs
     report = world.status()
     assert [gpu["index"] for gpu in report["gpus"] if gpu["state"] == "paused"] == [1, 3]
     assert not {gpu for job in jobs.values() for gpu in job["gpus"]} & {1, 3}
     assert report["malformed"] == []
-    assert "a state file of the older scheduler" in world.said()
+    assert "a state file of the older scheduler" in world.output()
 
     lines = {command: (found[0], len(found)) for command, found in told(world).items()}
     assert len(lines) == 7
@@ -95,7 +95,7 @@ def test_starts_unchanged_on_a_folder_of_the_older_scheduler(world: World) -> No
     for one in double:
         assert (one["argv"], one["CUDA_VISIBLE_DEVICES"]) == (["--config", "big.yaml"], "0,2")
 
-    assert world.end() == 0
+    assert world.end_scheduler() == 0
     state = json.loads((world.folder / world.state).read_text())
     assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
     assert state["paused_gpus"] == [1, 3]
@@ -112,7 +112,7 @@ def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: 
     argv = ["screen", "-dmS", name, "bash", "-c", world.jobs_file.read_text()]
     subprocess.run(argv, cwd=world.folder, env=world.env, check=True, timeout=60)
     try:
-        world.wait_text("ran")
+        world.wait_for_lines("ran")
         before = sorted(path.name for path in world.folder.iterdir())
         refused = world.cli("start", "--simulate", "1", "--drain", "--log-dir", "logs")
         assert refused.returncode == 1
@@ -120,21 +120,21 @@ def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: 
         assert re.search(named, refused.stderr)
         assert sorted(path.name for path in world.folder.iterdir()) == before
         world.start("--ignore-old-sessions")
-        assert f".{name}, GPU 0" in world.said()
-        world.wait_text("ran", 2)
-        assert world.end() == 0
+        assert f".{name}, GPU 0" in world.output()
+        world.wait_for_lines("ran", 2)
+        assert world.end_scheduler() == 0
         world.start()  # with its own data directory it only warns
-        assert world.said().count(f".{name}, GPU 0") == 2
+        assert world.output().count(f".{name}, GPU 0") == 2
     finally:
         (world.folder / "end").touch()
-    world.finished(1)
+    world.wait_finished(1)
 
 
 def test_torchrun_with_more_gpus_than_exist_waits_and_shows_why(world: World) -> None:
     (world.folder / "t.py").touch()
     world.append("0,t.py,,torchrun-9gpu", "0,t.py,,torchrun-2gpu,,3")
     world.start()
-    world.until(
+    world.wait_until(
         lambda jobs: len(jobs) == 2 and all(job["infeasible"] for job in jobs.values()), "both infeasible"
     )
     assert [job["reason"] for _, job in sorted(world.jobs().items())] == [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -22,7 +22,7 @@ def test_every_command_refuses_a_store_planted_by_another_user(
     world: World, tmp_path: Path, stranger: int, linked: bool
 ) -> None:
     world.folder.chmod(0o1777)
-    data_dir = Home.of(str(world.folder / world.state))
+    data_dir = DataDir.of(str(world.folder / world.state))
     planted = Store(data_dir, create=True)
     planted.insert_job(JobSpec("command", "x", str(tmp_path), command=f"id -u > {tmp_path}/ran_as"), "test")
     planted.close()
@@ -73,15 +73,15 @@ def test_status_reports_files_that_became_world_writable(world: World) -> None:
         path.chmod(0o666)
     world.jobs_file.write_text("touch planted\n")
     why = "is writable by everyone"
-    wait_for(lambda: f"{world.jobs_file}: {why}" in world.said(), "a message about the jobs file")
-    wait_for(lambda: f"{config}: {why}" in world.said(), "a message about llm_config.json")
-    text, report = world.ok("status"), world.status()
+    wait_for(lambda: f"{world.jobs_file}: {why}" in world.output(), "a message about the jobs file")
+    wait_for(lambda: f"{config}: {why}" in world.output(), "a message about llm_config.json")
+    text, report = world.run_ok("status"), world.status()
     assert f"jobs.txt: {why}; `chmod o-w` it, or `start --tr" in text
     assert [(t["subject"], t["problem"]) for t in report["health_issues"]] == [("llm_config", why)]
     assert [(j["id"], j["state"]) for j in report["jobs"]] == [(1, "held")]
-    assert world.said().count("is writable by its group") == 1
+    assert world.output().count("is writable by its group") == 1
     world.jobs_file.write_text("[hold] touch held\ntouch mended\n")
     world.jobs_file.chmod(0o644)
-    assert world.finished(2)[2]["outcome"] == "completed"
+    assert world.wait_finished(2)[2]["outcome"] == "completed"
     assert not (world.folder / "planted").exists()
-    assert world.end() == 0
+    assert world.end_scheduler() == 0

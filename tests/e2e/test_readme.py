@@ -22,8 +22,8 @@ from gpu_scheduler import config
 from gpu_scheduler.cli import _MODULES
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.cli.start import start_options
-from gpu_scheduler.core.attributes import KNOWN, LATER
-from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
 from gpu_scheduler.core.needs import parse_llm_config
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -92,13 +92,13 @@ class Reader:
         self.folder = self.world.folder = Path(self.ended_in.read_text().strip())
 
     def _start(self, block: str) -> None:
-        with open(self.world.out, "ab") as out:
+        with open(self.world.output_file, "ab") as out:
             at = out.tell()
             self.world.process = subprocess.Popen(
                 ["bash", "-c", f"exec {block.strip()} --log-dir logs"],
                 cwd=self.folder, env=self.world.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
-        wait_for(lambda: UP in self.world.said()[at:], f"{UP!r} after {block}")
+        wait_for(lambda: UP in self.world.output()[at:], f"{UP!r} after {block}")
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def expect(world: World, **wanted: str) -> dict[int, dict[str, Any]]:
         stands = {f"j{job}": about["outcome"] or about["state"] for job, about in jobs.items()}
         return wanted.items() <= stands.items()
 
-    world.until(met, str(wanted))
+    world.wait_until(met, str(wanted))
     return world.jobs()
 
 
@@ -139,7 +139,7 @@ def after_retry(reader: Reader) -> None:
     said = reader.said["python ../scheduler.py retry typo"]
     why = r"job 6 failed, exit code 2: .*invalid int value.*What to do: `retry 6`.*job 6: queued again"
     assert re.search(why, said, re.DOTALL)
-    reader.world.until(
+    reader.world.wait_until(
         lambda jobs: jobs[6]["attempts"] == 2 and jobs[6]["state"] == "finished", "job 6 has run again"
     )
     jobs = expect(reader.world, j1="running", j2="completed", j3="completed", j4="completed", j5="completed")
@@ -153,8 +153,8 @@ def after_sweep(reader: Reader) -> None:
 def after_pause(reader: Reader) -> None:
     said = reader.said["python scheduler.py resume 3"]
     assert re.search("GPU 3: paused.*needs 1 free GPU.*GPU 3 paused.*GPU 3: resumed", said, re.DOTALL)
-    reader.world.until(lambda jobs: jobs[7]["gpus"] == [3], "job 7 is on GPU 3")
-    assert reader.world.end() == 0
+    reader.world.wait_until(lambda jobs: jobs[7]["gpus"] == [3], "job 7 is on GPU 3")
+    assert reader.world.end_scheduler() == 0
 
 
 def after_stop(reader: Reader) -> None:
@@ -166,7 +166,7 @@ def after_stop(reader: Reader) -> None:
     root, reader.folder = reader.folder, reader.folder / "tour"
     reader.type("python ../scheduler.py start --simulate 4 --screen\n")
     expect(reader.world, j1="cancelled")
-    assert reader.world.end() == 0
+    assert reader.world.end_scheduler() == 0
     reader.folder = reader.world.folder = root
 
 
@@ -183,7 +183,7 @@ def after_edit(reader: Reader) -> None:
     reader.type(f"{RUN}start --simulate 4 --screen\n")
     wait_for(lambda: [gpu["index"] for gpu in world.status()["gpus"] if gpu["state"] == "paused"] == [1, 3])
     # The six jobs of the sweep, and the added one.
-    assert [job["outcome"] for job in world.finished().values()] == ["completed"] * 7
+    assert [job["outcome"] for job in world.wait_finished().values()] == ["completed"] * 7
 
 
 def after_reset(reader: Reader) -> None:
@@ -225,7 +225,7 @@ def test_the_jobs_of_the_tour_last_long_enough_to_be_inspected() -> None:
     assert len(lines) == 4
     for line in lines:
         read = parse_line(line, "/", "/")
-        assert isinstance(read, Parsed)
+        assert isinstance(read, ParsedJob)
         # A step takes 0.05 s; an epoch has 12 steps, two prompts are one step.
         parts = (("epochs", 12), ("samples", 1), ("prompts", 0.5))
         steps = max(int(read.spec.option(name) or 0) * each for name, each in parts)
@@ -287,9 +287,9 @@ def attributes(page: str) -> set[str]:
 
 
 def test_documents_exactly_the_implemented_attributes() -> None:
-    known = {re.split("[=:]", word)[0] for word in KNOWN.split()}
+    known = {re.split("[=:]", word)[0] for word in KNOWN_ATTRIBUTES.split()}
     assert known <= attributes(JOBS_FILE)
-    assert [word for word in LATER if f"`{word}`" not in JOBS_FILE] == []
+    assert [word for word in UNSUPPORTED if f"`{word}`" not in JOBS_FILE] == []
     commonest = re.findall(r"^\| `([a-z-]+)", table(README), re.MULTILINE)
     assert len(commonest) == 6
     assert set(commonest) <= known
@@ -305,7 +305,7 @@ def test_documented_lines_are_valid_jobs() -> None:
             read = parse_line(line, "/work", "/home/user", frozenset(range(8)))
             if line.startswith("# "):
                 continue
-            assert isinstance(read, Parsed), f"{line}: {read}"
+            assert isinstance(read, ParsedJob), f"{line}: {read}"
             kinds.append(read.spec.kind)
     assert kinds.count("csv") >= 4
     assert kinds.count("command") >= 4

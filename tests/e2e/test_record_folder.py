@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -32,9 +32,9 @@ def original(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path / "a")
     world.append(JOB.format(tmp_path))
     world.start()
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     wait_for(lambda: trace(tmp_path), "its first word")
-    with closing(Store(Home.of(str(tmp_path / "a" / world.state)))) as store:
+    with closing(Store(DataDir.of(str(tmp_path / "a" / world.state)))) as store:
         # Readers report it as soon as the runner does.
         wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
     yield world
@@ -81,28 +81,28 @@ def test_a_copy_signals_no_process_of_the_original(
 
     copy.append("[share=1] echo $PWD > ../here")
     copy.start("--as-copy")
-    assert copy.finished(2)[2]["outcome"] == "completed"
+    assert copy.wait_finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
     [job] = [job for job in copy.jobs().values() if job["id"] != 2]
     assert (job["state"], job["outcome"]) == ("held", None), "a refused command changes nothing"
     assert f"belongs to {tmp_path}/a/{DATA_DIR}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
-    assert copy.end() == 0
+    assert copy.end_scheduler() == 0
     copy.start()  # a separate store by now
-    assert copy.end() == 0
+    assert copy.end_scheduler() == 0
 
     shutil.copytree(tmp_path / "a", tmp_path / "c")
     third = World(tmp_path / "c")
     third.start("--fresh", "--yes", "--jobs-file", "")
     assert third.jobs() == {}
-    assert third.end() == 0
+    assert third.end_scheduler() == 0
     third.close()
 
     [pid] = trace(tmp_path)
     assert original.jobs()[1]["state"] == "running"
     os.kill(int(pid), 0)
     (tmp_path / "go").touch()
-    assert original.finished(1)[1]["outcome"] == "completed"
+    assert original.wait_finished(1)[1]["outcome"] == "completed"
     assert trace(tmp_path) == [pid, "end"]
 
 
@@ -117,10 +117,10 @@ def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_pat
     )
     (original.folder / DATA_DIR / "lock").unlink(missing_ok=True)
     original.append(f"[share=1] echo second >> {tmp_path}/ran")
-    assert original.finished(2)[2]["outcome"] == "completed"
+    assert original.wait_finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "ran").read_text() == "second\n"
     assert original.status()["scheduler"]["pid"] == pid
-    original.end(signal.SIGKILL)
+    original.end_scheduler(signal.SIGKILL)
     original.start()  # its locks ended with it
     assert original.jobs()[1]["state"] == "running"
     assert len(trace(tmp_path)) == 1
@@ -139,19 +139,19 @@ def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
     original.append(f"[share=1] echo second >> {tmp_path}/ran")
     assert original.process is not None
     assert original.process.wait(60) == 1
-    assert f"{path} was removed or replaced" in original.said()
-    assert "no more jobs are started; running jobs continue" in original.said()
+    assert f"{path} was removed or replaced" in original.output()
+    assert "no more jobs are started; running jobs continue" in original.output()
     assert len(trace(tmp_path)) == 1
     assert not (tmp_path / "ran").exists()
     if name != DATA_DIR:
         return
     # The copy in its place has the claim of job 1 without its lock.
     original.start("--jobs-file", "")
-    wait_for(lambda: "is alive but does not hold the claim" in original.said(), "the anomaly")
+    wait_for(lambda: "is alive but does not hold the claim" in original.output(), "the anomaly")
     job = original.jobs()[1]
     assert job["state"] == "running"
     assert "is alive but does not hold the claim in" in job["warnings"][0]
-    original.end()
+    original.end_scheduler()
     done = original.cli("cancel", "1", "--grace", "0")
     assert (done.returncode, done.stdout.split(":")[1]) == (1, " not ended")
     assert len(trace(tmp_path)) == 1, "no signal came"
@@ -166,28 +166,28 @@ def test_a_renamed_folder_keeps_its_running_job(
     moved = beside()
     moved.append("[share=1] echo $PWD > ../here")
     moved.start()
-    assert moved.finished(2)[2]["outcome"] == "completed"
+    assert moved.wait_finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
-    assert moved.finished(1)[1]["outcome"] == "completed"
+    assert moved.wait_finished(1)[1]["outcome"] == "completed"
     assert trace(tmp_path)[1:] == ["end"]
 
 
 def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
-    assert original.end() == 0
+    assert original.end_scheduler() == 0
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # as `mv` does between file systems
     shutil.rmtree(tmp_path / "a")
     moved = beside()
     moved.start()
-    assert f"moved here from {tmp_path}/a/{DATA_DIR}, which no longer exists" in moved.said()
-    wait_for(lambda: "is alive but does not hold the claim" in moved.said(), "the anomaly")
+    assert f"moved here from {tmp_path}/a/{DATA_DIR}, which no longer exists" in moved.output()
+    wait_for(lambda: "is alive but does not hold the claim" in moved.output(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
     # Its result was removed with its folder, so its end is unknown.
-    moved.until(lambda jobs: jobs[1]["state"] == "held", "job 1 interrupted")
+    moved.wait_until(lambda jobs: jobs[1]["state"] == "held", "job 1 interrupted")
     assert trace(tmp_path)[1:] == ["end"]
     assert list(moved.jobs()) == [1], "its line is the same at the new path"
 
@@ -210,16 +210,16 @@ def test_the_same_folder_at_another_path_is_no_copy(
         done = beside().cli("start", "--simulate", "4")
         assert done.returncode == 1
         assert "a scheduler is already running on" in done.stderr
-        assert original.end() == 0
+        assert original.end_scheduler() == 0
         there = World(tmp_path / "b")
         there.start("--jobs-file", "")
-        assert "moved here" not in there.said()
+        assert "moved here" not in there.output()
         assert there.jobs()[1]["state"] == "running"
         (tmp_path / "go").touch()
-        assert there.finished(1)[1]["outcome"] == "completed"
-        assert there.end() == 0
+        assert there.wait_finished(1)[1]["outcome"] == "completed"
+        assert there.end_scheduler() == 0
         original.start("--jobs-file", "")
-        assert original.end() == 0
+        assert original.end_scheduler() == 0
     finally:
         if bound:
             subprocess.run(["umount", "-l", str(tmp_path / "b")], check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 
@@ -60,22 +60,22 @@ def test_applies_valid_edits_of_llm_config_and_ignores_invalid_ones(world: World
     config.write_text('{"models": {"m": 2}}')
     world.start()
     world.append("[allowed=0] echo --llm m >> ran")
-    world.until(lambda jobs: 1 in jobs and "infeasible" in (jobs[1]["reason"] or ""), "infeasible")
+    world.wait_until(lambda jobs: 1 in jobs and "infeasible" in (jobs[1]["reason"] or ""), "infeasible")
     config.write_text("{")
     world.append("[share=1] echo other")
-    world.finished(2)
+    world.wait_finished(2)
     assert "infeasible" in world.jobs()[1]["reason"]
     config.write_text('{"models": {"m": 0.5}}')
-    world.finished(1)
-    assert "the last valid version stays in force" in world.said()
+    world.wait_finished(1)
+    assert "the last valid version stays in force" in world.output()
 
 
 def test_does_not_use_a_gpu_hidden_by_cuda_visible_devices(world: World) -> None:
     world.env["CUDA_VISIBLE_DEVICES"] = "1,2"
     world.start()
     assert [gpu["index"] for gpu in world.status()["gpus"]] == [1, 2]
-    assert "manages GPU 1, 2 of 4 only" in world.said()
-    world.end()
+    assert "manages GPU 1, 2 of 4 only" in world.output()
+    world.end_scheduler()
     world.env["CUDA_VISIBLE_DEVICES"] = "9"
     done = world.cli("start", "--simulate", "4")
     assert done.returncode == 2
@@ -85,12 +85,12 @@ def test_does_not_use_a_gpu_hidden_by_cuda_visible_devices(world: World) -> None
 def test_retries_a_failed_launch_after_the_wait_and_then_fails(world: World) -> None:
     world.append("0,none.py,,,", "[share=1] echo behind >> ran")
     world.start("--assign-retry-wait", "0.5", "--max-assign-attempts", "3")
-    world.wait_text("ran")
-    job = world.finished(1)[1]
+    world.wait_for_lines("ran")
+    job = world.wait_finished(1)[1]
     assert (job["outcome"], job["exit_code"], job["attempts"]) == ("failed", None, 3)
     assert "none.py does not exist (tried 3 times)" in job["reason"]
-    assert "job 1 finished [NOT STARTED]" in world.said()
-    store = Store(Home.of(str(world.folder / world.state)))
+    assert "job 1 finished [NOT STARTED]" in world.output()
+    store = Store(DataDir.of(str(world.folder / world.state)))
     begun = [row["created_at"] for row in store.attempts(1)]
     store.close()
     # Not only with the next sample of the GPUs, every 5 s.

@@ -83,7 +83,7 @@ def test_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
     (world.folder / "bar.py").write_text(BAR)
     world.start("--screen")
     world.append("0,bar.py,,,")
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
     session = world.jobs()[1]["session"]
     terminal.keys(f"screen -r {session}", "Enter")
     terminal.sees("|###")
@@ -105,7 +105,7 @@ def test_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
     terminal.keys(f"screen -x {session}", "Enter")
     terminal.sees("|###")
     terminal.keys("C-c")
-    job = world.finished(1)[1]
+    job = world.wait_finished(1)[1]
     assert job["outcome"] == "failed"
     assert job["signal"] == signal.SIGINT or job["exit_code"] == 130
 
@@ -114,13 +114,13 @@ def test_killing_screen_affects_no_job(world: World) -> None:
     (world.folder / "bar.py").write_text(BAR)
     world.start("--screen")
     world.append("0,bar.py,,,")
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
     goes_on(world)
     session = world.jobs()[1]["session"]
     os.kill(int(session.split(".")[0]), signal.SIGKILL)
     goes_on(world)
     (world.folder / "go").touch()
-    job = world.finished(1)[1]
+    job = world.wait_finished(1)[1]
     assert (job["outcome"], job["exit_code"]) == ("completed", 0)
     assert "last line" in Path(job["log"]).read_text()
     subprocess.run(["screen", "-wipe", session], stdout=subprocess.DEVNULL, check=False)

@@ -18,7 +18,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 
-class Looker:
+class ScreensCommand:
     """The `screens` command, run in this process with the folder and environment of the world."""
 
     def __init__(self, world: World, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,18 +35,18 @@ class Looker:
         """Returns the sessions that it shows, by job."""
         return {one["job"]: one for one in json.loads(self.text("--json"))["sessions"]}
 
-    def of(self, job: int, what: str) -> Any:
+    def value(self, job: int, what: str) -> Any:
         """Returns one value of one session."""
         return self.sessions()[job][what]
 
 
 @pytest.fixture
-def screens(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Looker:
-    return Looker(world, monkeypatch, capsys)
+def screens(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ScreensCommand:
+    return ScreensCommand(world, monkeypatch, capsys)
 
 
 def test_lists_sessions_with_jobs_and_attach_commands(
-    screens: Looker, tmp_path_factory: pytest.TempPathFactory
+    screens: ScreensCommand, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     world, sockets = screens.world, tmp_path_factory.mktemp("s")
     sockets.chmod(0o700)
@@ -55,7 +55,7 @@ def test_lists_sessions_with_jobs_and_attach_commands(
     world.append("[share=0.5 allowed=2] sleep 60", "[gpus=2 allowed=0-1] sleep 60")
     world.start("--screen")
     wait_for(lambda: len(screens.sessions()) == 2, "both jobs running")
-    wait_for(lambda: {screens.of(job, "state") for job in (1, 2)} == {"detached"}, "both listed")
+    wait_for(lambda: {screens.value(job, "state") for job in (1, 2)} == {"detached"}, "both listed")
     shown = screens.sessions()
     assert [(one["gpus"], one["attached"]) for one in shown.values()] == [([2], False), ([0, 1], False)]
     assert shown[2]["session"].endswith(".gpujob_0,1_sleep_2")
@@ -68,7 +68,7 @@ def test_lists_sessions_with_jobs_and_attach_commands(
     _kill_session(screens, shown[2]["session"])
 
 
-def _attach(screens: Looker, command: str) -> None:
+def _attach(screens: ScreensCommand, command: str) -> None:
     """Attaches with the command shown; the session is then listed as attached."""
     master, terminal = pty.openpty()
     attached = subprocess.Popen(
@@ -77,17 +77,17 @@ def _attach(screens: Looker, command: str) -> None:
     )  # fmt: skip
     os.close(terminal)
     try:
-        wait_for(lambda: screens.of(1, "attached"), "the session attached")
-        assert screens.of(1, "command") == command.replace("-r", "-x")
-        assert screens.of(2, "attached") is False
+        wait_for(lambda: screens.value(1, "attached"), "the session attached")
+        assert screens.value(1, "command") == command.replace("-r", "-x")
+        assert screens.value(2, "attached") is False
     finally:
         attached.kill()
         attached.wait()
         os.close(master)
-    wait_for(lambda: screens.of(1, "attached") is False, "the session detached")
+    wait_for(lambda: screens.value(1, "attached") is False, "the session detached")
 
 
-def _show_from_another_screendir(screens: Looker, sockets: Path, session: str) -> None:
+def _show_from_another_screendir(screens: ScreensCommand, sockets: Path, session: str) -> None:
     with screens.patch.context() as patch:
         patch.delenv("SCREENDIR")
         shown = screens.sessions()[1]
@@ -95,7 +95,7 @@ def _show_from_another_screendir(screens: Looker, sockets: Path, session: str) -
     assert shown["command"] == f"SCREENDIR={sockets} screen -r {session}"
 
 
-def _show_without_screen(screens: Looker) -> None:
+def _show_without_screen(screens: ScreensCommand) -> None:
     with screens.patch.context() as patch:
         patch.setenv("PATH", "/nowhere")
         text, shown = screens.text(), screens.sessions()[1]
@@ -103,35 +103,35 @@ def _show_without_screen(screens: Looker) -> None:
     assert (shown["state"], shown["attached"]) == ("unknown", None)
 
 
-def _close_window(screens: Looker, session: str, sockets: Path) -> None:
+def _close_window(screens: ScreensCommand, session: str, sockets: Path) -> None:
     """Closes the job's window, like Ctrl-A k; the session continues with another window."""
     env = {**screens.world.env, "SCREENDIR": str(sockets)}
     for command in (["screen", "sleep", "60"], ["at", "0", "kill"]):
         subprocess.run(["screen", "-S", session, "-X", *command], env=env, check=True)
-    wait_for(lambda: screens.of(1, "state") == "closed", "the closed window")
+    wait_for(lambda: screens.value(1, "state") == "closed", "the closed window")
     shown = screens.sessions()
     assert (shown[1]["command"], shown[2]["state"]) == (None, "detached")
     assert "window closed, the job continues; `logs 1 -f` follows it" in screens.text()
     warning = "WARNING job 1 continues without its Screen window, which was closed; `logs 1 -f` follows it"
-    wait_for(lambda: warning in screens.world.said(), "the warning")
+    wait_for(lambda: warning in screens.world.output(), "the warning")
     jobs = screens.world.jobs()
     assert [(jobs[n]["state"], jobs[n]["window_closed"]) for n in (1, 2)] == [
         ("running", True), ("running", False)
     ]  # fmt: skip
     subprocess.run(["screen", "-S", session, "-X", "quit"], env=env, check=True)
-    screens.world.end()
-    assert screens.world.said().count("was closed") == 1
-    assert "job 1 keeps running: log " in screens.world.said()
-    assert "job 2 keeps running: `attach 2`" in screens.world.said()
+    screens.world.end_scheduler()
+    assert screens.world.output().count("was closed") == 1
+    assert "job 1 keeps running: log " in screens.world.output()
+    assert "job 2 keeps running: `attach 2`" in screens.world.output()
 
 
-def _kill_session(screens: Looker, session: str) -> None:
+def _kill_session(screens: ScreensCommand, session: str) -> None:
     """Kills the session; `screens` shows this without a scheduler."""
     os.kill(int(session.partition(".")[0]), signal.SIGKILL)
-    wait_for(lambda: screens.of(2, "state") == "closed", "the closed session")
+    wait_for(lambda: screens.value(2, "state") == "closed", "the closed session")
 
 
-def test_shows_that_no_job_has_a_session(screens: Looker) -> None:
+def test_shows_that_no_job_has_a_session(screens: ScreensCommand) -> None:
     screens.world.append("[share=0.5] sleep 60")
     screens.world.start()
     wait_for(lambda: "1 running job" in screens.text(), "the job running")

@@ -45,7 +45,7 @@ def _printed(*words: str) -> str:
 def _read_by_people(world: World) -> dict[str, str]:
     """Returns the output of all commands, and every file of the scheduler except the database."""
     own = "[job 3] "  # the output of a job is its own
-    found = {"start": "\n".join(line for line in world.said().split("\n") if not line.startswith(own))}
+    found = {"start": "\n".join(line for line in world.output().split("\n") if not line.startswith(own))}
     for words in (
         ["status", "--all", "-v"], ["lint", str(world.jobs_file)], ["events"], ["screens"], ["calibrate"],
         *([command, str(job)] for job in (1, 2, 3, 4) for command in ("show", "why")),
@@ -55,7 +55,7 @@ def _read_by_people(world: World) -> dict[str, str]:
                 *words, *form, "--state-file", str(world.folder / world.state)
             )
     found["why 3 -v"] = _printed("why", "3", "-v", "--state-file", str(world.folder / world.state))
-    found["logs"] = world.ok("logs", "1", "-n", "9") + world.ok("logs", "2", "-n", "9")
+    found["logs"] = world.run_ok("logs", "1", "-n", "9") + world.run_ok("logs", "2", "-n", "9")
     shown = [
         world.folder / world.state,
         world.folder / "gpu_scheduler.log",
@@ -68,12 +68,12 @@ def _read_by_people(world: World) -> dict[str, str]:
 def test_a_secret_reaches_only_the_job(world: World) -> None:
     world.append(*_lines(world))
     world.start()
-    world.finished(1, 2, 3)
+    world.wait_finished(1, 2, 3)
     added = world.cli("add", "--vram", "1G", "--hold", "--", "python", "t.py", f"--client-secret={IN_ADD}")
-    world.until(lambda jobs: jobs.get(5) is not None, "the added line")
+    world.wait_until(lambda jobs: jobs.get(5) is not None, "the added line")
     found = _read_by_people(world)
     found["add"] = added.stdout + added.stderr
-    world.end()
+    world.end_scheduler()
     found["board at the end"] = (world.folder / "logs" / "status.txt").read_text()
     told = {name: [secret for secret in SECRETS if secret in text] for name, text in found.items()}
     assert {name: secrets for name, secrets in told.items() if secrets} == {}

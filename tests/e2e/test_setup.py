@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobline import Parsed, parse_line
-from gpu_scheduler.core.needs import Ask, parse_llm_config, resolve
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
+from gpu_scheduler.core.needs import ResourceSpec, parse_llm_config, resolve
 from gpu_scheduler.probes import usage
 from gpu_scheduler.probes.simulated import SimulatedProbe
 
@@ -172,7 +172,7 @@ def test_examples_use_and_release_simulated_memory(name: str, tmp_path: Path) ->
             "--mode",
             "m",
         ],
-        env={**os.environ, usage.VARIABLE: str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"},
+        env={**os.environ, usage.FOLDER_VARIABLE: str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"},
         stdout=subprocess.PIPE,
         text=True,
     ) as job:
@@ -190,7 +190,7 @@ def test_examples_use_and_release_simulated_memory(name: str, tmp_path: Path) ->
 
 
 def test_examples_only_print_without_a_simulation(tmp_path: Path) -> None:
-    env = {key: value for key, value in os.environ.items() if key != usage.VARIABLE}
+    env = {key: value for key, value in os.environ.items() if key != usage.FOLDER_VARIABLE}
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "eval.py", "--samples", "4", "--step", "0"],
         env=env,
@@ -214,9 +214,9 @@ def test_every_example_line_runs_given_enough_gpus(gpus: int) -> None:
         parsed = parse_line(line, str(ROOT), "/home/somebody", known)
         if parsed is None or (needs is not None and int(needs[1]) > gpus):
             continue
-        assert isinstance(parsed, Parsed), f"{line}: {parsed}"
+        assert isinstance(parsed, ParsedJob), f"{line}: {parsed}"
         allowed = known if parsed.spec.allowed is None else known & set(parsed.spec.allowed)
-        assert resolve(Ask.of(parsed.spec), config).count <= len(allowed), line
+        assert resolve(ResourceSpec.of(parsed.spec), config).count <= len(allowed), line
         if parsed.spec.script is not None:
             assert Path(parsed.spec.script).is_file()
 
@@ -224,7 +224,7 @@ def test_every_example_line_runs_given_enough_gpus(gpus: int) -> None:
 def test_example_shows_every_form_without_duplicates() -> None:
     text = (ROOT / "jobs.txt.example").read_text()
     jobs = [parse_line(line, "/", "/") for line in text.splitlines()]
-    specs = [job.spec for job in jobs if isinstance(job, Parsed)]
+    specs = [job.spec for job in jobs if isinstance(job, ParsedJob)]
     assert {spec.kind for spec in specs} == {"csv", "command"}
     assert len({spec.identity for spec in specs}) == len(specs)
     shown = {re.split("[=:]", word.strip("[]"))[0] for word in text.split()}

@@ -83,28 +83,28 @@ def _removed(group: Path) -> bool:
 def test_a_scheduler_at_its_limits_keeps_running_and_fails_no_job(world: World) -> None:
     world.start("--monitor-interval", "2", "--assign-retry-wait", "0.1")
     world.append("[share=1] echo 1")
-    world.finished(1)
+    world.wait_finished(1)
     assert world.process is not None
     pid = world.process.pid
     with limited([pid], resource.RLIMIT_NOFILE, 3) as allow:
         world.append("[share=1] echo 2")
-        wait_for(lambda: "limit of open files reached" in world.said(), "what is said")
+        wait_for(lambda: "limit of open files reached" in world.output(), "what is said")
         allow()
-        world.finished(2)
+        world.wait_finished(2)
     with without_processes(pid) as allow:
         world.append(*(f"[share=1] echo {n}" for n in range(3, 9)))
-        world.until(
+        world.wait_until(
             lambda jobs: any("process limit reached" in (job["reason"] or "") for job in jobs.values()),
             "the reason",
         )
         allow()
-        jobs = world.finished(*range(1, 9))
+        jobs = world.wait_finished(*range(1, 9))
     assert {(job["outcome"], job["attempts"]) for job in jobs.values()} == {("completed", 1)}
     with limited([pid], resource.RLIMIT_NOFILE, 3):
         world.append("[share=1] echo 9")
-        wait_for(lambda: world.said().count("limit of open files reached") > 1, "what is said")
-        assert world.end() == 0
-    said = world.said()
+        wait_for(lambda: world.output().count("limit of open files reached") > 1, "what is said")
+        assert world.end_scheduler() == 0
+    said = world.output()
     assert said.count("process limit reached") == 1
     assert "scheduler ends (SIGTERM)" in said
     assert "Traceback" not in said

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.storage import ROOM
-from gpu_scheduler.storage import troubles as find
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.storage import REQUIRED_BYTES
+from gpu_scheduler.storage import find_issues as find
+from gpu_scheduler.store.home import DataDir
 from tests.e2e.smalldisk import SmallDisk, mounted, needs_small_disk
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 RECOVERY_S = 15.0
 
 
-class Elsewhere(World):
+class SmallDiskWorld(World):
     """A world whose state file lies in the folder `small`, and whose output lies elsewhere."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,9 +32,9 @@ class Elsewhere(World):
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Elsewhere:
+def small_disk_world(tmp_path: Path) -> SmallDiskWorld:
     """The test mounts its disk, and ends the world before unmounting."""
-    return Elsewhere(tmp_path)
+    return SmallDiskWorld(tmp_path)
 
 
 def waiting_for(path: Path, code: int) -> str:
@@ -42,15 +42,15 @@ def waiting_for(path: Path, code: int) -> str:
     return f"[share=1] echo begun; while [ ! -e {path} ]; do sleep 0.05; done; exit {code}"
 
 
-def works_again(world: World, disk: SmallDisk, *jobs: int) -> None:
+def free_and_wait(world: World, disk: SmallDisk, *jobs: int) -> None:
     """Frees the disk and waits until these jobs have finished, within RECOVERY_S."""
     began = time.monotonic()
     disk.free()
-    world.finished(*jobs, timeout_s=RECOVERY_S)
+    world.wait_finished(*jobs, timeout_s=RECOVERY_S)
     assert time.monotonic() - began < RECOVERY_S
 
 
-def troubles(world: World) -> list[tuple[str, str, bool]]:
+def reported_issues(world: World) -> list[tuple[str, str, bool]]:
     """Returns the health issues in `status`, without their paths."""
     return [(t["subject"], t["problem"], t["blocks_starts"]) for t in world.status()["health_issues"]]
 
@@ -62,40 +62,40 @@ def test_survives_a_full_disk_under_the_logs(
     with mounted(tmp_path / "small", world) as disk:
         world.append(waiting_for(tmp_path / "go", 7))
         world.start("--log-dir", "small/logs")
-        world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
+        world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo second")
         why = f"log folder {disk.path}/logs is on a full disk: free space there"
-        world.until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "job 2 says why it waits")
-        assert troubles(world) == [("log folder", "is on a full disk", True)]
-        assert f"Problem: {why}; no new jobs start until this is resolved" in world.ok("status")
+        world.wait_until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "job 2 says why it waits")
+        assert reported_issues(world) == [("log folder", "is on a full disk", True)]
+        assert f"Problem: {why}; no new jobs start until this is resolved" in world.run_ok("status")
         (tmp_path / "go").touch()
-        assert world.finished(1)[1]["exit_code"] == 7
-        works_again(world, disk, 2)
+        assert world.wait_finished(1)[1]["exit_code"] == 7
+        free_and_wait(world, disk, 2)
         job = world.jobs()[2]
         assert (job["outcome"], job["attempts"]) == ("completed", 1)
         assert "second" in Path(job["log"]).read_text()
-        assert troubles(world) == []
-        assert f"log folder {disk.path}/logs can be used again" in world.said()
+        assert reported_issues(world) == []
+        assert f"log folder {disk.path}/logs can be used again" in world.output()
 
 
 @needs_small_disk
 def test_survives_a_full_disk_under_the_store(
-    request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
+    request: pytest.FixtureRequest, elsewhere: SmallDiskWorld, tmp_path: Path
 ) -> None:
     world = elsewhere
     with mounted(tmp_path / "small", world) as disk:
         world.append(waiting_for(tmp_path / "go", 7))
         world.start()
-        world.until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
+        world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo ran >> ran")
         why = f"store {disk.path}/state.d is on a full disk: free space there"
-        wait_for(lambda: why in world.said(), "the scheduler says it")
+        wait_for(lambda: why in world.output(), "the scheduler says it")
 
         def is_full() -> bool:
             disk.fill()  # also the space that the scheduler has freed
-            return troubles(world) == [("store", "is on a full disk", True)]
+            return reported_issues(world) == [("store", "is on a full disk", True)]
 
         wait_for(is_full, "status says it")
         refused = world.cli("hold", "1")
@@ -106,14 +106,14 @@ def test_survives_a_full_disk_under_the_store(
         wait_for(lambda: list(disk.path.glob("state.d/runs/1/*/result")), "the result of job 1")
         job = world.jobs()[1]
         assert (job["state"], job["outcome"], job["exit_code"]) == ("finished", "failed", 7)
-        works_again(world, disk, 1, 2)
+        free_and_wait(world, disk, 1, 2)
         jobs = world.jobs()
         assert (jobs[1]["exit_code"], jobs[1]["recorded"], jobs[2]["outcome"]) == (7, True, "completed")
         assert (tmp_path / "ran").read_text() == "ran\n"
         assert jobs[2]["attempts"] == 1
-        assert "Traceback" not in world.said()
+        assert "Traceback" not in world.output()
         wait_for(is_full, "it is full again")
-        assert world.end() == 0
+        assert world.end_scheduler() == 0
         disk.fill()
         assert why in world.cli("start", "--simulate", "1").stderr
         disk.free()
@@ -126,17 +126,17 @@ def test_a_disk_with_too_little_space_counts_as_full(
     request: pytest.FixtureRequest, world: World, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "small", world) as disk:
-        home = Home.of(str(disk.path / "state.json"))
+        home = DataDir.of(str(disk.path / "state.json"))
         home.create()
         disk.fill()
-        for left, problems in ((ROOM // 2, ["is on a full disk"]), (4 * ROOM, [])):
+        for left, problems in ((REQUIRED_BYTES // 2, ["is on a full disk"]), (4 * REQUIRED_BYTES, [])):
             disk.free(left)
             assert [trouble.problem for trouble in find(home, None)] == problems
 
 
 @needs_small_disk
 def test_survives_disks_that_fill_at_any_moment(
-    request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
+    request: pytest.FixtureRequest, elsewhere: SmallDiskWorld, tmp_path: Path
 ) -> None:
     world, chance = elsewhere, random.Random(4)
     with mounted(tmp_path / "small", world) as disk:
@@ -149,7 +149,7 @@ def test_survives_disks_that_fill_at_any_moment(
                 disk.fill()
                 time.sleep(chance.uniform(0.0, 0.4))
                 disk.free()
-        jobs = world.finished(*codes, timeout_s=40)
+        jobs = world.wait_finished(*codes, timeout_s=40)
         assert {job: jobs[job]["exit_code"] for job in codes} == codes
         assert sorted(map(int, (tmp_path / "ran").read_text().split())) == sorted(codes)
         assert {jobs[job]["attempts"] for job in codes} == {1}
@@ -157,7 +157,7 @@ def test_survives_disks_that_fill_at_any_moment(
 
 @needs_small_disk
 def test_jobs_run_while_the_state_file_cannot_be_written(
-    request: pytest.FixtureRequest, elsewhere: Elsewhere, tmp_path: Path
+    request: pytest.FixtureRequest, elsewhere: SmallDiskWorld, tmp_path: Path
 ) -> None:
     world, file = elsewhere, tmp_path / "small" / "state.json"
     data = ("--data-dir", str(tmp_path / "data"))
@@ -167,10 +167,10 @@ def test_jobs_run_while_the_state_file_cannot_be_written(
         file.write_text(json.dumps({**json.loads(file.read_text()), "paused_gpus": [3]}))
         disk.fill()
         world.append("[share=1] echo ran >> ran")
-        world.wait_text("ran")
+        world.wait_for_lines("ran")
 
         def seen() -> tuple[list[int], list[str]]:
-            report = json.loads(world.ok("status", "--json", *data))
+            report = json.loads(world.run_ok("status", "--json", *data))
             paused = [gpu["index"] for gpu in report["gpus"] if gpu["state"] == "paused"]
             return paused, [f"{t['subject']} {t['problem']}" for t in report["health_issues"]]
 
@@ -178,8 +178,8 @@ def test_jobs_run_while_the_state_file_cannot_be_written(
         disk.free()
         wait_for(lambda: json.loads(file.read_text())["_scheduler"]["paused_gpus"] == [3], "it is written")
         assert seen() == ([3], [])
-        assert world.said().count(f"{file} cannot be read or written") <= 1
-        assert world.end() == 0
+        assert world.output().count(f"{file} cannot be read or written") <= 1
+        assert world.end_scheduler() == 0
 
 
 def test_recreates_a_vanished_log_folder_and_leaves_an_occupied_one_alone(
@@ -188,19 +188,19 @@ def test_recreates_a_vanished_log_folder_and_leaves_an_occupied_one_alone(
     logs, victim = tmp_path / "logs", tmp_path / "victim"
     world.start()
     world.append("[share=1] echo one")
-    world.finished(1)
+    world.wait_finished(1)
     logs.rename(tmp_path / "gone")
     world.append("[share=1] echo two")
-    assert "two" in Path(world.finished(2)[2]["log"]).read_text()
+    assert "two" in Path(world.wait_finished(2)[2]["log"]).read_text()
     logs.rename(tmp_path / "gone too")
     victim.mkdir()
     logs.symlink_to(victim)
     world.append("[share=1] echo three")
     why = f"log folder {logs} is a link: remove it, or name a folder that you own with --log-dir"
-    world.until(lambda jobs: 3 in jobs and jobs[3]["reason"] == why, "job 3 says why it waits")
-    assert troubles(world) == [("log folder", "is a link", True)]
+    world.wait_until(lambda jobs: 3 in jobs and jobs[3]["reason"] == why, "job 3 says why it waits")
+    assert reported_issues(world) == [("log folder", "is a link", True)]
     logs.unlink()
-    jobs = world.finished(3, timeout_s=RECOVERY_S)
+    jobs = world.wait_finished(3, timeout_s=RECOVERY_S)
     assert (jobs[3]["attempts"], list(victim.iterdir())) == (1, [])
     assert "three" in Path(jobs[3]["log"]).read_text()
 
@@ -211,13 +211,13 @@ def test_reports_a_lost_main_log_on_the_terminal(world: World, tmp_path: Path) -
     log.unlink()
     log.mkdir()
     world.append("[share=1] echo one", "[share=1] echo two")
-    world.finished(1, 2)
-    assert troubles(world) == [("main log", "is not a regular file", False)]
+    world.wait_finished(1, 2)
+    assert reported_issues(world) == [("main log", "is not a regular file", False)]
     log.rmdir()
     world.append("[share=1] echo three")
-    world.finished(3)
+    world.wait_finished(3)
     wait_for(lambda: log.exists() and "job 3 finished [OK]" in log.read_text(), "the main log goes on")
-    said = world.said()
+    said = world.output()
     assert said.count(f"the main log {log} cannot be written: Is a directory") == 1
     assert "Traceback" not in said
 

@@ -29,9 +29,9 @@ def test_keeps_running_with_a_linked_state_file_and_fifos_in_place_of_files(worl
     link.unlink()
     for path in (link, config):
         os.mkfifo(path)
-    wait_for(lambda: f"{config}: is not a regular file" in world.said(), "what is said of llm_config.json")
+    wait_for(lambda: f"{config}: is not a regular file" in world.output(), "what is said of llm_config.json")
     world.append("echo ran > ran")
-    world.finished(1)
-    wait_for(lambda: f"{link} cannot be read or written (is not a regular file)" in world.said(), "the same")
-    assert f"state file {link} is not a regular file: remove it" in world.ok("status")
-    assert world.end() == 0
+    world.wait_finished(1)
+    wait_for(lambda: f"{link} cannot be read or written (is not a regular file)" in world.output(), "the same")
+    assert f"state file {link} is not a regular file: remove it" in world.run_ok("status")
+    assert world.end_scheduler() == 0

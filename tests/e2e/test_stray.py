@@ -16,17 +16,17 @@ def test_reports_a_job_on_a_gpu_outside_its_allocation(world: World) -> None:
         "[share=1 allowed=3] until grep -qs '\"2\"' $GPU_SCHEDULER_SIM/[0-9]*.json; do sleep 0.02; done",
     )
     world.start()
-    world.until(lambda jobs: jobs.get(1, {}).get("warnings"), "the warning")
+    world.wait_until(lambda jobs: jobs.get(1, {}).get("warnings"), "the warning")
     jobs = world.jobs()
     [warning] = jobs[1]["warnings"]
     assert warning.startswith("job 1 was given GPU 0 but uses GPU 2 (process ")
     assert jobs[2]["warnings"] == []
     for command in ("status", "show", "why"):
-        assert warning in world.ok(command, *([] if command == "status" else ["1"]))
-    world.end()
+        assert warning in world.run_ok(command, *([] if command == "status" else ["1"]))
+    world.end_scheduler()
     world.start()
-    world.ok("cancel", "--all", "--grace", "0")
-    world.finished()
-    wait_for(lambda: "job 1 finished [CANCELLED]" in world.said(), "the end of job 1")
-    assert world.said().count("uses GPU 2") == 1
-    assert warning in world.ok("show", "1")
+    world.run_ok("cancel", "--all", "--grace", "0")
+    world.wait_finished()
+    wait_for(lambda: "job 1 finished [CANCELLED]" in world.output(), "the end of job 1")
+    assert world.output().count("uses GPU 2") == 1
+    assert warning in world.run_ok("show", "1")

@@ -13,8 +13,8 @@ from tests.waiting import wait_for
 def test_journal_board_and_events_agree_after_a_kill(world: World) -> None:
     world.append("[share=0.5] echo one", "[share=0.5] sleep 600", "[hold] echo three")
     world.start()
-    world.finished(1)
-    world.until(lambda jobs: jobs[2]["state"] == "running", "job 2 runs")
+    world.wait_finished(1)
+    world.wait_until(lambda jobs: jobs[2]["state"] == "running", "job 2 runs")
     board = world.folder / "logs" / "status.txt"
 
     def shows(*rows: str) -> bool:
@@ -24,19 +24,19 @@ def test_journal_board_and_events_agree_after_a_kill(world: World) -> None:
     # Events on the board are saved as reported; those logged later are logged again after a kill.
     wait_for(lambda: shows(r"▶ job 2  gpu \[0\] ", r"✓ job 1  \[OK\]"), "both jobs on the board")
     assert shows(r"· job 3  held by its line — echo three$")
-    assert world.end(signal.SIGKILL) == -signal.SIGKILL
+    assert world.end_scheduler(signal.SIGKILL) == -signal.SIGKILL
     world.start()
-    world.ok("cancel", "2", "--grace", "0")
-    world.finished(1, 2)
-    world.end()
+    world.run_ok("cancel", "2", "--grace", "0")
+    world.wait_finished(1, 2)
+    world.end_scheduler()
     assert "scheduler stopped" in board.read_text()
     assert shows(r"✗ job 2  \[CANCELLED\] ")
     journal = (world.folder / "logs" / "journal.jsonl").read_text()
-    assert journal == world.ok("events", "--jsonl")
+    assert journal == world.run_ok("events", "--jsonl")
     events = [json.loads(line) for line in journal.splitlines()]
     assert [one["id"] for one in events] == list(range(1, len(events) + 1))
     # A job that ends at once may never be observed running.
     kinds = [one["event"] for one in events if one["job"] == 1 and one["event"] != "running"]
     assert kinds == ["queued", "starting", "finished"]
-    assert len(re.findall(r"job 1 finished \[OK\]", world.said())) == 1
-    assert "job 2 finished [CANCELLED] in " in world.ok("events")
+    assert len(re.findall(r"job 1 finished \[OK\]", world.output())) == 1
+    assert "job 2 finished [CANCELLED] in " in world.run_ok("events")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.database import newest_schema
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.database import newest_schema_version
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import InstanceLock
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -33,12 +33,12 @@ def schema_of(path: Path) -> int:
 
 
 def test_only_a_successful_start_changes_the_schema(world: World) -> None:
-    data_dir = Home.of(str(world.folder / world.state))
+    data_dir = DataDir.of(str(world.folder / world.state))
     data_dir.create()
     with closing(sqlite3.connect(data_dir.database)) as db:
         db.executescript(OLD.read_text())
     before = data_dir.database.read_bytes()
-    schemas = f"the store in {data_dir.folder} has schema 9; this version reads schema {newest_schema()}: "
+    schemas = f"the store in {data_dir.folder} has schema 9; this version reads schema {newest_schema_version()}: "
     for words in (["status"], ["cancel", "1"], ["stop"]):
         done = world.cli(*words)
         assert done.returncode == 1
@@ -54,7 +54,7 @@ def test_only_a_successful_start_changes_the_schema(world: World) -> None:
     assert data_dir.database.read_bytes()[100:] == before[100:]
     world.start()
     assert [job["state"] for job in world.jobs().values()] == ["held"]
-    assert schema_of(data_dir.database) == newest_schema()
+    assert schema_of(data_dir.database) == newest_schema_version()
 
 
 def damage(path: Path, table: str) -> None:
@@ -71,24 +71,24 @@ def damage(path: Path, table: str) -> None:
 
 
 def test_a_damaged_page_ends_the_scheduler_with_a_message_but_no_job(world: World) -> None:
-    data_dir = Home.of(str(world.folder / world.state))
+    data_dir = DataDir.of(str(world.folder / world.state))
     world.start()
     world.append("echo up >> ran; until [ -e go ]; do sleep 0.02; done; echo end >> ran")
-    world.until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
-    world.wait_text("ran")
+    world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
+    world.wait_for_lines("ran")
     damage(data_dir.database, "attempt")
-    data_dir.ring()
+    data_dir.ring_doorbell()
     assert world.process is not None
     assert world.process.wait(30) == 1
     message = f"{data_dir.database} is damaged (database disk image is malformed); running jobs continue\n"
-    assert message in world.said()
-    assert "`start --restore` continues from its newest backup" in world.said()
+    assert message in world.output()
+    assert "`start --restore` continues from its newest backup" in world.output()
     for words in (["status"], ["cancel", "1"], ["why", "1"], ["start", "--simulate", "4"]):
         done = world.cli(*words)
         assert done.returncode == 1, done.stdout
         assert "start --restore" in done.stderr
-        assert "Traceback" not in done.stderr + world.said()
+        assert "Traceback" not in done.stderr + world.output()
     (world.folder / "go").touch()
     wait_for(lambda: list(data_dir.runs.glob("1/*/result")), "the end of the job")
-    assert world.wait_text("ran") == ["up", "end"]
+    assert world.wait_for_lines("ran") == ["up", "end"]
     data_dir.database.unlink()  # no attempt is open, and the database cannot be queried for them

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpu_scheduler.cli import main
 from gpu_scheduler.runner.protocol import sweep
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests import warm
 from tests.fakes.conda import plant
@@ -51,7 +51,7 @@ class World:
             )  # fmt: skip
         return warm.run("gpu_scheduler", words, self.folder, self.env)
 
-    def ok(self, *words: str) -> str:
+    def run_ok(self, *words: str) -> str:
         """Runs a command that must succeed; returns its output."""
         done = self.cli(*words)
         assert done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
@@ -59,28 +59,28 @@ class World:
 
     def start(self, *options: str, module: str = "gpu_scheduler") -> None:
         """Starts a scheduler in the background, on four simulated GPUs, and waits until it is up."""
-        with open(self.out, "ab") as out:
+        with open(self.output_file, "ab") as out:
             at = out.tell()
             words = ["start", "--simulate", "4", "--log-dir", "logs", "--state-file", self.state, *options]
             self.process = warm.Process(module, words, self.folder, self.env, out.fileno(), out.fileno())
 
         def up() -> bool:
             assert self.process is not None
-            assert self.process.poll() is None, self.said()
-            return b"scheduler up" in self.out.read_bytes()[at:]
+            assert self.process.poll() is None, self.output()
+            return b"scheduler up" in self.output_file.read_bytes()[at:]
 
         wait_for(up, "scheduler up")
 
     @property
-    def out(self) -> Path:
+    def output_file(self) -> Path:
         """The file with the output of every `start`."""
         return self.folder / f"{self.state}.out"
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Returns the output of every `start`."""
-        return self.out.read_text()
+        return self.output_file.read_text()
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def end_scheduler(self, number: int = signal.SIGTERM) -> int:
         """Signals the scheduler, waits for its end and returns its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
@@ -105,8 +105,8 @@ class World:
         """Returns the jobs of `status`, by id."""
         return {job["id"]: job for job in self.status()["jobs"]}
 
-    def until(
-        self, met: Callable[[dict[int, dict[str, Any]]], object], what: str, timeout_s: float = 60
+    def wait_until(
+        self, condition: Callable[[dict[int, dict[str, Any]]], object], description: str, timeout_s: float = 60
     ) -> None:
         """Waits until a condition on the jobs holds."""
         jobs: dict[int, dict[str, Any]] = {}
@@ -114,23 +114,23 @@ class World:
         def poll() -> object:
             jobs.clear()
             jobs.update(self.jobs())
-            return met(jobs)
+            return condition(jobs)
 
         try:
-            wait_for(poll, what, timeout_s, every_s=0.05)
+            wait_for(poll, description, timeout_s, every_s=0.05)
         except AssertionError as error:
             raise AssertionError(
-                f"{error}\njobs: {json.dumps(jobs, indent=1)[-3000:]}\n{self.said()[-3000:]}"
+                f"{error}\njobs: {json.dumps(jobs, indent=1)[-3000:]}\n{self.output()[-3000:]}"
             ) from None
 
-    def finished(self, *ids: int, timeout_s: float = 60) -> dict[int, dict[str, Any]]:
+    def wait_finished(self, *ids: int, timeout_s: float = 60) -> dict[int, dict[str, Any]]:
         """Waits until these jobs (none given: all) have finished; returns all jobs."""
 
         def met(jobs: dict[int, dict[str, Any]]) -> bool:
             wanted = ids or tuple(jobs)
             return bool(wanted) and all(i in jobs and jobs[i]["state"] == "finished" for i in wanted)
 
-        self.until(met, f"jobs {ids or 'all'} finished", timeout_s)
+        self.wait_until(met, f"jobs {ids or 'all'} finished", timeout_s)
         return self.jobs()
 
     def close(self) -> None:
@@ -138,14 +138,14 @@ class World:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        home = Home.of(str(self.folder / self.state))
+        home = DataDir.of(str(self.folder / self.state))
         if home.database.exists():
             store = Store(home)
-            for row in store.unsettled():
-                sweep(store.home.attempt(row["job_id"], row["number"], row["token"]), row["token"], 0.0)
+            for row in store.active_attempts():
+                sweep(store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]), row["token"], 0.0)
             store.close()
 
-    def wait_text(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:
+    def wait_for_lines(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:
         """Waits until a file written by a job has `count` lines; returns them."""
         path = self.folder / name
 

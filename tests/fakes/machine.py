@@ -19,7 +19,7 @@ FAKES = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Card:
+class FakeGpu:
     """A GPU as a probe shall see it: MiB, percent.
 
     compute, graphics: processes as (pid, MiB); measured: loads of processes in NVML as (pid, percent, seconds
@@ -39,7 +39,7 @@ class Card:
     measured: tuple[tuple[int, int, float], ...] = ()
 
 
-class Machine:
+class FakeMachine:
     """A machine whose GPUs a test sets. kind: the probe that will read them; other probes find no GPU."""
 
     def __init__(self, kind: ProbeKind, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -58,13 +58,13 @@ class Machine:
         """Returns a new probe of this machine's kind, in this process."""
         return make_probe(self.kind, self.simulate, str(self.folder))
 
-    def plant(self, *cards: Card, **world: Any) -> None:
+    def plant(self, *cards: FakeGpu, **world: Any) -> None:
         """Sets the GPUs, in the order in which the driver lists them."""
         self._plant_nvml(cards, world)
         self._plant_smi(cards)
         self._plant_simulation(cards)
 
-    def _plant_nvml(self, cards: Sequence[Card], world: dict[str, Any]) -> None:
+    def _plant_nvml(self, cards: Sequence[FakeGpu], world: dict[str, Any]) -> None:
         raw = []
         for card in cards:
             errors = dict(card.errors)
@@ -78,12 +78,12 @@ class Machine:
             raw.append(values)
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 
-    def _plant_smi(self, cards: Sequence[Card]) -> None:
+    def _plant_smi(self, cards: Sequence[FakeGpu]) -> None:
         # Reversed, unlike any driver, so that the parser does not rely on the order.
         lines = [_smi_line(i, card) for i, card in enumerate(sorted(cards, key=lambda c: c.bus))]
         (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)))
 
-    def _plant_simulation(self, cards: Sequence[Card]) -> None:
+    def _plant_simulation(self, cards: Sequence[FakeGpu]) -> None:
         if self.kind != "simulated":
             return
         self.simulate = ",".join(f"1:{card.total}M" for card in cards)
@@ -99,10 +99,10 @@ class Machine:
             (self.folder / f"{pid}-{usage.start_ticks(pid)}.json").write_text(text)
 
 
-def _smi_line(index: int, card: Card) -> str:
-    if card.lost:
-        return f"{index}, {card.uuid}, " + ", ".join(["[GPU is lost]"] * 5 + ["Fake"] + ["[GPU is lost]"] * 5)
-    load = "[N/A]" if card.load is None else f"{card.load:.0f}"
-    mode = {None: "[N/A]", 0: "Disabled", 1: "Enabled"}[card.mig]
-    memory = f"{card.total}, {card.used}, {card.total - card.used}"
-    return f"{index}, {card.uuid}, {load}, {memory}, 550.1, Fake, 0, Disabled, Disabled, 40, {mode}"
+def _smi_line(index: int, gpu: FakeGpu) -> str:
+    if gpu.lost:
+        return f"{index}, {gpu.uuid}, " + ", ".join(["[GPU is lost]"] * 5 + ["Fake"] + ["[GPU is lost]"] * 5)
+    load = "[N/A]" if gpu.load is None else f"{gpu.load:.0f}"
+    mode = {None: "[N/A]", 0: "Disabled", 1: "Enabled"}[gpu.mig]
+    memory = f"{gpu.total}, {gpu.used}, {gpu.total - gpu.used}"
+    return f"{index}, {gpu.uuid}, {load}, {memory}, 550.1, Fake, 0, Disabled, Disabled, 40, {mode}"

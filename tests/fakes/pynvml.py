@@ -35,7 +35,7 @@ NVML_ERROR_NO_DATA = 21
 NVML_ERROR_UNKNOWN = 999
 
 #: Messages of the real library (tests/probes/test_nvml.py compares them).
-SAYS = {
+MESSAGES = {
     1: "Uninitialized",
     3: "Not Supported",
     4: "Insufficient Permissions",
@@ -62,7 +62,7 @@ class NVMLError(Exception):
         self.value = value
 
     def __str__(self) -> str:
-        return SAYS.get(self.value, f"NVML Error with code {self.value}")
+        return MESSAGES.get(self.value, f"NVML Error with code {self.value}")
 
 
 def _world() -> Any:
@@ -70,7 +70,7 @@ def _world() -> Any:
         return json.load(file)
 
 
-def _card(call: str, i: int) -> Any:
+def _gpu(call: str, i: int) -> Any:
     card = _world()["cards"][i]
     code = card.get("errors", {}).get(call)
     if code is not None:
@@ -79,7 +79,7 @@ def _card(call: str, i: int) -> Any:
 
 
 def _processes(call: str, i: int) -> list[Any]:
-    card = _card(f"Get{call}RunningProcesses", i)
+    card = _gpu(f"Get{call}RunningProcesses", i)
     return [
         SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib << 20)
         for pid, mib in card.get(call.lower(), [])
@@ -109,29 +109,29 @@ def nvmlDeviceGetCount() -> int:
 
 
 def nvmlDeviceGetHandleByIndex(i: int) -> int:
-    _card("GetHandleByIndex", i)
+    _gpu("GetHandleByIndex", i)
     return i
 
 
 def nvmlDeviceGetUUID(i: int) -> str:
-    return str(_card("GetUUID", i)["uuid"])
+    return str(_gpu("GetUUID", i)["uuid"])
 
 
 def nvmlDeviceGetName(i: int) -> bytes:
-    return str(_card("GetName", i)["name"]).encode()
+    return str(_gpu("GetName", i)["name"]).encode()
 
 
 def nvmlDeviceGetPciInfo(i: int) -> Any:
-    return SimpleNamespace(domain=0, bus=_card("GetPciInfo", i)["bus"], device=0)
+    return SimpleNamespace(domain=0, bus=_gpu("GetPciInfo", i)["bus"], device=0)
 
 
 def nvmlDeviceGetMemoryInfo(i: int, version: int | None = None) -> Any:
-    card = _card("GetMemoryInfo_v2" if version else "GetMemoryInfo", i)
+    card = _gpu("GetMemoryInfo_v2" if version else "GetMemoryInfo", i)
     return SimpleNamespace(total=card["total"] << 20, used=card["used"] << 20)
 
 
 def nvmlDeviceGetUtilizationRates(i: int) -> Any:
-    return SimpleNamespace(gpu=_card("GetUtilizationRates", i)["load"])
+    return SimpleNamespace(gpu=_gpu("GetUtilizationRates", i)["load"])
 
 
 def nvmlDeviceGetComputeRunningProcesses(i: int) -> list[Any]:
@@ -146,7 +146,7 @@ def nvmlDeviceGetProcessUtilization(i: int, last_seen: int) -> list[Any]:
     now = time.time_ns() // 1000
     measured = [
         SimpleNamespace(pid=pid, smUtil=percent, timeStamp=now - int(ago * 1_000_000))
-        for pid, percent, ago in _card("GetProcessUtilization", i).get("measured", [])
+        for pid, percent, ago in _gpu("GetProcessUtilization", i).get("measured", [])
     ]
     newer = [one for one in measured if one.timeStamp > last_seen]
     if not newer:
@@ -155,7 +155,7 @@ def nvmlDeviceGetProcessUtilization(i: int, last_seen: int) -> list[Any]:
 
 
 def nvmlDeviceGetMigMode(i: int) -> list[int]:
-    mode = _card("GetMigMode", i).get("mig")
+    mode = _gpu("GetMigMode", i).get("mig")
     if mode is None:
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
     return mode if isinstance(mode, list) else [mode, mode]

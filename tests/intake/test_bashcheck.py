@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobline import Malformed
-from gpu_scheduler.intake.bashcheck import completes, refusals
-from gpu_scheduler.intake.multiline import with_completions
+from gpu_scheduler.intake.bashcheck import is_complete, find_refusals
+from gpu_scheduler.intake.multiline import find_continuations
 
 PIECES = [
     "echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
@@ -20,8 +20,8 @@ COMMAND = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join
 @settings(deadline=None, max_examples=60)
 @given(st.lists(COMMAND, min_size=2, max_size=6, unique=True))
 def test_batched_checks_match_single_checks(commands: list[str]) -> None:
-    alone = {command for command in commands if refusals([command])}
-    assert set(refusals(commands)) == alone
+    alone = {command for command in commands if find_refusals([command])}
+    assert set(find_refusals(commands)) == alone
 
 
 def test_two_mistakes_do_not_cancel_each_other() -> None:
@@ -32,27 +32,27 @@ def test_two_mistakes_do_not_cancel_each_other() -> None:
         ["a $((1", "2))"],
         ["a[1 x; echo", "echo ] > o"],
     ):
-        together = set(refusals([*pair, "echo fine > o", "echo fine; echo b"]))
-        assert together == {command for command in pair if refusals([command])}
+        together = set(find_refusals([*pair, "echo fine > o", "echo fine; echo b"]))
+        assert together == {command for command in pair if find_refusals([command])}
         assert together
 
 
 @pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
 def test_an_undetected_mistake_hides_no_other(quiet: str) -> None:
-    assert set(refusals([quiet, "do"])) == {"do"}
+    assert set(find_refusals([quiet, "do"])) == {"do"}
 
 
 def test_distinguishes_unfinished_from_wrong_commands() -> None:
-    assert refusals(["for i in 1; do"])["for i in 1; do"].unfinished
-    assert not refusals(["done"])["done"].unfinished
-    assert not refusals(["echo it's"])["echo it's"].unfinished
-    assert completes("for i in 1; do\necho\ndone")
-    assert not completes("for i in 1; do\necho")
+    assert find_refusals(["for i in 1; do"])["for i in 1; do"].unfinished
+    assert not find_refusals(["done"])["done"].unfinished
+    assert not find_refusals(["echo it's"])["echo it's"].unfinished
+    assert is_complete("for i in 1; do\necho\ndone")
+    assert not is_complete("for i in 1; do\necho")
 
 
 def test_a_line_completes_a_command_but_not_its_attributes() -> None:
     open_one = Malformed("bash refuses it", "one whole command", unfinished=True)
     alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
-    assert with_completions(alone, [open_one, None], completes) == {}
+    assert find_continuations(alone, [open_one, None], is_complete) == {}
     whole = ["[share=0.5] for i in 1 2; do", "echo $i; done"]
-    assert list(with_completions(whole, [open_one, None], completes)) == [1]
+    assert list(find_continuations(whole, [open_one, None], is_complete)) == [1]

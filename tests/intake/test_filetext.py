@@ -13,7 +13,7 @@ from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Line, Reading
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.intake import filetext
-from gpu_scheduler.intake.filetext import FileText, TextParser
+from gpu_scheduler.intake.filetext import ParsedText, TextParser
 from gpu_scheduler.intake.jobsfile import JobsFileReader
 
 GPUS = frozenset(range(4))
@@ -24,7 +24,7 @@ def parser() -> TextParser:
     return TextParser("/w", "/home/u", GPUS)
 
 
-def said(lines: tuple[Line, ...]) -> list[tuple[object, ...]]:
+def comparable(lines: tuple[Line, ...]) -> list[tuple[object, ...]]:
     """Returns the lines without the parts that a reading does not keep."""
     return [
         (line.number, line.raw, line.text, line.kind, line.identity, dict(line.attributes), line.problem)
@@ -32,12 +32,12 @@ def said(lines: tuple[Line, ...]) -> list[tuple[object, ...]]:
     ]
 
 
-def anew(content: bytes, previous: Reading) -> FileText:
-    return parser().parse(content, FileText(), previous)
+def parse_fresh(content: bytes, previous: Reading) -> ParsedText:
+    return parser().parse(content, ParsedText(), previous)
 
 
-def bound(lines: tuple[Line, ...]) -> Reading:
-    return tuple(line.bound(n) for n, line in enumerate(lines, 1))
+def with_job_ids(lines: tuple[Line, ...]) -> Reading:
+    return tuple(line.with_job(n) for n, line in enumerate(lines, 1))
 
 
 PIECES = (
@@ -56,7 +56,7 @@ EDITS = st.lists(
 )
 
 
-def edited(lines: list[str], how: str, at: int, put: list[str]) -> list[str]:
+def apply_edit(lines: list[str], how: str, at: int, put: list[str]) -> list[str]:
     at = min(at, len(lines))
     if how == "append":
         return lines + put
@@ -73,32 +73,32 @@ def test_incremental_parsing_matches_a_full_parse(
 ) -> None:
     previous: Reading = ()
     lines, by_parts = start, parser()
-    text = by_parts.parse("".join(f"{line}\n" for line in lines).encode("latin-1"), FileText(), previous)
+    text = by_parts.parse("".join(f"{line}\n" for line in lines).encode("latin-1"), ParsedText(), previous)
     for how, at, put, end in edits:
-        previous = bound(text.lines)
-        lines = edited(lines, how, at, put)
+        previous = with_job_ids(text.lines)
+        lines = apply_edit(lines, how, at, put)
         content = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
-        if text.is_closed and content.startswith(text.content):
+        if text.can_be_extended and content.startswith(text.content):
             before = text
-            text, new = by_parts.append(content, before, previous, None)
+            text, new = by_parts.parse_appended(content, before, previous, None)
             assert text.content == content
             assert text.lines == (*before.lines, *new)
         else:
             text = by_parts.parse(content, text, previous)
-        whole = anew(content, previous)
-        assert said(text.lines) == said(whole.lines)
-        assert (text.count, said(text.mistakes)) == (whole.count, said(whole.mistakes))
+        whole = parse_fresh(content, previous)
+        assert comparable(text.lines) == comparable(whole.lines)
+        assert (text.line_count, comparable(text.malformed)) == (whole.line_count, comparable(whole.malformed))
 
 
 @settings(deadline=None, max_examples=40)
 @given(lines=st.lists(st.sampled_from(PIECES), max_size=40), most=st.integers(1, 5), end=ENDS)
 def test_parsing_in_batches_matches_a_full_parse(lines: list[str], most: int, end: str) -> None:
     content = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
-    text, by_parts = FileText(), parser()
+    text, by_parts = ParsedText(), parser()
     while len(text.content) < len(content):
-        assert text.is_closed
-        text, _ = by_parts.append(content, text, bound(text.lines), most)
-    assert said(text.lines) == said(anew(content, ()).lines)
+        assert text.can_be_extended
+        text, _ = by_parts.parse_appended(content, text, with_job_ids(text.lines), most)
+    assert comparable(text.lines) == comparable(parse_fresh(content, ()).lines)
 
 
 STEPS = st.lists(
@@ -130,25 +130,25 @@ def test_the_reader_matches_a_stateless_decision(
             now += step
         else:
             how, at, put, end = step
-            lines = edited(lines, how, at, put)
+            lines = apply_edit(lines, how, at, put)
             written = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
             since = since if written == content else now
             content = written
             path.write_bytes(content)
         while True:
             poll = reader.poll(previous, jobs, now)
-            seen = saves.Content(anew(content, previous).lines, since)
-            wanted = saves.decide(previous, seen, jobs, now)
-            assert (poll.waits, poll.next_look) == (wanted.waits, wanted.next_look)
+            seen = saves.CurrentLines(parse_fresh(content, previous).lines, since)
+            wanted = saves.decide_accepted(previous, seen, jobs, now)
+            assert (poll.waits, poll.recheck_at) == (wanted.waits, wanted.recheck_at)
             if poll.accepted is None:
                 assert wanted.accepted is None
                 break
             assert wanted.accepted is not None
-            accepted = poll.accepted.whole(previous, dict.fromkeys(poll.accepted.new_identities(), FACT))
+            accepted = poll.accepted.with_previous(previous, dict.fromkeys(poll.accepted.new_identities(), FACT))
             before = previous if accepted.appended else ()
-            assert said(before + accepted.lines) == said(wanted.accepted.lines)
+            assert comparable(before + accepted.lines) == comparable(wanted.accepted.lines)
             assert (*range(len(before)), *accepted.pairs) == wanted.accepted.pairs
-            previous = bound(wanted.accepted.lines)
+            previous = with_job_ids(wanted.accepted.lines)
             jobs = {n: JobFact(n, JobState.QUEUED) for n in range(1, len(previous) + 1)}
         wrong = [line.number for line in previous if line.malformed]
         assert [mistake.number for mistake in poll.malformed] == wrong
@@ -177,7 +177,7 @@ def test_only_changed_lines_are_parsed(tmp_path: Path, parsed: list[str]) -> Non
     poll = reader.poll((), {}, 0.0)
     assert poll.accepted is not None
     assert len(parsed) == 3000
-    reading = bound(poll.accepted.lines)
+    reading = with_job_ids(poll.accepted.lines)
     assert reader.poll(reading, {}, 0.1).accepted is None
 
     def look(number: int) -> list[str]:
@@ -217,7 +217,7 @@ def test_appended_lines_may_belong_to_a_mistake_above_them(
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)
     poll = reader.poll((), {}, 0.0)
     assert poll.accepted is not None
-    reading = bound(poll.accepted.lines)
+    reading = with_job_ids(poll.accepted.lines)
     reader.poll(reading, {}, 1.0)
     path.write_text("\n".join(first + more) + "\n")
     later = [reader.poll(reading, {}, now) for now in (2.0, 20.0)]
@@ -232,7 +232,7 @@ def test_an_unused_poll_result_is_returned_again(tmp_path: Path) -> None:
         poll = reader.poll((), {}, 0.0)
         assert poll.accepted is not None
         assert [line.text for line in poll.accepted.lines] == ["a"]
-        reading = bound(poll.accepted.lines)
+        reading = with_job_ids(poll.accepted.lines)
     path.write_text("a\nb\n")
     for _ in range(2):
         poll = reader.poll(reading, {}, 1.0)
@@ -246,7 +246,7 @@ def test_a_reading_does_not_keep_specs(tmp_path: Path) -> None:
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)
     poll = reader.poll((), {}, 0.0)
     assert poll.accepted is not None
-    reading = bound(poll.accepted.lines)
+    reading = with_job_ids(poll.accepted.lines)
     assert all(line.spec is None for line in reading)
     assert reading[0].attributes is reading[1].attributes
     assert reader.spec_of(reading[1]).command == "b"

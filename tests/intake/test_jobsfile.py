@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.facts import JobFact
 from gpu_scheduler.core.lines import Reading
-from gpu_scheduler.core.reading import NewJob, diff
+from gpu_scheduler.core.reading import NewJob, diff_reading
 from gpu_scheduler.core.states import JobState
-from gpu_scheduler.intake.filelook import FileLook, JobsFile, being_written, look_at_input
+from gpu_scheduler.intake.filelook import FileSnapshot, JobsFile, is_open_for_writing, read_standard_input
 from gpu_scheduler.intake.jobsfile import JobsFileReader, Poll
 
 
-class Watcher:
+class ReaderDriver:
     """A reader with the last reading and a clock that moves only on demand."""
 
     def __init__(self, path: Path, known_gpus: frozenset[int] | None = frozenset(range(4))) -> None:
@@ -42,13 +42,13 @@ class Watcher:
         self.now += later
         poll = self.reader.poll(self.reading, self.facts(), self.now)
         if poll.accepted is not None:
-            result = diff(self.reading, poll.accepted, self.facts(), {})
+            result = diff_reading(self.reading, poll.accepted, self.facts(), {})
             new = {}
             for action in result.actions:
                 if isinstance(action, NewJob):
                     new[action.index] = len(self.jobs) + 1
                     self.jobs[len(self.jobs) + 1] = poll.accepted.lines[action.index].text
-            self.reading = result.bound(new)
+            self.reading = result.to_reading(new)
         return poll
 
     def texts(self) -> list[str]:
@@ -56,10 +56,10 @@ class Watcher:
         return [line.text for line in self.reading if not line.malformed]
 
 
-def watch(tmp_path: Path, content: str | bytes) -> Watcher:
+def watch(tmp_path: Path, content: str | bytes) -> ReaderDriver:
     path = tmp_path / "jobs.txt"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    watcher = Watcher(path)
+    watcher = ReaderDriver(path)
     watcher.poll()
     return watcher
 
@@ -124,10 +124,10 @@ def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(content.encode())
         file.seek(0)
-        assert look_at_input(file.fileno()) == FileLook("present", content.encode())
+        assert read_standard_input(file.fileno()) == FileSnapshot("present", content.encode())
         file.write(b"\0")
         file.seek(0)
-        assert look_at_input(file.fileno()).problem == "is binary: it holds NUL bytes"
+        assert read_standard_input(file.fileno()).problem == "is binary: it holds NUL bytes"
 
 
 def test_reports_escape_control_characters(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_reports_escape_control_characters(tmp_path: Path) -> None:
 
 
 def test_a_file_that_appears_and_disappears(tmp_path: Path) -> None:
-    w = Watcher(tmp_path / "jobs.txt")
+    w = ReaderDriver(tmp_path / "jobs.txt")
     poll = w.poll()
     assert poll.missing
     assert poll.problem == "does not exist"
@@ -214,9 +214,9 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     os.utime(path, (1, 1))
     file = JobsFile(path)
     monkeypatch.setattr(time, "time_ns", lambda: os.stat(path).st_ctime_ns + 10_000_000_000)
-    first = file.look()
+    first = file.read()
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened again"))
-    assert file.look() is first
+    assert file.read() is first
 
 
 def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
@@ -224,22 +224,22 @@ def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
     path.write_text("a\n")
     os.utime(path, ns=(5, 5))
     file = JobsFile(path)
-    assert file.look().lines == (b"a\n",)
+    assert file.read().lines == (b"a\n",)
     path.write_text("b\n")
     os.utime(path, ns=(5, 5))
-    assert file.look().lines == (b"b\n",)
+    assert file.read().lines == (b"b\n",)
 
 
 def test_detects_a_writer(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
-    assert not being_written(path)
+    assert not is_open_for_writing(path)
     with path.open("a"):
-        assert being_written(path)
-    assert not being_written(path)
-    assert not being_written(tmp_path / "none")
+        assert is_open_for_writing(path)
+    assert not is_open_for_writing(path)
+    assert not is_open_for_writing(tmp_path / "none")
     with path.open():
-        assert not being_written(path)
+        assert not is_open_for_writing(path)
 
 
 def test_processes_that_break_the_lease_do_not_kill_the_reader(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_removed_lines_wait_for_the_writer(tmp_path: Path) -> None:
         w.poll()
         poll = w.poll(15)
         assert poll.accepted is None
-        assert poll.next_look == w.now + 1
+        assert poll.recheck_at == w.now + 1
         assert set(poll.waits) == {1, 2}
     w.path.write_text("a\nb\nc\n")
     assert w.poll().waits == {}
@@ -319,7 +319,7 @@ def test_lines_that_complete_an_unfinished_command_are_malformed_too(
 def test_a_known_line_stays_valid_with_fewer_gpus(tmp_path: Path) -> None:
     w = watch(tmp_path, "[allowed=3] a && b\n0,/a.py,,x,3\n")
     assert len(w.jobs) == 2
-    restarted = Watcher(w.path, frozenset({0}))
+    restarted = ReaderDriver(w.path, frozenset({0}))
     restarted.reading, restarted.jobs = w.reading, w.jobs
     poll = restarted.poll(60)
     assert (poll.malformed, poll.waits, poll.accepted) == ((), {}, None)
@@ -331,11 +331,11 @@ def test_a_known_line_stays_valid_with_fewer_gpus(tmp_path: Path) -> None:
 
 def test_a_restart_without_changes_reports_nothing(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nbad,b.py,c\n0,a.py\n")
-    again = Watcher(w.path)
+    again = ReaderDriver(w.path)
     again.reading, again.jobs = w.reading, dict(w.jobs)
     for later in (0, 2, 5, 30):
         poll = again.poll(later)
-        assert (poll.accepted, poll.next_look, poll.waits) == (None, None, {})
+        assert (poll.accepted, poll.recheck_at, poll.waits) == (None, None, {})
         assert len(poll.malformed) == 1
 
 
@@ -373,12 +373,12 @@ def test_reads_twenty_thousand_lines(tmp_path: Path) -> None:
     )
     path = tmp_path / "jobs.txt"
     path.write_text(content)
-    watcher = Watcher(path)
+    watcher = ReaderDriver(path)
     poll = watcher.reader.poll((), {}, 0.0)
     assert poll.accepted is not None
     assert len(poll.accepted.lines) == 2 * half
-    result = diff((), poll.accepted, {}, {})
-    reading = result.bound({i: i + 1 for i in range(2 * half)})
+    result = diff_reading((), poll.accepted, {}, {})
+    reading = result.to_reading({i: i + 1 for i in range(2 * half)})
     jobs = {i + 1: JobFact(i + 1, JobState.QUEUED) for i in range(2 * half)}
     path.write_text(content + "python one_more.py\n")
     poll = watcher.reader.poll(reading, jobs, 1.0)

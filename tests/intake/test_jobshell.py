@@ -21,7 +21,7 @@ def test_finds_programs_on_path_and_files_in_the_folder(tmp_path: Path) -> None:
     shell = job_shell({"PATH": f"/nowhere:{tmp_path}/bin:sub"})
     assert shell is not None
     names = ("tool", "plain", "folder", "train.py", "near", "none")
-    found = [name for name in names if shell.finds(name, str(tmp_path / "work"))]
+    found = [name for name in names if shell.can_find(name, str(tmp_path / "work"))]
     assert found == ["tool", "train.py", "near"]
 
 

@@ -33,8 +33,8 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
     )
     # Shorter timeouts than usual, to keep the tests fast.
-    settle.RUNNER_LATE_S = 1.0
-    return run(options, failpoint, Settings(launch_deadline_s=0.75, launches=12, grace_s=1.0))
+    settle.RUNNER_OVERTIME_S = 1.0
+    return run(options, failpoint, Settings(launch_deadline_s=0.75, max_launches=12, grace_s=1.0))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.now import Now
 
 
-class Hands(Clock):
+class ManualClock(Clock):
     """A clock whose `boot` and `boot_id` the test sets."""
 
     def __init__(self) -> None:

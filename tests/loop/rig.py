@@ -17,8 +17,8 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.launching import Launcher, LaunchOptions
 from gpu_scheduler.loop import Loop
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
 from tests.waiting import wait_for
 
@@ -39,7 +39,7 @@ class Rig:
     ) -> None:
         self.folder = folder
         self.clock = Clock()
-        self.store = Store(Home.of(str(folder / "state.json")), create=True)
+        self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
         self.watch = GpuWatch()
         self.gpus = gpus
         self.executor = executor or DirectExecutor()
@@ -47,7 +47,7 @@ class Rig:
             {"PATH": os.environ["PATH"], "HOME": str(folder)}, 0o022, str(folder / "logs"), conda_sh,
             sessions=sessions, grace_s=settings.grace_s,
         )  # fmt: skip
-        recorder = Recorder(self.store, settings)
+        recorder = StoreWriter(self.store, settings)
         self.loop = Loop(
             self.store,
             self.watch,
@@ -55,18 +55,18 @@ class Rig:
             settings,
             self.clock,
         )
-        self.sample()
+        self.take_sample()
         assert self.watch.snapshot is not None
-        recorder.note_gpus(
+        recorder.record_gpus(
             self.watch.snapshot.gpus, [g.uuid for g in self.watch.snapshot.gpus], self.clock.now()
         )
 
-    def sample(self) -> None:
+    def take_sample(self) -> None:
         """Takes a sample in which all GPUs are idle."""
         samples = tuple(GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(self.gpus))
-        self.watch.take(Snapshot(self.clock.now().boot, samples))
+        self.watch.accept_sample(Snapshot(self.clock.now().boot, samples))
 
-    def add(self, command: str, **values: object) -> int:
+    def add_job(self, command: str, **values: object) -> int:
         """Inserts a job that runs a shell command; returns its id."""
         spec = JobSpec("command", command, str(self.folder), command=command)
         return self.store.insert_job(replace(spec, **values), "test")  # type: ignore[arg-type]
@@ -78,19 +78,19 @@ class Rig:
             facts = self.loop.tick()
             if self.loop.sample_wanted:
                 self.loop.sample_wanted = False
-                self.sample()
+                self.take_sample()
                 continue
             if facts is not None:
                 return facts
 
-    def until(self, met: Callable[[], object], what: str = "", timeout_s: float = 60.0) -> None:
+    def tick_until(self, condition: Callable[[], object], description: str = "", timeout_s: float = 60.0) -> None:
         """Runs rounds until a condition holds."""
 
         def poll() -> object:
             self.tick()
-            return met()
+            return condition()
 
-        wait_for(poll, what, timeout_s)
+        wait_for(poll, description, timeout_s)
 
     def job(self, job_id: int) -> sqlite3.Row:
         """Returns the row of a job."""
@@ -98,24 +98,24 @@ class Rig:
         assert row is not None
         return row
 
-    def ends(self, job_id: int, timeout_s: float = 60.0) -> sqlite3.Row:
+    def tick_until_ended(self, job_id: int, timeout_s: float = 60.0) -> sqlite3.Row:
         """Runs rounds until the job has finished or is held, and its GPUs are released; returns its row."""
 
         def ended() -> object:
             row = self.job(job_id)
-            return row["state"] in ("finished", "held") and not self.store.unsettled()
+            return row["state"] in ("finished", "held") and not self.store.active_attempts()
 
-        self.until(ended, f"end of job {job_id}", timeout_s)
+        self.tick_until(ended, f"end of job {job_id}", timeout_s)
         return self.job(job_id)
 
     def attempt_folder(self, job_id: int) -> Path:
         """Returns the folder of the job's newest attempt."""
         row = self.store.attempts(job_id)[-1]
-        return self.store.home.attempt(job_id, row["number"], row["token"])
+        return self.store.data_dir.attempt_folder(job_id, row["number"], row["token"])
 
-    def runner(self, job_id: int) -> int:
+    def runner_pid(self, job_id: int) -> int:
         """Waits until the job runs; returns the pid of its runner."""
-        self.until(lambda: self.job(job_id)["state"] == "running", f"job {job_id} running")
-        [pid] = [a.sighting.pid for a in self.tick().attempts if a.job_id == job_id and a.outcome is None]
+        self.tick_until(lambda: self.job(job_id)["state"] == "running", f"job {job_id} running")
+        [pid] = [a.status.pid for a in self.tick().attempts if a.job_id == job_id and a.outcome is None]
         assert pid is not None
         return pid

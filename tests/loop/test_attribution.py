@@ -14,17 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_scheduler.attribution import Owners, Ownership, is_alive
+from gpu_scheduler.attribution import ProcessOwners, Ownership, is_alive
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus import GpuWatch
 from gpu_scheduler.procfs import Proc
 from gpu_scheduler.runner.protocol import recorded_command
-from tests.runner.attempt import Attempt, socket_folder
+from tests.runner.attempt import PreparedAttempt, socket_folder
 from tests.waiting import wait_for
 
 OURS, OTHER = 5, 6
-Make = Callable[..., Attempt]
+Make = Callable[..., PreparedAttempt]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
 #: A short torch.distributed.run: a parent and one process for each GPU.
@@ -37,15 +37,15 @@ workers[0].wait()
 """
 
 
-def card(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> GpuSample:
+def gpu_sample(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> GpuSample:
     processes = tuple(GpuProcess(pid, 100, graphics_only) for pid in pids)
     return GpuSample(uuid, 0, "card", 24576, 0, 0.0, processes)
 
 
-def whose(owners: Owners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
+def owner_of(owners: ProcessOwners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
     """Returns the owners in a new sample of one GPU."""
-    owners.take(set(pids))
-    return owners.of(card(*pids, uuid=uuid), tokens)
+    owners.begin_sample(set(pids))
+    return owners.ownership_of(gpu_sample(*pids, uuid=uuid), tokens)
 
 
 def pids_in(path: Path, count: int = 1) -> list[int]:
@@ -75,10 +75,10 @@ def until_gone(pid: int) -> None:
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes attempts; ends their processes after the test, also those that hide their token."""
-    made: list[Attempt] = []
+    made: list[PreparedAttempt] = []
 
-    def one(script: str, **spec: object) -> Attempt:
-        made.append(Attempt(tmp_path, script, name=f"{len(made) + 1}-abc", **spec))
+    def one(script: str, **spec: object) -> PreparedAttempt:
+        made.append(PreparedAttempt(tmp_path, script, name=f"{len(made) + 1}-abc", **spec))
         return made[-1]
 
     yield one
@@ -116,7 +116,7 @@ def test_parent_and_its_four_workers_belong_to_the_attempt(
     workers = pids_in(tmp_path / "pids", 4)
     parent = parent_of(workers[0])
     foreign = sleeper().pid
-    seen = whose(Owners(), {"0" * 32: OTHER, attempt.token: OURS}, parent, *workers, foreign)
+    seen = owner_of(ProcessOwners(), {"0" * 32: OTHER, attempt.token: OURS}, parent, *workers, foreign)
     assert seen.owners == {**dict.fromkeys((parent, *workers), OURS), foreign: None}
     assert not seen.unmatched
     for pid, start in seen.starts.items():
@@ -139,7 +139,7 @@ def test_child_in_its_own_session_or_without_an_environment_belongs_to_the_attem
     attempt = make(f"{start} echo $! > part; mv part pid; wait").launch()
     [pid] = pids_in(tmp_path / "pid")
     until_sleeps(pid)
-    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
 
 
 @pytest.mark.parametrize("start", ["nohup setsid sleep 300", "env -i setsid sleep 300"])
@@ -149,12 +149,12 @@ def test_orphan_below_the_runner_belongs_to_the_attempt(make: Make, tmp_path: Pa
     runner = attempt.until_live().pid
     wait_for(lambda: parent_of(pid) == runner, "adopted by the runner")
     until_sleeps(pid)
-    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
-    assert whose(Owners(), {}, pid).owners == {pid: None}
+    assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    assert owner_of(ProcessOwners(), {}, pid).owners == {pid: None}
 
 
 @pytest.fixture
-def lone(make: Make, tmp_path: Path) -> tuple[Attempt, int, int]:
+def lone(make: Make, tmp_path: Path) -> tuple[PreparedAttempt, int, int]:
     """Makes a process without environment whose runner is dead; returns (attempt, pid, session leader)."""
     attempt = make("( env -i sleep 300 & echo $! > part; mv part pid ); exec sleep 300").launch()
     [pid] = pids_in(tmp_path / "pid")
@@ -167,46 +167,46 @@ def lone(make: Make, tmp_path: Path) -> tuple[Attempt, int, int]:
     return attempt, pid, leader
 
 
-def bereave(attempt: Attempt, pid: int) -> None:
-    runner = attempt.seen().pid
+def kill_runner_of(attempt: PreparedAttempt, pid: int) -> None:
+    runner = attempt.status().pid
     assert runner is not None
     os.kill(runner, signal.SIGKILL)
     wait_for(lambda: parent_of(pid) != runner, "a new parent of the orphan")
 
 
-def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Attempt, int, int]) -> None:
+def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[PreparedAttempt, int, int]) -> None:
     attempt, pid, leader = lone
-    bereave(attempt, pid)
+    kill_runner_of(attempt, pid)
     assert attempt.token not in Path(f"/proc/{pid}/environ").read_text()
-    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
     os.kill(leader, signal.SIGKILL)
     until_gone(leader)
-    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: None}
+    assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: None}
 
 
-def test_process_is_attributed_by_the_session_of_the_recorded_command(lone: tuple[Attempt, int, int]) -> None:
+def test_process_is_attributed_by_the_session_of_the_recorded_command(lone: tuple[PreparedAttempt, int, int]) -> None:
     """A scheduler that was started after the end of runner and command sees the same."""
     attempt, pid, leader = lone
     assert leader == os.getsid(pid)
-    bereave(attempt, pid)
+    kill_runner_of(attempt, pid)
     os.kill(leader, signal.SIGKILL)
     until_gone(leader)
-    owners = Owners()
-    owners.take({pid})
-    seen = owners.of(card(pid), {attempt.token: OURS}, lambda token: recorded_command(attempt.folder, token))
+    owners = ProcessOwners()
+    owners.begin_sample({pid})
+    seen = owners.ownership_of(gpu_sample(pid), {attempt.token: OURS}, lambda token: recorded_command(attempt.folder, token))
     assert seen.owners == {pid: OURS}
 
 
-def test_session_is_remembered_while_its_attempt_is_open(lone: tuple[Attempt, int, int]) -> None:
+def test_session_is_remembered_while_its_attempt_is_open(lone: tuple[PreparedAttempt, int, int]) -> None:
     attempt, pid, leader = lone
-    owners, tokens = Owners(), {attempt.token: OURS}
-    assert whose(owners, tokens, leader).owners == {leader: OURS}
-    bereave(attempt, pid)
+    owners, tokens = ProcessOwners(), {attempt.token: OURS}
+    assert owner_of(owners, tokens, leader).owners == {leader: OURS}
+    kill_runner_of(attempt, pid)
     os.kill(leader, signal.SIGKILL)
     until_gone(leader)
-    assert whose(owners, tokens, pid).owners == {pid: OURS}
-    assert whose(owners, {}, pid).owners == {pid: None}
-    assert whose(owners, tokens, pid).owners == {pid: None}
+    assert owner_of(owners, tokens, pid).owners == {pid: OURS}
+    assert owner_of(owners, {}, pid).owners == {pid: None}
+    assert owner_of(owners, tokens, pid).owners == {pid: None}
 
 
 def test_process_is_attributed_by_a_session_member_with_the_token(make: Make, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_process_is_attributed_by_a_session_member_with_the_token(make: Make, tm
     for ended in (runner, leader):
         os.kill(ended, signal.SIGKILL)
         until_gone(ended)
-    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
 
 
 def test_process_of_a_job_in_screen_belongs_to_the_attempt(
@@ -241,7 +241,7 @@ def test_process_of_a_job_in_screen_belongs_to_the_attempt(
         runner = attempt.until_live().pid
         assert runner is not None
         screen = parent_of(runner)
-        seen = whose(Owners(), {attempt.token: OURS}, pid, command, runner, screen)
+        seen = owner_of(ProcessOwners(), {attempt.token: OURS}, pid, command, runner, screen)
         assert seen.owners == {pid: OURS, command: OURS, runner: OURS, screen: None}
         attempt.clean()
 
@@ -264,22 +264,22 @@ def test_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
         "sleep 300 & echo $! > part; mv part inner; wait\n"
     )
     attempt = make("exec unshare -p -f --mount-proc bash inside.sh").launch()
-    wait_for(lambda: (tmp_path / "inner").exists() or attempt.seen().result, "the process inside")
-    if attempt.seen().result:
+    wait_for(lambda: (tmp_path / "inner").exists() or attempt.status().result, "the process inside")
+    if attempt.status().result:
         pytest.skip("the next pid of a namespace cannot be chosen here")
     assert pids_in(tmp_path / "inner") == [number]
-    [outer] = [pid for pid in attempt.pids() if Proc().inner_numbers(pid) == (number,)]
-    owners, tokens = Owners(), {attempt.token: OURS}
-    seen = whose(owners, tokens, outer, number)
+    [outer] = [pid for pid in attempt.pids() if Proc().inner_pids(pid) == (number,)]
+    owners, tokens = ProcessOwners(), {attempt.token: OURS}
+    seen = owner_of(owners, tokens, outer, number)
     assert (seen.owners, seen.unmatched) == ({outer: OURS, number: OURS}, False)
     assert seen.starts[number] == seen.starts[outer]
-    assert whose(Owners(), {"0" * 32: OURS}, number).owners == {}
-    real = Owners()
-    assert [whose(real, tokens, number, uuid="GPU-a").unmatched for _ in range(2)] == [False, True]
+    assert owner_of(ProcessOwners(), {"0" * 32: OURS}, number).owners == {}
+    real = ProcessOwners()
+    assert [owner_of(real, tokens, number, uuid="GPU-a").unmatched for _ in range(2)] == [False, True]
     os.kill(outer, signal.SIGKILL)
     wait_for(lambda: not psutil.pid_exists(outer), "its end, collected")
-    assert whose(owners, tokens, number).owners == {number: OURS}
-    seen = whose(owners, tokens, number)
+    assert owner_of(owners, tokens, number).owners == {number: OURS}
+    seen = owner_of(owners, tokens, number)
     assert (seen.owners, seen.unmatched) == ({}, True)
 
 
@@ -308,16 +308,16 @@ def test_child_process_of_another_user_belongs_to_the_attempt(make: Make, tmp_pa
     [pid] = pids_in(tmp_path / "pid")
     until_sleeps(pid)
     assert psutil.Process(pid).uids().real == 65534
-    assert whose(Owners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
+    assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
 
 
 @needs_root
 def test_unreadable_process_is_foreign(sleeper: Sleeper) -> None:
     theirs = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}, start_new_session=True).pid
-    assert whose(Owners(), {"abc": OURS}, theirs).owners == {theirs: OURS}
+    assert owner_of(ProcessOwners(), {"abc": OURS}, theirs).owners == {theirs: OURS}
 
     def look() -> bool:
-        seen = whose(Owners(), {"abc": OURS}, theirs)
+        seen = owner_of(ProcessOwners(), {"abc": OURS}, theirs)
         return seen.owners == {theirs: None} and theirs in seen.starts and not seen.unmatched
 
     assert as_nobody(look)
@@ -362,17 +362,17 @@ def test_process_that_ended_since_the_sample_keeps_its_owner(
     monkeypatch.setattr(Proc, "sees_all", True)
     process = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"} if owned else {})
     pid, owner = process.pid, OURS if owned else None
-    owners, tokens = Owners(), {"abc": OURS}
-    before = whose(owners, tokens, pid)
+    owners, tokens = ProcessOwners(), {"abc": OURS}
+    before = owner_of(owners, tokens, pid)
     process.kill()
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    zombie = whose(owners, tokens, pid)
+    zombie = owner_of(owners, tokens, pid)
     process.wait()
-    after = whose(owners, tokens, pid)
+    after = owner_of(owners, tokens, pid)
     assert before == zombie == after == Ownership({pid: owner}, before.starts, False)
-    assert whose(owners, tokens).unmatched is False
-    assert whose(owners, tokens, pid) == Ownership()
-    assert whose(owners, tokens, pid) == Ownership(unmatched=True)
+    assert owner_of(owners, tokens).unmatched is False
+    assert owner_of(owners, tokens, pid) == Ownership()
+    assert owner_of(owners, tokens, pid) == Ownership(unmatched=True)
 
 
 def test_unknown_zombie_belongs_to_the_attempt_of_its_parent(make: Make, tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_unknown_zombie_belongs_to_the_attempt_of_its_parent(make: Make, tmp_pat
     attempt = make(f"exec {sys.executable} hold.py").launch()
     [pid] = pids_in(tmp_path / "pid")
     wait_for(lambda: psutil.Process(pid).status() == "zombie", "its end")
-    seen = whose(Owners(), {attempt.token: OURS}, pid)
+    seen = owner_of(ProcessOwners(), {attempt.token: OURS}, pid)
     assert seen.owners == {pid: OURS}
     assert not is_alive(pid, seen.starts[pid])
 
@@ -390,7 +390,7 @@ def test_unknown_zombie_belongs_to_the_attempt_of_its_parent(make: Make, tmp_pat
 def test_process_is_alive_until_it_exits(sleeper: Sleeper) -> None:
     process = sleeper()
     pid = process.pid
-    start = whose(Owners(), {}, pid).starts[pid]
+    start = owner_of(ProcessOwners(), {}, pid).starts[pid]
     assert is_alive(pid, start)
     assert is_alive(pid, 0.0)
     assert not is_alive(pid, start - 3600.0)
@@ -406,11 +406,11 @@ def test_gpu_watch_reports_starts_and_unmatched_processes(
     monkeypatch.setattr(Proc, "sees_all", True)
     pid, number = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}).pid, unused_number()
     watch = GpuWatch()
-    first, second = card(pid, uuid="SIM-0"), card(pid, number, uuid="SIM-1")
+    first, second = gpu_sample(pid, uuid="SIM-0"), gpu_sample(pid, number, uuid="SIM-1")
     for expected in (False, True):
-        watch.take(Snapshot(1.0, (first, second)))
+        watch.accept_sample(Snapshot(1.0, (first, second)))
         one, two = watch.gpus({"SIM-0": (0, False), "SIM-1": (1, False)}, {"abc": OURS})
         assert (one.owners, two.owners) == ({pid: OURS}, {pid: OURS})
-        assert one.starts == two.starts
-        assert set(one.starts) == {pid}
-        assert (one.unmatched, two.unmatched) == (False, expected)
+        assert one.process_starts == two.process_starts
+        assert set(one.process_starts) == {pid}
+        assert (one.has_unmatched_process, two.has_unmatched_process) == (False, expected)

@@ -19,13 +19,13 @@ from tests.waiting import wait_for
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> str:
     """Returns the console output of a direct job that runs the command."""
     rig, console = Rig(tmp_path), Console()
-    job = rig.add(command)
+    job = rig.add_job(command)
     rig.tick()
     attempt = rig.store.attempts(job)[0]["id"]
-    console.follow(attempt, rig.store)
-    rig.ends(job)
-    console.finish(job, 1)
-    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+    console.follow_attempt(attempt, rig.store)
+    rig.tick_until_ended(job)
+    console.finish_attempt(job, 1)
+    wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
     console.close()
     return capsys.readouterr().out
 
@@ -48,12 +48,12 @@ def test_prints_all_output_of_an_attempt_before_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, console = Rig(tmp_path), Console()
-    job = rig.add("head -c 3000000 /dev/zero | tr '\\0' x | fold -w 1000")
-    rig.ends(job)
-    console.follow(rig.store.attempts(job)[0]["id"], rig.store)
-    console.finish(job, 1)
+    job = rig.add_job("head -c 3000000 /dev/zero | tr '\\0' x | fold -w 1000")
+    rig.tick_until_ended(job)
+    console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+    console.finish_attempt(job, 1)
     console.put("drained")
-    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+    wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
     console.close()
     lines = capsys.readouterr().out.splitlines()
     assert (len(lines), lines[-1]) == (3002, "drained")
@@ -80,9 +80,9 @@ def test_job_output_keeps_colours_but_no_other_escape_sequences(
 
 def test_log_header_escapes_the_command_to_one_line(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    job = rig.add("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
+    job = rig.add_job("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
     rig.tick()
-    rig.ends(job)
+    rig.tick_until_ended(job)
     log = Path(rig.store.attempts(job)[0]["log"]).read_bytes()
     first, second = log.split(b"\n")[:2]
     shown = rb"true \x1b]0;owned\x07 --api-key (hidden) \x1b[2J\r# x"
@@ -93,10 +93,10 @@ def test_prints_only_the_end_of_output_that_comes_too_fast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, console = Rig(tmp_path), Console()
-    job = rig.add("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo last")
-    rig.ends(job)
-    console.follow(rig.store.attempts(job)[0]["id"], rig.store)
-    console.finish(job, 1)
+    job = rig.add_job("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo last")
+    rig.tick_until_ended(job)
+    console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+    console.finish_attempt(job, 1)
     console.close()
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\[job 1\] … [23]\d,\d{3},\d{3} bytes omitted; `logs 1` shows them", lines[0])

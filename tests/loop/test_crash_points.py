@@ -13,7 +13,7 @@ import pytest
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.runner.protocol import processes_of, sweep
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import environment, runner_pids
 from tests.stress.trace import JOB, judge
@@ -36,7 +36,7 @@ class Place:
     executor: str
 
     def __post_init__(self) -> None:
-        self.store = Store(Home.of(str(self.folder / "state.json")), create=True)
+        self.store = Store(DataDir.of(str(self.folder / "state.json")), create=True)
         (self.folder / "trace.sh").write_text(JOB)
         self.codes: dict[int, int] = {}
 
@@ -79,8 +79,8 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path, request.param)
     yield made
-    for row in made.store.unsettled():
-        folder = made.store.home.attempt(row["job_id"], row["number"], row["token"])
+    for row in made.store.active_attempts():
+        folder = made.store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
         sweep(folder, row["token"], term_s=0.0)  # left behind by a failed test
 
 
@@ -91,10 +91,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         ("recorded", 2),  # the first commit is the load of foreign processes
         ("folder made", 2),
         (performed(act.Start), 1),
-        (performed(act.Move), 1),
-        (performed(act.Close), 1),
-        (performed(act.Release), 1),
-        (performed(act.Cooled), 1),
+        (performed(act.Transition), 1),
+        (performed(act.FinishAttempt), 1),
+        (performed(act.ReleaseAllocation), 1),
+        (performed(act.RecordMemoryReleased), 1),
     ],
 )
 def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: int) -> None:
@@ -108,11 +108,11 @@ def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: 
     assert verdict.clean, f"{verdict}; {verdict.wrong}; {(place.folder / 'out').read_text()[-3000:]}"
 
 
-@pytest.mark.parametrize("step", [performed(act.OpenCancel), performed(act.Move), performed(act.WriteStop)])
+@pytest.mark.parametrize("step", [performed(act.RecordCancel), performed(act.Transition), performed(act.RequestStop)])
 def test_a_cancel_survives_a_crash_while_it_is_carried_out(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
-    place.store.wish("cancel", str(job), grace_s=1)
+    place.store.add_request("cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
@@ -123,17 +123,17 @@ def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
     run_until_job_runs(place)
-    place.store.wish("cancel", str(job), grace_s=2)  # the second signal follows after one second
-    assert place.run(performed(act.Nudge)) == -signal.SIGKILL
+    place.store.add_request("cancel", str(job), grace_s=2)  # the second signal follows after one second
+    assert place.run(performed(act.WakeRunner)) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
 
 
-@pytest.mark.parametrize("step", [performed(act.TakeClaim), performed(act.Close)])
+@pytest.mark.parametrize("step", [performed(act.VoidClaim), performed(act.FinishAttempt)])
 def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -> None:
     job = place.add(0)
     assert place.run("folder made") == -signal.SIGKILL
-    place.store.wish("cancel", str(job), grace_s=1)
+    place.store.add_request("cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
     row = place.store.job(job)
@@ -150,7 +150,7 @@ def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
     assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
 
 
-@pytest.mark.parametrize("step", [performed(act.NoteDead), performed(act.Sweep)])
+@pytest.mark.parametrize("step", [performed(act.RecordRunnerDeath), performed(act.Sweep)])
 def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Place, step: str) -> None:
     # It writes only once a closing terminal can no longer end it.
     lasting = f"sh -c 'echo 0 start 1 1 >> {place.folder}/trace; exec sleep 60'"
@@ -167,13 +167,13 @@ def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Pl
 
 
 @pytest.mark.parametrize(
-    ("verb", "step"), [("cancel", performed(act.Finish)), ("retry", performed(act.Requeue))]
+    ("verb", "step"), [("cancel", performed(act.FinishJob)), ("retry", performed(act.RequeueJob))]
 )
 def test_a_crash_after_an_action_that_only_changes_the_store(place: Place, verb: str, step: str) -> None:
     job = place.add(0)
     if verb == "retry":
         assert place.run() == 0
-    place.store.wish(verb, str(job))
+    place.store.add_request(verb, str(job))
     assert place.run(step) == -signal.SIGKILL
     place.run()
     row = place.store.job(job)
@@ -188,7 +188,7 @@ def test_a_crash_after_an_overdue_runner_was_killed(tmp_path: Path) -> None:
     run_until_job_runs(place)
     [pid] = runner_pids(place.folder, "state.d")
     os.kill(pid, signal.SIGSTOP)
-    place.store.wish("cancel", str(job), grace_s=0)
+    place.store.add_request("cancel", str(job), grace_s=0)
     assert place.run(performed(act.KillRunner)) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
@@ -207,14 +207,14 @@ def test_a_full_disk_does_not_end_the_scheduler(place: Place, step: str, times: 
 
 def run_until_job_runs(place: Place) -> None:
     """Runs a scheduler that dies once the job runs, and waits for the first line of the job."""
-    assert place.run(performed(act.Move)) == -signal.SIGKILL
+    assert place.run(performed(act.Transition)) == -signal.SIGKILL
     wait_for((place.folder / "trace").exists, "the job's first line")
 
 
 def assert_no_process_left(place: Place, job: int) -> None:
     """Checks that no process of the job is left."""
     row = place.store.attempts(job)[0]
-    assert processes_of({row["token"]: place.store.home.attempt(job, row["number"], row["token"])}) == {}
+    assert processes_of({row["token"]: place.store.data_dir.attempt_folder(job, row["number"], row["token"])}) == {}
 
 
 def assert_ended_as_cancelled(place: Place, job: int) -> None:

@@ -17,15 +17,15 @@ from gpu_scheduler.runner.tree import ticks_of
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
-Spoil = Callable[[Path, str], object]
+Damage = Callable[[Path, str], object]
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     one = Rig(tmp_path)
     yield one
-    for row in one.store.unsettled():
-        folder = one.store.home.attempt(row["job_id"], row["number"], row["token"])
+    for row in one.store.active_attempts():
+        folder = one.store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
         sweep(folder, row["token"], term_s=0.0)
 
 
@@ -36,12 +36,12 @@ def token_of(rig: Rig, job: int) -> str:
 
 def waiting(rig: Rig) -> int:
     """Starts a job that runs until the file `go` exists and then exits with 3."""
-    job = rig.add("echo start >> starts; until [ -e go ]; do sleep 0.02; done; exit 3", share=100)
-    rig.runner(job)
+    job = rig.add_job("echo start >> starts; until [ -e go ]; do sleep 0.02; done; exit 3", share=100)
+    rig.runner_pid(job)
     return job
 
 
-def text_in(name: str, text: str) -> Spoil:
+def text_in(name: str, text: str) -> Damage:
     return lambda folder, token: (folder / name).write_text(text.replace("TOKEN", token))
 
 
@@ -54,7 +54,7 @@ def claim_as_folder(folder: Path, token: str) -> None:
     (folder / "claim").mkdir()
 
 
-ALIVE: list[Spoil] = [
+ALIVE: list[Damage] = [
     remove_claim,
     claim_as_folder,
     text_in("claim", '{"token": "TOKEN"}'),
@@ -71,14 +71,14 @@ def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
     jobs = [waiting(rig) for _ in ALIVE]
     for job, spoil in zip(jobs, ALIVE, strict=True):
         spoil(rig.attempt_folder(job), token_of(rig, job))
-    other = rig.add("exit 0", share=100)
+    other = rig.add_job("exit 0", share=100)
     for _ in range(3):
         rig.tick()
     assert [rig.job(job)["state"] for job in jobs] == ["running"] * len(jobs)
     (rig.folder / "go").touch()
-    assert rig.ends(jobs[0])["exit_code"] == 3
-    assert [rig.ends(job)["exit_code"] for job in jobs] == [3] * len(jobs)
-    assert rig.ends(other)["outcome"] == "completed"
+    assert rig.tick_until_ended(jobs[0])["exit_code"] == 3
+    assert [rig.tick_until_ended(job)["exit_code"] for job in jobs] == [3] * len(jobs)
+    assert rig.tick_until_ended(other)["outcome"] == "completed"
     assert (rig.folder / "starts").read_text().count("start") == len(jobs)
 
 
@@ -91,21 +91,21 @@ def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
     ],
 )
 def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
-    rig: Rig, spoil: Spoil, reason: str
+    rig: Rig, spoil: Damage, reason: str
 ) -> None:
     job = waiting(rig)
-    pid = rig.runner(job)
+    pid = rig.runner_pid(job)
     spoil(rig.attempt_folder(job), token_of(rig, job))
     rig.tick()
     os.kill(pid, signal.SIGKILL)
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["state"], row["reason"]) == ("held", f"{reason}; `retry {job}` runs it again")
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
 @pytest.mark.parametrize("state", ["starting", "running"])
 def test_result_written_between_observation_and_scan_counts(
-    rig: Rig, spoil: Spoil, state: str, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, spoil: Damage, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = waiting(rig)
     folder = rig.attempt_folder(job)
@@ -120,7 +120,7 @@ def test_result_written_between_observation_and_scan_counts(
         return {}
 
     monkeypatch.setattr(looking, "processes_of", scan)
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["state"], row["outcome"], row["exit_code"]) == ("finished", "failed", 3)
     assert (rig.folder / "starts").read_text().count("start") == 1
 
@@ -135,17 +135,17 @@ def test_job_with_a_result_is_scanned_once(rig: Rig, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(looking, "processes_of", scan)
     job = waiting(rig)
-    runner = rig.runner(job)
+    runner = rig.runner_pid(job)
     (rig.folder / "go").touch()
     wait_for(lambda: ticks_of(runner) is None, "the end of the runner")
-    assert rig.ends(job)["outcome"] == "failed"
+    assert rig.tick_until_ended(job)["outcome"] == "failed"
     assert asked
     assert not any(asked)
 
 
 def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None:
     job = waiting(rig)
-    pid, token, folder = rig.runner(job), token_of(rig, job), rig.attempt_folder(job)
+    pid, token, folder = rig.runner_pid(job), token_of(rig, job), rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "starts").exists(), "the start of the job")
     remove_claim(folder, token)
     with rig.store.db.transaction() as db:
@@ -156,25 +156,25 @@ def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None
     assert rig.job(job)["state"] == "starting", "its processes live"
     os.kill(pid, signal.SIGKILL)
     sweep(folder, token, term_s=0.0)
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["state"], row["reason"]) == ("held", f"its runner was killed; `retry {job}` runs it again")
     assert (rig.folder / "starts").read_text() == "start\n"
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_cancel_works_without_a_claim(rig: Rig, spoil: Spoil) -> None:
+def test_cancel_works_without_a_claim(rig: Rig, spoil: Damage) -> None:
     job = waiting(rig)
     folder = rig.attempt_folder(job)
     spoil(folder, token_of(rig, job))
     (folder / "stop").mkdir()
-    rig.store.wish("cancel", str(job), grace_s=1.0)
-    row = rig.ends(job)
+    rig.store.add_request("cancel", str(job), grace_s=1.0)
+    row = rig.tick_until_ended(job)
     assert (row["outcome"], row["reason"]) == ("cancelled", None)
 
 
 def unseen(rig: Rig) -> int:
     """Makes a running job whose scheduler died before it read the claim."""
-    job = rig.add("echo start >> starts; exec sleep 300", share=250)
+    job = rig.add_job("echo start >> starts; exec sleep 300", share=250)
     [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
     rig.loop._launcher.launch(started)
     wait_for((rig.folder / "starts").exists, "the start of the job")
@@ -185,19 +185,19 @@ def unseen(rig: Rig) -> int:
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
 def test_claim_damaged_before_it_was_read_starts_and_ends_nothing(
-    rig: Rig, spoil: Spoil, caplog: pytest.LogCaptureFixture
+    rig: Rig, spoil: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = unseen(rig)
     folder, token = rig.attempt_folder(job), token_of(rig, job)
-    kept = rig.add("exit 0", share=250)
+    kept = rig.add_job("exit 0", share=250)
     spoil(folder, token)
-    rig.until(lambda: rig.job(kept)["outcome"] == "completed", "the end of the other job")
+    rig.tick_until(lambda: rig.job(kept)["outcome"] == "completed", "the end of the other job")
     assert rig.job(job)["state"] == "starting"
     assert rig.store.attempts(job)[0]["launches"] == 1
     if spoil is claim_as_folder:
         assert f"the file claim in {folder} is a folder, so its runner is unknown" in caplog.text
-    rig.store.wish("cancel", str(job), grace_s=1.0)
-    assert rig.ends(job)["outcome"] == "cancelled"
+    rig.store.add_request("cancel", str(job), grace_s=1.0)
+    assert rig.tick_until_ended(job)["outcome"] == "cancelled"
     assert (rig.folder / "starts").read_text() == "start\n"
 
 
@@ -207,13 +207,13 @@ def test_invalid_claim_without_processes_holds_the_job(rig: Rig) -> None:
     kill_runner(folder, token)
     assert sweep(folder, token, term_s=0.0) == ()
     claim_as_folder(folder, token)
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert row["reason"] == f"its runner died, and the file claim is a folder; `retry {job}` runs it again"
 
 
 @pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])
 def test_damaged_spec_is_written_again_for_the_next_launch(rig: Rig, spec: str) -> None:
-    job = rig.add("exit 0")
+    job = rig.add_job("exit 0")
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now())
     folder = rig.attempt_folder(job)
     folder.mkdir(parents=True)
@@ -221,4 +221,4 @@ def test_damaged_spec_is_written_again_for_the_next_launch(rig: Rig, spec: str) 
     (folder / "spec.json").mkdir() if spec == "folder" else (folder / "spec.json").write_text(spec)
     with rig.store.db.transaction() as db:
         db.execute("UPDATE attempt SET deadline_boot = 0")
-    assert rig.ends(job)["outcome"] == "completed"
+    assert rig.tick_until_ended(job)["outcome"] == "completed"

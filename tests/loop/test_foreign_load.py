@@ -26,7 +26,7 @@ def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: 
     """Takes a new sample of the GPU."""
     mib = sum(one.used_mib or 0 for one in processes or ()) if used is None else used
     listed = None if processes is None else tuple(processes)
-    rig.watch.take(Snapshot(rig.clock.now().boot, (GpuSample("U0", 0, "card", 24576, mib, card, listed),)))
+    rig.watch.accept_sample(Snapshot(rig.clock.now().boot, (GpuSample("U0", 0, "card", 24576, mib, card, listed),)))
 
 
 def loads(rig: Rig) -> list[float | None]:
@@ -37,22 +37,22 @@ def loads(rig: Rig) -> list[float | None]:
 
 def half_job_runs(rig: Rig) -> tuple[int, int]:
     """Starts a job with half of the GPU; returns its id and the pid that uses the GPU."""
-    first = rig.add(WAIT, share=500)
-    rig.runner(first)
-    rig.until(lambda: (rig.folder / "pid").exists(), "the pid of the job")
+    first = rig.add_job(WAIT, share=500)
+    rig.runner_pid(first)
+    rig.tick_until(lambda: (rig.folder / "pid").exists(), "the pid of the job")
     return first, int((rig.folder / "pid").read_text())
 
 
 def ends(rig: Rig, *jobs: int) -> None:
     for job in jobs:
-        rig.store.wish("cancel", str(job), grace_s=0)
+        rig.store.add_request("cancel", str(job), grace_s=0)
     for job in jobs:
-        rig.ends(job)
+        rig.tick_until_ended(job)
 
 
 def why_it_waits(rig: Rig) -> str:
     rig.tick()
-    [reason] = rig.store.asks().values()
+    [reason] = rig.store.wait_reason_by_spec().values()
     return reason or ""
 
 
@@ -67,7 +67,7 @@ def test_second_job_starts_beside_an_idle_foreign_process_while_our_own_job_make
         sample(rig, 90.0, (ours, theirs))
         rig.tick()
     assert loads(rig)[-3:] == ([0.0] * 3 if reported else [None] * 3)
-    second = rig.add("sleep 60", share=500)
+    second = rig.add_job("sleep 60", share=500)
     rig.tick()
     assert rig.job(second)["state"] in ("starting", "running")
     ends(rig, first, second)
@@ -79,7 +79,7 @@ def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(
     for _ in range(3):
         sample(rig, 95.0, (ours, GpuProcess(THEM, 3000, load_percent=85.0)))
         rig.tick()
-    second = rig.add("sleep 60", share=500)
+    second = rig.add_job("sleep 60", share=500)
     assert why_it_waits(rig).endswith(f"GPU 0 foreign process {THEM}, load 85 %")
     sample(rig, 10.0, (ours, GpuProcess(THEM, 3000, load_percent=0.0)))
     rig.tick()
@@ -90,8 +90,8 @@ def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(
 
 def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
     """If the driver lists no processes, samples taken during our job say nothing about foreign processes."""
-    first = rig.add("sleep 60", share=500)
-    rig.runner(first)
+    first = rig.add_job("sleep 60", share=500)
+    rig.runner_pid(first)
     for _ in range(3):
         sample(rig, 95.0, None, used=5000)
         rig.tick()
@@ -100,12 +100,12 @@ def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
     sample(rig, 2.0, None, used=300)
     rig.tick()
     assert loads(rig)[-1] == 2.0
-    second = rig.add("true", share=500)
-    assert rig.ends(second)["outcome"] == "completed"
+    second = rig.add_job("true", share=500)
+    assert rig.tick_until_ended(second)["outcome"] == "completed"
     for _ in range(3):
         sample(rig, 95.0, None, used=300)
         rig.tick()
-    third = rig.add("true", share=500)
+    third = rig.add_job("true", share=500)
     assert why_it_waits(rig).endswith("GPU 0 foreign memory, load 95 %")
     assert rig.job(third)["state"] == "queued"
 
@@ -116,7 +116,7 @@ def test_each_sample_counts_once_and_a_new_scheduler_starts_afresh(rig: Rig) -> 
         rig.tick()
     assert loads(rig)[-2:] == [0.0, 85.0] or loads(rig) == [85.0]
     assert rig.watch.snapshot is not None
-    rig.loop.recorder.note_gpus(rig.watch.snapshot.gpus, None, rig.clock.now())
+    rig.loop.recorder.record_gpus(rig.watch.snapshot.gpus, None, rig.clock.now())
     assert loads(rig)[-1] == 85.0
-    rig.loop.recorder.note_gpus(rig.watch.snapshot.gpus, ["U0"], rig.clock.now())
+    rig.loop.recorder.record_gpus(rig.watch.snapshot.gpus, ["U0"], rig.clock.now())
     assert loads(rig) == []

@@ -30,27 +30,27 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_gpu_is_released_only_after_a_hidden_process_of_a_killed_runner(rig: Rig) -> None:
-    first = rig.add(f"trap '' HUP; exec env -i sh -c {shlex.quote(SLOW)}")
-    second = rig.add("exit 0")
-    runner = rig.runner(first)
+    first = rig.add_job(f"trap '' HUP; exec env -i sh -c {shlex.quote(SLOW)}")
+    second = rig.add_job("exit 0")
+    runner = rig.runner_pid(first)
     file = rig.folder / "pid"
     wait_for(file.exists, "the pid of the hidden process")
     pid = int(file.read_text())
     os.kill(runner, 9)
-    rig.until(lambda: rig.job(first)["state"] == "held", "the end of the first job")
+    rig.tick_until(lambda: rig.job(first)["state"] == "held", "the end of the first job")
     assert ticks_of(pid) is None
     assert rig.job(first)["held_by"] == "interrupted"
-    assert rig.ends(second)["outcome"] == "completed"
+    assert rig.tick_until_ended(second)["outcome"] == "completed"
 
 
 def test_gpu_stays_allocated_while_a_hidden_process_survives(rig: Rig) -> None:
-    job = rig.add("trap '' HUP TERM; echo $$ > part; mv part pid; exec env -i sleep 300")
-    second = rig.add("exit 0")
-    runner = rig.runner(job)
+    job = rig.add_job("trap '' HUP TERM; echo $$ > part; mv part pid; exec env -i sleep 300")
+    second = rig.add_job("exit 0")
+    runner = rig.runner_pid(job)
     file = rig.folder / "pid"
     wait_for(file.exists, "the pid of the hidden process")
     os.kill(runner, 9)
-    rig.until(lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the survivor")
+    rig.tick_until(lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the survivor")
     assert rig.job(second)["state"] == "queued"
-    rig.ends(job)
-    assert rig.ends(second)["outcome"] == "completed"
+    rig.tick_until_ended(job)
+    assert rig.tick_until_ended(second)["outcome"] == "completed"

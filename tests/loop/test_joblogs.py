@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.joblogs import LogFolder, new_log
+from gpu_scheduler.joblogs import LogFolder, create_log
 
 
 def test_logs_of_the_same_moment_are_separate_files(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
-    logs = [new_log(tmp_path, 7, when) for _ in range(3)]
+    logs = [create_log(tmp_path, 7, when) for _ in range(3)]
     assert len(set(logs)) == 3
     assert {log.stat().st_mode & 0o777 for log in logs} == {0o600}
     assert {log.name[: len(logs[0].name)] for log in logs} == {logs[0].name}
@@ -21,10 +21,10 @@ def test_logs_of_the_same_moment_are_separate_files(tmp_path: Path) -> None:
 
 def test_never_writes_to_a_link_planted_at_a_logs_name(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
-    first = new_log(tmp_path, 7, when)
+    first = create_log(tmp_path, 7, when)
     first.rename(tmp_path / "kept")
     first.symlink_to(tmp_path / "kept")
-    assert new_log(tmp_path, 7, when) != first
+    assert create_log(tmp_path, 7, when) != first
     assert (tmp_path / "kept").read_bytes() == b""
 
 
@@ -33,9 +33,9 @@ def test_makes_the_default_folder_private(tmp_path: Path) -> None:
     default.mkdir()
     default.chmod(0o755)
     logs = LogFolder((default, tmp_path / "logs_me"), os.geteuid())
-    assert (logs.make(), default.stat().st_mode & 0o777) == (default, 0o700)
+    assert (logs.create(), default.stat().st_mode & 0o777) == (default, 0o700)
     default.chmod(0o755)
-    assert LogFolder.of(str(default)).make() == default
+    assert LogFolder.from_option(str(default)).create() == default
     assert default.stat().st_mode & 0o777 == 0o755  # a folder named by the user keeps its mode
 
 
@@ -45,12 +45,12 @@ def test_recreates_a_named_folder_of_another_user(tmp_path: Path) -> None:
     chosen = tmp_path / "logs"
     chosen.mkdir()
     os.chown(chosen, 12345, 12345)
-    logs = LogFolder.from_json(LogFolder.of(str(chosen)).to_json())
-    assert logs.make() == chosen
+    logs = LogFolder.from_json(LogFolder.from_option(str(chosen)).to_json())
+    assert logs.create() == chosen
     chosen.rmdir()
-    assert logs.make() == chosen
+    assert logs.create() == chosen
     assert chosen.stat().st_uid == os.geteuid()
-    assert logs.make() == chosen  # also after we created it
+    assert logs.create() == chosen  # also after we created it
     os.chown(chosen, 12346, 12346)
     with pytest.raises(PermissionError):
-        logs.make()
+        logs.create()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import Ask, parse_llm_config
-from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.core.needs import ResourceSpec, parse_llm_config
+from gpu_scheduler.intake.jobswatch import JobsFileWatcher
 from tests.loop.rig import Rig
 
 
@@ -24,8 +24,8 @@ class Desk:
         os.chdir(folder)
         self.watch = self._watch()
 
-    def _watch(self) -> JobsWatch:
-        return JobsWatch(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
+    def _watch(self) -> JobsFileWatcher:
+        return JobsFileWatcher(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
 
     def restart(self) -> None:
         """Replaces the scheduler by a new one."""
@@ -44,8 +44,8 @@ class Desk:
         """Reads the file, runs rounds, and reads it again after some seconds."""
         for step in (0.0, seconds):
             self.now += step
-            self.watch.look(self.now)
-            self.rig.loop.hold_back(self.watch.waits)
+            self.watch.check(self.now)
+            self.rig.loop.set_line_waits(self.watch.waits)
             self.rig.tick()
 
     def states(self) -> dict[int, str]:
@@ -82,7 +82,7 @@ def test_every_line_runs_once_with_any_line_endings(desk: Desk) -> None:
         b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
     )
     for job in (1, 2, 3):
-        assert desk.rig.ends(job)["outcome"] == "completed"
+        assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
     desk.restart()
     desk.wait(30)
     assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "b", "c"]
@@ -95,7 +95,7 @@ def test_reports_a_malformed_line_and_runs_the_others(desk: Desk) -> None:
         "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
     )
     assert [number for number, _ in desk.problems()] == [2, 3, 4]
-    assert desk.rig.ends(1)["outcome"] == desk.rig.ends(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == desk.rig.tick_until_ended(2)["outcome"] == "completed"
     assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "c"]
     desk.save("[share=0.2] echo a >> ran\n[share=0.2] echo c >> ran\n")
     assert desk.problems() == []
@@ -114,7 +114,7 @@ def test_lists_the_accepted_forms_once_for_all_mistakes_of_a_reading(
 
 def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running_one(desk: Desk) -> None:
     desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
-    desk.rig.runner(1)
+    desk.rig.runner_pid(1)
     desk.save("[gpus=2] echo c\n", quiet_s=0)
     desk.wait(9)
     assert desk.states() == {1: "running", 2: "queued", 3: "queued"}
@@ -123,13 +123,13 @@ def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running
     assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
     assert desk.rig.job(2)["reason"] == "line removed"
     (desk.rig.folder / "go").touch()
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
 
 
 def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: Desk) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    desk.rig.runner(1)
+    desk.rig.runner_pid(1)
     for quiet_s in (1.0, 30.0):  # the typo is in the store, or not yet
         desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
         desk.restart()
@@ -138,21 +138,21 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
         row = desk.rig.job(2)
         assert LineWait.from_json(row["line_wait"]) == LineWait("malformed", 2)
     (desk.rig.folder / "go").touch()
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    assert desk.rig.ends(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
 def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    desk.rig.runner(1)
+    desk.rig.runner_pid(1)
     desk.save(f"{held}[gpus=two] echo b >> ran\n")
     (desk.rig.folder / "go").touch()
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     desk.path.unlink()
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "queued"}
@@ -160,21 +160,21 @@ def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_aw
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    assert desk.rig.ends(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
 
 
 def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    desk.rig.runner(1)
+    desk.rig.runner_pid(1)
     (desk.rig.folder / "go").touch()
     desk.save(held, quiet_s=1)
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     desk.path.unlink()
     desk.wait(0)
     assert desk.states() == {1: "completed", 2: "queued"}
     assert desk.watch.pending
-    assert desk.watch.again_at == desk.now + 9
+    assert desk.watch.recheck_at == desk.now + 9
     desk.save(held)
     assert desk.states() == {1: "completed", 2: "cancelled"}
 
@@ -182,28 +182,28 @@ def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away
 def test_a_missing_jobs_file_removes_no_line(desk: Desk) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    desk.rig.runner(1)
+    desk.rig.runner_pid(1)
     desk.save(held, quiet_s=1)
     desk.path.unlink()
     desk.wait(0)
     (desk.rig.folder / "go").touch()
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.wait(9)
     assert not desk.watch.pending
-    assert desk.rig.ends(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
 
 
 def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> None:
     desk.save("[gpus=2] test -e good\n")
-    assert desk.rig.ends(1)["exit_code"] == 1
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
     desk.save("[gpus=two] test -e good\n")
-    desk.rig.store.wish("retry", "1")
+    desk.rig.store.add_request("retry", "1")
     desk.wait(30)
     assert desk.states() == {1: "queued"}
     (desk.rig.folder / "good").touch()
     desk.save("[gpus=2] test -e good\n")
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
 
 
 def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: Desk) -> None:
@@ -226,41 +226,41 @@ def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: Desk) -> None:
     )
     text = "0,s.py,,good 0 --llm x,\n0,s.py,,bad 7 --llm x,\n"
     desk.save(text)
-    assert desk.rig.ends(1)["outcome"] == "completed"
-    assert desk.rig.ends(2)["exit_code"] == 7
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2)["exit_code"] == 7
     desk.restart()
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file changes nothing
     desk.save("# nothing\n", quiet_s=60)
     desk.save(text)
-    assert desk.rig.ends(2)["exit_code"] == 7
+    assert desk.rig.tick_until_ended(2)["exit_code"] == 7
     assert sorted((desk.rig.folder / "ran").read_text().split()) == ["bad", "bad", "good"]
     assert len(desk.rig.store.attempts(2)) == 2
 
 
 def test_reordered_lines_change_only_their_own_queue_positions(desk: Desk) -> None:
     # All GPUs are allocated, so that everything waits.
-    blocker = desk.rig.add("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
-    desk.rig.runner(blocker)
+    blocker = desk.rig.add_job("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
+    desk.rig.runner_pid(blocker)
     desk.save("[gpus=2] echo a\n[gpus=2] echo b\n[gpus=2] echo c\n", quiet_s=0)
-    desk.rig.add("echo other", gpus=2)
+    desk.rig.add_job("echo other", gpus=2)
     assert desk.queued() == ["echo a", "echo b", "echo c", "echo other"]
     desk.save("[gpus=2] echo c\n[gpus=2] echo a\n[gpus=2] echo b\n")
     assert desk.queued() == ["echo c", "echo a", "echo b", "echo other"]
     desk.save("[gpus=2] echo c\n[gpus=2 priority=1] echo a\n[gpus=2] echo b\n")
     assert desk.queued() == ["echo a", "echo c", "echo b", "echo other"]
-    desk.rig.store.wish("cancel", str(blocker), grace_s=0.1)
-    desk.rig.ends(blocker)
+    desk.rig.store.add_request("cancel", str(blocker), grace_s=0.1)
+    desk.rig.tick_until_ended(blocker)
 
 
 def test_a_changed_attribute_leaves_other_requested_values(desk: Desk) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     assert desk.rig.job(2)["name"] == "y"
-    desk.rig.store.wish("release", "2")
-    assert desk.rig.ends(2)["outcome"] == "completed"
+    desk.rig.store.add_request("release", "2")
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "completed"}
 
@@ -274,7 +274,7 @@ def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
         "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"
     )
     desk.save("0,s.py,,,1\n")
-    assert desk.rig.ends(1)["exit_code"] == 1
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
     assert "put [cuda-ids=visible] before its line" in desk.rig.job(1)["reason"]
     with caplog.at_level("INFO"):
         desk.save("[cuda-ids=visible] 0,s.py,,,1\n")
@@ -283,46 +283,46 @@ def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
     ) in caplog.text
     desk.restart()
     assert desk.rig.job(1)["outcome"] == "failed"
-    desk.rig.store.wish("retry", "1")
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    desk.rig.store.add_request("retry", "1")
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     assert (desk.rig.folder / "ran").read_text().split() == ["1", "0"]
     desk.save("[cuda-ids=visible share=0.5 hold] 0,s.py,,,1\n")
     assert desk.rig.job(1)["state"] == "finished"
-    assert desk.rig.job(1)["ask"] == Ask(share=500, allowed=(1,)).key()
+    assert desk.rig.job(1)["ask"] == ResourceSpec(share=500, allowed=(1,)).key()
 
 
 def test_a_retry_right_after_a_save_uses_the_saved_line(desk: Desk) -> None:
     (desk.rig.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[-1]))")
     desk.save("0,s.py,,,1\n")
-    assert desk.rig.ends(1)["exit_code"] == 1
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
     desk.save("[cuda-ids=visible] 0,s.py,,,1\n", quiet_s=0.5)
-    desk.rig.store.wish("retry", "1")
+    desk.rig.store.add_request("retry", "1")
     desk.wait(0.5)
     assert desk.states() == {1: "queued"}
     desk.wait(1.5)
-    assert desk.rig.ends(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     assert len(desk.rig.store.attempts(1)) == 2
 
 
 def test_a_priority_can_be_set_only_for_waiting_jobs(desk: Desk) -> None:
     desk.save("[share=0.1] true\n")
-    desk.rig.ends(1)
-    wish = desk.rig.store.wish("set", "1", name="priority", value=3)
+    desk.rig.tick_until_ended(1)
+    wish = desk.rig.store.add_request("set", "1", name="priority", value=3)
     desk.rig.tick()
-    assert desk.rig.store.answer(wish) == "job 1 is finished; its attributes cannot be changed"
+    assert desk.rig.store.request_answer(wish) == "job 1 is finished; its attributes cannot be changed"
 
 
 def test_adding_the_cancel_attribute_ends_a_running_job(desk: Desk) -> None:
     desk.save("[gpus=2] sleep 60\n")
-    desk.rig.runner(1)
+    desk.rig.runner_pid(1)
     desk.save("[gpus=2 cancel] sleep 60\n")
-    assert desk.rig.ends(1)["outcome"] == "cancelled"
+    assert desk.rig.tick_until_ended(1)["outcome"] == "cancelled"
 
 
 def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
     (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
     desk.save("0,s.py,,--llm x,\n")
-    assert desk.rig.ends(1)["exit_code"] == 3
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 3
     desk.save("# x\n", quiet_s=60)
     desk.save("[hold] 0,s.py,,--llm x,\n")
     assert desk.states() == {1: "held"}
@@ -332,13 +332,13 @@ def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
 
 def test_the_working_folder_is_that_of_the_first_reading(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.save("[share=0.2] pwd >> ran\n")
-    desk.rig.ends(1)
+    desk.rig.tick_until_ended(1)
     elsewhere = desk.rig.folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     desk.restart()
     desk.save("[share=0.2] pwd >> ran\n[share=0.2] pwd >> ran\n")
-    desk.rig.ends(2)
+    desk.rig.tick_until_ended(2)
     assert (desk.rig.folder / "ran").read_text().split() == [str(desk.rig.folder)] * 2
 
 
@@ -366,7 +366,7 @@ def test_warns_once_of_lines_that_will_not_work_as_intended(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')
-    desk.watch = JobsWatch(desk.rig.store, str(desk.path), None, lambda: config)
+    desk.watch = JobsFileWatcher(desk.rig.store, str(desk.path), None, lambda: config)
     with caplog.at_level("WARNING"):
         desk.save("# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n")
         desk.wait(30)

@@ -42,17 +42,17 @@ def test_keeps_the_last_valid_version(tmp_path: Path, kind: str, caplog: pytest.
     path = tmp_path / "llm_config.json"
     path.write_text('{"models": {"a": 0.5}}')
     file = LlmConfigFile(str(path))
-    assert file.look()
+    assert file.refresh()
     good = file.current
     path.unlink()
     make(path)
     for _ in range(3):
-        assert not file.look()
+        assert not file.refresh()
     assert file.current == good
     assert caplog.text.count(why) == 1
     path.rename(tmp_path / "away")
     path.write_text('{"models": {"a": 0.25}}')
-    assert file.look()
+    assert file.refresh()
     assert file.current != good
 
 
@@ -71,10 +71,10 @@ def test_reads_a_file_that_becomes_readable_again(tmp_path: Path, caplog: pytest
     path = tmp_path / "llm_config.json"
     path.write_text('{"models": {"a": 0.5}}')
     file = LlmConfigFile(str(path))
-    file.look()
+    file.refresh()
     path.unlink()
     for _ in range(2):
-        assert not file.look()
+        assert not file.refresh()
     assert caplog.text.count("was removed; the last valid version stays in force") == 1
     path.write_text('{"models": {"a": 0.25}}')
-    assert file.look()
+    assert file.refresh()

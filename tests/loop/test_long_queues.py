@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.cli.status import read
+from gpu_scheduler.cli.status import read_report
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.intake import jobswatch
-from gpu_scheduler.intake.jobswatch import JobsWatch
-from gpu_scheduler.intake.pauses import summary
+from gpu_scheduler.intake.jobswatch import JobsFileWatcher
+from gpu_scheduler.intake.pauses import summarize
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 
@@ -44,18 +44,18 @@ class Steps:
 def ended(rig: Rig, jobs: int) -> None:
     """Adds jobs that have finished after one attempt."""
     for _ in range(jobs):
-        job = rig.add("true", gpus=3)
+        job = rig.add_job("true", gpus=3)
         [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
-        close = act.Close(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
-        rig.loop.recorder.record([close, act.Release(attempt), act.Cooled(attempt)], rig.clock.now())
+        close = act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+        rig.loop.recorder.record([close, act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt)], rig.clock.now())
 
 
 #: Operations that are repeated while jobs wait.
 WORK: dict[str, Callable[[Rig], object]] = {
     "a round": lambda rig: rig.tick(),
     "what falls due": lambda rig: rig.store.next_retry(rig.clock.now()),
-    "the state file": lambda rig: summary(rig.store),
-    "status": lambda rig: read(rig.store, queued=20, finished=20),
+    "the state file": lambda rig: summarize(rig.store),
+    "status": lambda rig: read_report(rig.store, max_queued=20, max_finished=20),
 }
 
 
@@ -67,7 +67,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
             ended(rig, over)
             for n in range(queued):
                 # It waits, since it needs three GPUs of two. Every second one has had a launch.
-                job = rig.add(f"echo {n}", gpus=3, allowed=(n % 5,))
+                job = rig.add_job(f"echo {n}", gpus=3, allowed=(n % 5,))
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
                     rig.store.db.connection.execute(
@@ -77,7 +77,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
         return {name: Steps(rig.store).of(partial(work, rig)) for name, work in WORK.items()}
 
     few, many = costs(FEW, 40), costs(MANY, 400)
-    assert rig.store.counts() == {"queued": FEW + MANY, "finished": 440}
+    assert rig.store.state_counts() == {"queued": FEW + MANY, "finished": 440}
     assert {name: statements for name, (statements, _) in many.items()} == {
         name: statements for name, (statements, _) in few.items()
     }
@@ -87,12 +87,12 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
 def test_kept_counts_equal_counting_the_rows(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     ended(rig, 3)
-    rig.add("a", hold=True)
-    rig.add("b", cancel=True)
-    rig.add("c", gpus=3)
+    rig.add_job("a", hold=True)
+    rig.add_job("b", cancel=True)
+    rig.add_job("c", gpus=3)
     rows = rig.store.db.rows("SELECT state, count(*) AS n FROM job GROUP BY state")
-    assert rig.store.counts() == {row["state"]: row["n"] for row in rows}
-    assert rig.store.counts() == {"finished": 4, "held": 1, "queued": 1}
+    assert rig.store.state_counts() == {row["state"]: row["n"] for row in rows}
+    assert rig.store.state_counts() == {"finished": 4, "held": 1, "queued": 1}
 
 
 class Desk:
@@ -102,7 +102,7 @@ class Desk:
         self.rig, self.now = rig, 1000.0
         self.path = rig.folder / "jobs.txt"
         self.lines: list[str] = []
-        self.watch = JobsWatch(rig.store, str(self.path), frozenset(range(rig.gpus)))
+        self.watch = JobsFileWatcher(rig.store, str(self.path), frozenset(range(rig.gpus)))
 
     def save(self) -> None:
         spare = self.path.with_suffix(".new")
@@ -112,9 +112,9 @@ class Desk:
     def look(self, later: float = 0.0) -> None:
         """Reads the file, repeatedly as long as more is ready at once."""
         self.now += later
-        self.watch.look(self.now)
+        self.watch.check(self.now)
         while self.watch.loading:
-            self.watch.look(self.now)
+            self.watch.check(self.now)
 
     def cost(self, later: float = 0.0) -> tuple[int, int]:
         before = self.rig.store.db.connection.total_changes
@@ -188,21 +188,21 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
     desk.save()
     portions: list[int] = []
     while not portions or desk.watch.loading:
-        desk.watch.look(desk.now)
-        portions.append(rig.store.counts()["queued"])
+        desk.watch.check(desk.now)
+        portions.append(rig.store.state_counts()["queued"])
         rig.loop.placing = not desk.watch.loading
         if desk.watch.loading:
             assert desk.watch.pending
-            assert desk.watch.again_at == desk.now
+            assert desk.watch.recheck_at == desk.now
             assert rig.tick().attempts == ()
     assert portions == [50, 100, 120]
     assert len([record for record in caplog.records if "line" in record.getMessage()]) == 6
     assert "and 115 more such lines" in caplog.text
     rig.loop.tick()
-    [attempt] = rig.store.unsettled()
+    [attempt] = rig.store.active_attempts()
     assert attempt["job_id"] == 120
     rig.loop.recorder.record([act.SetPaused(f"U{gpu}", True) for gpu in range(2)], rig.clock.now())
-    assert rig.ends(120)["outcome"] == "completed"
+    assert rig.tick_until_ended(120)["outcome"] == "completed"
 
 
 def test_a_restart_between_two_portions_continues_with_the_next(
@@ -212,12 +212,12 @@ def test_a_restart_between_two_portions_continues_with_the_next(
     first = Desk(desk.rig)
     first.lines = [f"[hold] 0,train.py,,--seed {n % 60}\n" for n in range(130)]
     first.save()
-    first.watch.look(first.now)
-    assert first.rig.store.counts() == {"held": 50}
+    first.watch.check(first.now)
+    assert first.rig.store.state_counts() == {"held": 50}
     second = Desk(first.rig)
     second.look()
     second.look(30)
-    assert second.rig.store.counts() == {"held": 60}
+    assert second.rig.store.state_counts() == {"held": 60}
     rows = second.rig.store.db.rows("SELECT raw, job_id FROM line ORDER BY position")
     assert [row["raw"] for row in rows] == first.lines
     assert [row["job_id"] for row in rows] == [*range(1, 61), *[None] * 70]

@@ -15,7 +15,7 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.executors import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.loop import due
+from gpu_scheduler.loop import next_deadline
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.protocol import processes_of
 from tests.fakes.conda import plant
@@ -32,8 +32,8 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_job_runs_once_and_its_exit_code_is_recorded(rig: Rig, code: int) -> None:
-    job = rig.add(f"echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER >> ran; exit {code}")
-    row = rig.ends(job)
+    job = rig.add_job(f"echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER >> ran; exit {code}")
+    row = rig.tick_until_ended(job)
     assert (row["outcome"], row["exit_code"]) == ("completed" if code == 0 else "failed", code)
     assert (rig.folder / "ran").read_text() == "0 PCI_BUS_ID\n"
     log = Path(rig.store.attempts(job)[0]["log"])
@@ -44,7 +44,7 @@ def test_a_job_runs_once_and_its_exit_code_is_recorded(rig: Rig, code: int) -> N
 def test_starts_and_ends_are_durable_before_anything_follows_from_them(rig: Rig) -> None:
     statements: list[str] = []
     rig.store.db.connection.set_trace_callback(statements.append)
-    rig.ends(rig.add("exit 7"))
+    rig.tick_until_ended(rig.add_job("exit 7"))
     rig.store.db.connection.set_trace_callback(None)
     safety, unsynced = "", []
     for text in statements:
@@ -59,29 +59,29 @@ def test_starts_and_ends_are_durable_before_anything_follows_from_them(rig: Rig)
 
 
 def test_a_new_scheduler_reads_results_from_before_its_start(rig: Rig) -> None:
-    jobs = [rig.add(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
+    jobs = [rig.add_job(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()
     folders = [rig.attempt_folder(job) for job in jobs]
     wait_for(lambda: all((folder / "result").exists() for folder in folders), "results")
     again = Rig(rig.folder)
-    assert [again.ends(job)["exit_code"] for job in jobs] == [0, 9]
+    assert [again.tick_until_ended(job)["exit_code"] for job in jobs] == [0, 9]
     assert [len(again.store.attempts(job)) for job in jobs] == [1, 1]
 
 
 def test_a_job_whose_runner_was_killed_is_interrupted_and_leaves_no_process(rig: Rig) -> None:
-    job = rig.add("echo start >> ran; setsid sleep 60 & sleep 60")
-    runner = rig.runner(job)
+    job = rig.add_job("echo start >> ran; setsid sleep 60 & sleep 60")
+    runner = rig.runner_pid(job)
     token, folder = rig.store.attempts(job)[0]["token"], rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "ran").exists(), "the job's first line")
     os.kill(runner, signal.SIGKILL)
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["state"], row["held_by"]) == ("held", "interrupted")
     assert processes_of({token: folder}) == {}
     assert (rig.folder / "ran").read_text() == "start\n"
-    rig.store.wish("retry", str(job))
-    rig.runner(job)
-    rig.store.wish("cancel", str(job), grace_s=1)
-    assert rig.ends(job)["outcome"] == "cancelled"
+    rig.store.add_request("retry", str(job))
+    rig.runner_pid(job)
+    rig.store.add_request("cancel", str(job), grace_s=1)
+    assert rig.tick_until_ended(job)["outcome"] == "cancelled"
     assert [a["outcome"] for a in rig.store.attempts(job)] == ["interrupted", "cancelled"]
 
 
@@ -108,8 +108,8 @@ def test_relaunches_a_runner_killed_before_its_claim(tmp_path: Path) -> None:
     rig = Rig(
         tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 1)), settings=settings
     )
-    job = rig.add("echo x >> ran")
-    assert rig.ends(job)["outcome"] == "completed"
+    job = rig.add_job("echo x >> ran")
+    assert rig.tick_until_ended(job)["outcome"] == "completed"
     assert (tmp_path / "ran").read_text() == "x\n"
     [attempt] = rig.store.attempts(job)
     assert attempt["launches"] == 2
@@ -120,8 +120,8 @@ def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -
     rig = Rig(
         tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 99)), settings=settings
     )
-    job = rig.add("echo x >> ran")
-    row = rig.ends(job)
+    job = rig.add_job("echo x >> ran")
+    row = rig.tick_until_ended(job)
     assert (row["outcome"], row["exit_code"]) == ("failed", None)
     assert "did not start in 3 launches" in row["reason"]
     assert "tried 2 times" in row["reason"]
@@ -154,8 +154,8 @@ class Refusing:
 
 def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     rig = Rig(tmp_path, executor=Refusing(2))
-    job = rig.add("echo x >> ran")
-    assert rig.ends(job)["outcome"] == "completed"
+    job = rig.add_job("echo x >> ran")
+    assert rig.tick_until_ended(job)["outcome"] == "completed"
     assert [a["outcome"] for a in rig.store.attempts(job)] == ["not_started", "not_started", "completed"]
     assert "out of processes" in rig.store.attempts(job)[0]["reason"]
 
@@ -174,9 +174,9 @@ def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_jo
         return rig.store.insert_job(spec, "test")
 
     bad, good = csv("nosuch"), csv("beta")
-    rig.until(lambda: rig.job(good)["outcome"], "the job behind it")
+    rig.tick_until(lambda: rig.job(good)["outcome"], "the job behind it")
     assert rig.job(good)["outcome"] == "completed", rig.job(good)["reason"]
-    row = rig.ends(bad)
+    row = rig.tick_until_ended(bad)
     assert row["outcome"] == "failed"
     assert "nosuch does not exist" in row["reason"]
     assert "alpha" in row["reason"]
@@ -187,42 +187,42 @@ def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_jo
 
 def test_a_missing_script_is_a_failed_launch(rig: Rig) -> None:
     job = rig.store.insert_job(JobSpec("csv", "s", str(rig.folder), str(rig.folder / "none.py")), "test")
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert row["outcome"] == "failed"
     assert "none.py does not exist" in row["reason"]
 
 
 def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
-    polite = rig.add(
+    polite = rig.add_job(
         "trap 'echo saved >> saved; exit 0' TERM; echo > up1; while :; do sleep 0.05; done", share=500
     )
-    stubborn = rig.add("trap '' TERM; echo > up2; while :; do sleep 0.05; done", share=500)
-    waiting = rig.add("echo x >> ran", share=1000, allowed=(0,))
-    rig.until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both up")
+    stubborn = rig.add_job("trap '' TERM; echo > up2; while :; do sleep 0.05; done", share=500)
+    waiting = rig.add_job("echo x >> ran", share=1000, allowed=(0,))
+    rig.tick_until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both up")
     for job in (polite, stubborn, waiting):
-        rig.store.wish("cancel", str(job), grace_s=0.5)
-    assert {rig.ends(job)["outcome"] for job in (polite, stubborn, waiting)} == {"cancelled"}
+        rig.store.add_request("cancel", str(job), grace_s=0.5)
+    assert {rig.tick_until_ended(job)["outcome"] for job in (polite, stubborn, waiting)} == {"cancelled"}
     assert (rig.folder / "saved").read_text() == "saved\n"
     assert rig.job(stubborn)["signal"] == signal.SIGKILL
     assert not (rig.folder / "ran").exists()
 
 
 def test_a_cancel_survives_a_restart_between_request_and_stop(rig: Rig) -> None:
-    job = rig.add("echo > up; sleep 60")
-    rig.runner(job)
+    job = rig.add_job("echo > up; sleep 60")
+    rig.runner_pid(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
-    rig.store.wish("cancel", str(job), grace_s=1)
+    rig.store.add_request("cancel", str(job), grace_s=1)
     assert rig.loop.tick() is None  # the cancel is in the store, `stop` is not written yet
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
-    assert again.ends(job)["outcome"] == "cancelled"
+    assert again.tick_until_ended(job)["outcome"] == "cancelled"
 
 
 def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
-    job = rig.add("echo x >> ran")
+    job = rig.add_job("echo x >> ran")
     rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now())
     rig.store.db.connection.execute("UPDATE attempt SET boot_id = 'before'")
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["state"], row["held_by"]) == ("held", "interrupted")
     assert "restarted" in row["reason"]
     assert not (rig.folder / "ran").exists()
@@ -230,23 +230,23 @@ def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
 
 def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
     code = "echo $GPU_SCHEDULER_JOB $CUDA_VISIBLE_DEVICES >> ran; while [ ! -e go ]; do sleep 0.02; done"
-    jobs = [rig.add(code, share=500) for _ in range(5)]
-    rig.until(
+    jobs = [rig.add_job(code, share=500) for _ in range(5)]
+    rig.tick_until(
         lambda: (rig.folder / "ran").exists() and len((rig.folder / "ran").read_text().split()) == 8,
         "four run",
     )
     assert rig.job(jobs[4])["state"] == "queued"
-    assert rig.store.waiting()[rig.job(jobs[4])["ask"]] == "needs 0.5 of a GPU, 0 free"
+    assert rig.store.wait_reasons()[rig.job(jobs[4])["ask"]] == "needs 0.5 of a GPU, 0 free"
     (rig.folder / "go").touch()
     for job in jobs:
-        assert rig.ends(job)["outcome"] == "completed"
+        assert rig.tick_until_ended(job)["outcome"] == "completed"
     placed = dict(line.split() for line in (rig.folder / "ran").read_text().splitlines())
     assert [placed[str(job)] for job in jobs[:4]] == ["0", "0", "1", "1"]
 
 
 def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
-    job = rig.add("while [ ! -e go ]; do sleep 0.02; done; exit 3")
-    rig.runner(job)
+    job = rig.add_job("while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    rig.runner_pid(job)
     forged = {
         "token": "0" * 32,
         "cause": None,
@@ -261,12 +261,12 @@ def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
     rig.tick()
     assert rig.job(job)["state"] == "running"
     (rig.folder / "go").touch()
-    assert rig.ends(job)["exit_code"] == 3
+    assert rig.tick_until_ended(job)["exit_code"] == 3
 
 
 def never_claimed(rig: Rig) -> tuple[int, Path]:
     """Opens an attempt in the store that nobody launches; returns its job and folder."""
-    job = rig.add("echo ran >> ran", share=250)
+    job = rig.add_job("echo ran >> ran", share=250)
     now = rig.clock.now()
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], now)
     return job, rig.attempt_folder(job)
@@ -276,8 +276,8 @@ def test_cancels_an_attempt_whose_claim_was_truncated_by_a_power_cut(rig: Rig) -
     job, folder = never_claimed(rig)
     folder.mkdir(parents=True)
     (folder / "claim").touch()
-    rig.store.wish("cancel", str(job), grace_s=0.0)
-    row = rig.ends(job)
+    rig.store.add_request("cancel", str(job), grace_s=0.0)
+    row = rig.tick_until_ended(job)
     assert (row["state"], row["outcome"]) == ("finished", "cancelled")
     assert not (rig.folder / "ran").exists()
 
@@ -288,15 +288,15 @@ def test_an_attempt_that_cannot_be_reconciled_blocks_no_other(
     job, folder = never_claimed(rig)
     folder.parent.mkdir(parents=True)
     folder.touch()
-    rig.store.wish("cancel", str(job), grace_s=0.0)
-    others = [rig.add("exit 0"), rig.add("exit 0")]
-    rig.until(lambda: all(rig.job(other)["outcome"] == "completed" for other in others), "their ends")
+    rig.store.add_request("cancel", str(job), grace_s=0.0)
+    others = [rig.add_job("exit 0"), rig.add_job("exit 0")]
+    rig.tick_until(lambda: all(rig.job(other)["outcome"] == "completed" for other in others), "their ends")
     facts = rig.tick()
-    at = due(facts, None)
+    at = next_deadline(facts, None)
     assert at is not None
     assert facts.now.boot < at <= facts.now.boot + 1.0
     assert rig.job(job)["state"] == "starting"
     assert caplog.text.count(str(folder)) <= 2
     folder.unlink()
-    assert rig.ends(job)["outcome"] == "cancelled"
+    assert rig.tick_until_ended(job)["outcome"] == "cancelled"
     assert not (rig.folder / "ran").exists()

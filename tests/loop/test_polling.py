@@ -9,13 +9,13 @@ import pytest
 from gpu_scheduler import gpus
 from gpu_scheduler.core.facts import Gpu
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.gpus import GpuWatch, with_held
-from gpu_scheduler.probes.asked import AskedProbe
-from gpu_scheduler.sampling import CLOSE_EVERY_S, CLOSE_S, Sampler
-from tests.loop.hands import Hands
+from gpu_scheduler.gpus import GpuWatch, with_foreign_peaks
+from gpu_scheduler.probes.asked import ProbeClient
+from gpu_scheduler.sampling import FREQUENT_EVERY_S, FREQUENT_S, Sampler
+from tests.loop.hands import ManualClock
 
 
-class Counted(AskedProbe):
+class Counted(ProbeClient):
     """A probe without a process that answers at once."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Counted(AskedProbe):
         pass
 
 
-def asked(clock: Hands, sampler: Sampler, seconds: float) -> list[float]:
+def asked(clock: ManualClock, sampler: Sampler, seconds: float) -> list[float]:
     """Returns the times within the next seconds at which the GPUs are polled; checks that each poll was
     due."""
     end = clock.boot + seconds
@@ -37,27 +37,27 @@ def asked(clock: Hands, sampler: Sampler, seconds: float) -> list[float]:
             clock.boot = end
             return times
         clock.boot = max(clock.boot, due)
-        assert sampler.ask(at_once=False)
-        assert not sampler.ask(at_once=False)
+        assert sampler.query(at_once=False)
+        assert not sampler.query(at_once=False)
         times.append(clock.boot)
 
 
 @pytest.mark.parametrize(
-    ("every_s", "closely_s"), [(5.0, CLOSE_EVERY_S), (0.25, 0.25), (20.0, CLOSE_EVERY_S)]
+    ("every_s", "closely_s"), [(5.0, FREQUENT_EVERY_S), (0.25, 0.25), (20.0, FREQUENT_EVERY_S)]
 )
 def test_polls_gpus_more_often_for_a_while_after_a_start(every_s: float, closely_s: float) -> None:
-    clock, probe = Hands(), Counted()
+    clock, probe = ManualClock(), Counted()
     sampler = Sampler(probe, GpuWatch(), clock, every_s)
     try:
         first = asked(clock, sampler, 4 * every_s)
         assert first == [100.0 + every_s * n for n in range(5)]
         clock.boot = began = first[-1]
-        sampler.watch_closely()
-        times = asked(clock, sampler, CLOSE_S + 3 * every_s)
+        sampler.sample_frequently()
+        times = asked(clock, sampler, FREQUENT_S + 3 * every_s)
         steps = [later - earlier for earlier, later in zip([began, *times], times, strict=False)]
-        close = [step for at, step in zip(times, steps, strict=True) if at <= began + CLOSE_S]
+        close = [step for at, step in zip(times, steps, strict=True) if at <= began + FREQUENT_S]
         assert set(close) == {closely_s}
-        assert len(close) == CLOSE_S / closely_s
+        assert len(close) == FREQUENT_S / closely_s
         # Afterwards at the usual interval.
         assert set(steps[len(close) + 1 :]) == {every_s}
     finally:
@@ -87,10 +87,10 @@ def test_the_peak_of_a_foreign_process_counts_while_it_lives(
 ) -> None:
     monkeypatch.setattr(gpus, "is_alive", lambda pid, start: (pid, start) in alive)
     sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in listed))
-    gpu = Gpu("U0", 0, sample=sample, starts={7: 50.0, 8: 61.0})
-    assert with_held(gpu, HELD).held == kept
+    gpu = Gpu("U0", 0, sample=sample, process_starts={7: 50.0, 8: 61.0})
+    assert with_foreign_peaks(gpu, HELD).foreign_peaks == kept
 
 
 def test_without_a_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "is_alive", lambda pid, start: pid == 8)
-    assert with_held(Gpu("U0", 0), HELD).held == {(8, 60.0): 700}
+    assert with_foreign_peaks(Gpu("U0", 0), HELD).foreign_peaks == {(8, 60.0): 700}

@@ -21,15 +21,15 @@ import pytest
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.fresh import forgotten, refuse_unrecorded
-from gpu_scheduler.intake.jobswatch import JobsWatch
-from gpu_scheduler.restore import open_record
+from gpu_scheduler.fresh import jobs_forgotten, refuse_unrecorded
+from gpu_scheduler.intake.jobswatch import JobsFileWatcher
+from gpu_scheduler.restore import open_store
 from gpu_scheduler.runner.protocol import observe, sweep
-from gpu_scheduler.service import to_forget
+from gpu_scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import attemptfolders, backups, identity
-from gpu_scheduler.store.condition import examine
-from gpu_scheduler.store.forget import forgetting
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.condition import inspect_store
+from gpu_scheduler.store.forget import forgetting_jobs
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
@@ -74,31 +74,31 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.data_dir = Home.of(str(folder / "state.json"))
+        self.data_dir = DataDir.of(str(folder / "state.json"))
         self.rig = Rig(folder, executor=Quick())
         self.folders: dict[str, Path] = {}
 
     def running(self, command: str = LONG, **values: object) -> int:
-        job = self.rig.add(command, **values)
-        self.rig.runner(job)
+        job = self.rig.add_job(command, **values)
+        self.rig.runner_pid(job)
         return job
 
     def ended(self, command: str, **values: object) -> int:
-        job = self.rig.add(command, **values)
-        self.rig.until(lambda: self.rig.job(job)["state"] == "finished", f"end of job {job}")
+        job = self.rig.add_job(command, **values)
+        self.rig.tick_until(lambda: self.rig.job(job)["state"] == "finished", f"end of job {job}")
         return job
 
     def folder_of(self, job: int) -> Path:
         return self.rig.attempt_folder(job)
 
     def backup(self) -> None:
-        backups.make(self.rig.store.db.connection, self.data_dir)
+        backups.make_backup(self.rig.store.db.connection, self.data_dir)
 
     def close(self) -> None:
         """Kills the scheduler: its executor forgets its children and its store is closed."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
             for row in self.rig.store.db.rows("SELECT job_id, number, token FROM attempt"):
-                self.folders[row["token"]] = self.data_dir.attempt(row["job_id"], row["number"], row["token"])
+                self.folders[row["token"]] = self.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
         self.rig.store.close()
 
     def lose(self) -> None:
@@ -108,7 +108,7 @@ class Desk:
 
     def start(self, **options: Any) -> Store:
         options = {"state_file": str(self.data_dir.state_file), "jobs_file": "", **options}
-        return open_record(self.data_dir, StartOptions(**options), SETTINGS)
+        return open_store(self.data_dir, StartOptions(**options), SETTINGS)
 
     def restore(self, **options: Any) -> None:
         """Restores the store as `start --restore` does, with new scheduler parts."""
@@ -164,8 +164,8 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
         assert "`start --fresh` forgets all of it, once none of them is running" in ways
         assert (database.read_bytes() if database.exists() else None) == content
         for refuse in (
-            lambda: refuse_unrecorded(examine(desk.data_dir).unknown),
-            lambda: to_forget(desk.data_dir),
+            lambda: refuse_unrecorded(inspect_store(desk.data_dir).unknown_folders),
+            lambda: count_jobs_to_forget(desk.data_dir),
         ):
             with pytest.raises(SchedulerError, match=f"job {lives} is active; --fresh forgets nothing"):
                 refuse()
@@ -189,15 +189,15 @@ def test_readers_report_a_lost_store(desk: Desk) -> None:
 def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
     completed, failed = desk.ended("true"), desk.ended("exit 3", name="bert", share=500, priority=7)
     killed, lives = desk.running(), desk.running()
-    runner = desk.rig.runner(killed)
+    runner = desk.rig.runner_pid(killed)
     wait_for(lambda: len(desk.trace()) == 2, "both words")
-    never = desk.rig.add("echo never >> trace")
+    never = desk.rig.add_job("echo never >> trace")
     before = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
     attempts = {row["job_id"]: row for row in desk.rig.store.db.rows("SELECT * FROM attempt")}
     desk.lose()
     os.kill(runner, signal.SIGKILL)
     token = attempts[killed]["token"]
-    sweep(desk.data_dir.attempt(killed, 1, token), token, 0.0)
+    sweep(desk.data_dir.attempt_folder(killed, 1, token), token, 0.0)
 
     desk.restore()
     rows = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
@@ -225,18 +225,18 @@ def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
         "created_at",
     ):
         assert row[name] == attempts[lives][name], name
-    assert {row["job_id"] for row in desk.rig.store.unsettled()} == {lives}
+    assert {row["job_id"] for row in desk.rig.store.active_attempts()} == {lives}
     (desk.folder / "go").touch()
-    assert desk.rig.ends(lives)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(lives)["outcome"] == "completed"
     assert desk.trace().count("end") == 1
-    assert desk.rig.add("true") == lives + 1
+    assert desk.rig.add_job("true") == lives + 1
 
 
 def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk.rig.executor, "launch", lambda folder: None)
-    job = desk.rig.add(LONG)
+    job = desk.rig.add_job(LONG)
     desk.rig.tick()
     folder, token = desk.folder_of(job), desk.rig.store.attempts(job)[0]["token"]
     desk.lose()
@@ -245,17 +245,17 @@ def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     assert (row["state"], row["outcome"]) == ("held", None)
     assert row["reason"] == f"it had not begun when the store was lost; `retry {job}` runs it"
     assert observe(folder, token).claim == "void"
-    desk.rig.store.wish("requeue", str(job))
+    desk.rig.store.add_request("requeue", str(job))
     (desk.folder / "go").touch()
-    assert desk.rig.ends(job)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
     assert [row["number"] for row in desk.rig.store.attempts(job)] == [1, 2]
 
 
 def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.ended("true")
-    waits = desk.rig.add("echo waited >> trace")
+    waits = desk.rig.add_job("echo waited >> trace")
     desk.backup()
-    desk.rig.until(lambda: desk.rig.job(waits)["state"] == "finished", "its end")
+    desk.rig.tick_until(lambda: desk.rig.job(waits)["state"] == "finished", "its end")
     new = desk.running()
     desk.lose()
     with pytest.raises(
@@ -270,14 +270,14 @@ def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptu
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     assert f"2 attempts were added to the store from folders: jobs {waits}, {new}" in caplog.text
-    assert identity.verdict(desk.rig.store) == "same"
+    assert identity.location_verdict(desk.rig.store) == "same"
 
 
 def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: Desk) -> None:
     first = desk.ended("true")
     desk.backup()
     desk.ended("true")
-    cancelled = desk.rig.add("true", hold=True)
+    cancelled = desk.rig.add_job("true", hold=True)
     desk.backup()
     desk.lose()
     shutil.copyfile(desk.data_dir.backups / "scheduler-1.db", desk.data_dir.database)
@@ -288,7 +288,7 @@ def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: De
     desk.restore()
     assert desk.rig.job(cancelled)["state"] == "held", "the second backup contains it"
     [aside] = [path for path in desk.data_dir.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
-    assert backups.extent_of(aside).jobs == first
+    assert backups.highest_ids(aside).jobs == first
     desk.close()
     desk.start().close()
     desk.rig = Rig(desk.folder, executor=Quick())
@@ -313,7 +313,7 @@ def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
 
 
 def test_refuses_a_missing_store_that_has_only_a_backup(desk: Desk) -> None:
-    desk.rig.add("true", hold=True)
+    desk.rig.add_job("true", hold=True)
     desk.backup()
     desk.lose()
     with pytest.raises(
@@ -321,13 +321,13 @@ def test_refuses_a_missing_store_that_has_only_a_backup(desk: Desk) -> None:
     ):
         desk.start()
     desk.restore()
-    assert desk.rig.store.counts() == {"held": 1}
+    assert desk.rig.store.state_counts() == {"held": 1}
 
 
 def test_restoring_an_intact_store_changes_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.ended("true")
     desk.backup()
-    desk.rig.add("true", hold=True)
+    desk.rig.add_job("true", hold=True)
     before = tables(desk.rig.store)
     desk.close()
     with caplog.at_level("INFO"):
@@ -340,8 +340,8 @@ def test_only_the_last_attempt_decides_about_its_job(desk: Desk) -> None:
     desk.backup()
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
-    desk.rig.store.wish("requeue", str(job))
-    desk.rig.until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
+    desk.rig.store.add_request("requeue", str(job))
+    desk.rig.tick_until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
     desk.lose()
     desk.restore()
     assert desk.rig.job(job)["outcome"] == "completed"
@@ -352,21 +352,21 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Desk) 
     job = desk.running("while [ ! -e go ]; do sleep 0.02; done; [ -e again ] || exit 3")
     desk.backup()
     (desk.folder / "go").touch()
-    desk.rig.ends(job)
+    desk.rig.tick_until_ended(job)
     (desk.folder / "again").touch()
-    desk.rig.store.wish("requeue", str(job))
-    desk.rig.until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
+    desk.rig.store.add_request("requeue", str(job))
+    desk.rig.tick_until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
     desk.lose()
     desk.restore()
     assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
     assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "completed")
-    assert desk.rig.store.unsettled() == []
+    assert desk.rig.store.active_attempts() == []
 
 
 def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
-    job = desk.rig.add("exit 3", fail_retries=0)
-    desk.rig.ends(job)
-    [folder] = attemptfolders.in_runs(desk.data_dir)
+    job = desk.rig.add_job("exit 3", fail_retries=0)
+    desk.rig.tick_until_ended(job)
+    [folder] = attemptfolders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     spec["origin"]["spec"]["fail_retries"] = 5
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -375,13 +375,13 @@ def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
     assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "failed")
 
 
-def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsWatch]:
+def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
     """Returns a function that lets a watcher read jobs.txt at a given time."""
 
-    def look(now: float) -> JobsWatch:
-        watch = JobsWatch(desk.rig.store, str(desk.folder / "jobs.txt"), None)
+    def look(now: float) -> JobsFileWatcher:
+        watch = JobsFileWatcher(desk.rig.store, str(desk.folder / "jobs.txt"), None)
         for at in (now, now + 3, now + 20):
-            watch.look(at)
+            watch.check(at)
         return watch
 
     return look
@@ -401,7 +401,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
         desk.backup()
     (desk.folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     look(100)
-    desk.rig.until(lambda: desk.rig.store.counts() == {"finished": 4, "held": 1}, "all but the held one")
+    desk.rig.tick_until(lambda: desk.rig.store.state_counts() == {"finished": 4, "held": 1}, "all but the held one")
     desk.lose()
     monkeypatch.chdir("/")  # the lines keep the folder in which they were first read
     desk.restore(jobs_file=str(desk.folder / "jobs.txt"))
@@ -410,8 +410,8 @@ def test_lines_of_restored_attempts_do_not_run_again(
         desk.rig.tick()
     assert desk.trace() == ["a", "a"]
     assert len(desk.rig.store.db.rows("SELECT 1 FROM attempt")) == 4
-    assert desk.rig.store.open_wishes() == []
-    assert desk.rig.store.counts() == {"finished": 4, "held": 1}, (
+    assert desk.rig.store.open_requests() == []
+    assert desk.rig.store.state_counts() == {"finished": 4, "held": 1}, (
         "the line that had never begun is there anew"
     )
     outcomes = [row["outcome"] for row in desk.rig.store.db.rows("SELECT outcome FROM job ORDER BY id")]
@@ -419,12 +419,12 @@ def test_lines_of_restored_attempts_do_not_run_again(
     with open(desk.folder / "jobs.txt", "a") as file:
         file.write("echo a >> trace\n")
     lines_of(desk)(500)
-    desk.rig.until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
+    desk.rig.tick_until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
 
 
 def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Desk) -> None:
     job = desk.ended("true")
-    [folder] = attemptfolders.in_runs(desk.data_dir)
+    [folder] = attemptfolders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     del spec["origin"]
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -442,19 +442,19 @@ def test_a_fresh_start_reuses_no_id(desk: Desk) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
-    with forgotten(store):
+    with jobs_forgotten(store):
         pass
     store.close()
     assert list(desk.data_dir.runs.iterdir()) == []
     desk.rig = Rig(desk.folder, executor=Quick())
-    assert desk.rig.add("true") == job + 1
+    assert desk.rig.add_job("true") == job + 1
 
 
 def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: Desk) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
-    with pytest.raises(SchedulerError, match="a later check"), forgotten(store):
+    with pytest.raises(SchedulerError, match="a later check"), jobs_forgotten(store):
         raise SchedulerError("a later check")
     store.close()
     with pytest.raises(SchedulerError, match=r"1 attempt in .* is not in the store"):
@@ -466,7 +466,7 @@ def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: Desk) -> None:
 def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> None:
     job, killed = desk.running(), desk.running()
     wait_for(lambda: len(desk.trace()) == 2, "both words")
-    runner, folder = desk.rig.runner(killed), desk.folder_of(killed)
+    runner, folder = desk.rig.runner_pid(killed), desk.folder_of(killed)
     token = desk.rig.store.attempts(killed)[0]["token"]
     for one in (desk.folder_of(job), folder):
         (one / "claim").unlink()
@@ -475,19 +475,19 @@ def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> 
     sweep(folder, token, 0.0)
     desk.restore()
     assert desk.rig.job(job)["state"] == "running"
-    assert [row["job_id"] for row in desk.rig.store.unsettled()] == [job], "it keeps its GPUs"
+    assert [row["job_id"] for row in desk.rig.store.active_attempts()] == [job], "it keeps its GPUs"
     row = desk.rig.job(killed)
     assert row["state"] == "held"
     assert row["reason"] == f"its runner was killed; `retry {killed}` runs it again"
     desk.rig.tick()
     assert desk.rig.job(job)["state"] == "running"
     (desk.folder / "go").touch()
-    assert desk.rig.ends(job)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
     assert desk.trace().count("end") == 1
 
 
 def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> None:
-    held = desk.rig.add("true", hold=True)
+    held = desk.rig.add_job("true", hold=True)
     desk.backup()
     (desk.data_dir.runs / str(held) / "1-0123abcd").mkdir(parents=True)
     desk.lose()
@@ -500,7 +500,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> 
 
 def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
     desk.ended("true")
-    [folder] = attemptfolders.in_runs(desk.data_dir)
+    [folder] = attemptfolders.list_attempt_folders(desk.data_dir)
     desk.lose()
     kept = {name: (folder.path / name).read_bytes() for name in ("spec.json", "claim", "result")}
     for name in kept:
@@ -510,32 +510,32 @@ def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
         desk.start(restore=True)
     folder.path.rename(desk.folder / "moved away")
     desk.restore()
-    assert desk.rig.store.counts() == {}
+    assert desk.rig.store.state_counts() == {}
 
 
 @pytest.mark.parametrize("backed_up", [False, True])
 def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) -> None:
-    identity.settle_in(desk.rig.store)
+    identity.adopt_folder(desk.rig.store)
     ended = desk.ended("true")
     if backed_up:
         desk.backup()
     lives = desk.running()
     (desk.folder / "other").mkdir()
     other = Rig(desk.folder / "other", executor=Quick())
-    identity.settle_in(other.store)
+    identity.adopt_folder(other.store)
     for _ in range(3):
-        other.ends(other.add("exit 3"))
+        other.tick_until_ended(other.add_job("exit 3"))
     other.store.close()
     desk.lose()
-    shutil.copyfile(other.store.home.database, desk.data_dir.database)
+    shutil.copyfile(other.store.data_dir.database, desk.data_dir.database)
     with pytest.raises(SchedulerError) as refused:
         desk.start()
-    assert f"{desk.data_dir.database} is the store of {other.store.home.folder}" in str(refused.value)
+    assert f"{desk.data_dir.database} is the store of {other.store.data_dir.folder}" in str(refused.value)
     assert f"job {lives} is still running" in str(refused.value)
     desk.restore()
     assert desk.rig.job(ended)["outcome"] == "completed"
-    assert {row["job_id"] for row in desk.rig.store.unsettled()} == {lives}
-    assert identity.verdict(desk.rig.store) == "same"
+    assert {row["job_id"] for row in desk.rig.store.active_attempts()} == {lives}
+    assert identity.location_verdict(desk.rig.store) == "same"
     desk.rig.tick()
     assert desk.rig.job(lives)["state"] == "running"
 
@@ -543,28 +543,28 @@ def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) ->
 def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Desk) -> None:
     desk.ended("true")
     shutil.copytree(desk.data_dir.runs, desk.folder / "kept")
-    with forgetting(desk.rig.store):
+    with forgetting_jobs(desk.rig.store):
         pass
     shutil.copytree(desk.folder / "kept", desk.data_dir.runs, dirs_exist_ok=True)
     (desk.data_dir.runs / "a file").touch()
     desk.close()
     with contextlib.closing(desk.start()) as store:
-        assert store.counts() == {}  # forgotten, as the user asked
+        assert store.state_counts() == {}  # forgotten, as the user asked
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
 def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
-    identity.settle_in(desk.rig.store)
+    identity.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()
     copy = desk.folder / "copy"
     copy.mkdir()
     shutil.copytree(desk.data_dir.folder, copy / "state.d", ignore=shutil.ignore_patterns("scheduler.db*"))
-    data_dir = Home.of(str(copy / "state.json"))
+    data_dir = DataDir.of(str(copy / "state.json"))
     with pytest.raises(SchedulerError, match=f"job {job} is still running"):
-        open_record(data_dir, StartOptions(), SETTINGS)
-    store = open_record(data_dir, StartOptions(restore=True, jobs_file=""), SETTINGS)
-    assert identity.verdict(store) == "copied"
+        open_store(data_dir, StartOptions(), SETTINGS)
+    store = open_store(data_dir, StartOptions(restore=True, jobs_file=""), SETTINGS)
+    assert identity.location_verdict(store) == "copied"
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())
     desk.rig.tick()
@@ -574,7 +574,7 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
 def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = desk.rig.add("true", hold=True)
+    held = desk.rig.add_job("true", hold=True)
     desk.backup()
     folder = desk.data_dir.runs / str(held)
     folder.mkdir()
@@ -601,11 +601,11 @@ def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
 
 def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: Desk) -> None:
     finished = desk.ended("true")
-    held = desk.rig.add("true", hold=True)
+    held = desk.rig.add_job("true", hold=True)
     desk.close()
     for job in (finished, held):
         folder = desk.data_dir.runs / str(job) / "9-0123abcd"
         folder.mkdir(parents=True)
         (folder / "claim").touch()
-    assert [one.job_id for one in examine(desk.data_dir, thorough=False).unknown] == [held]
-    assert [one.job_id for one in examine(desk.data_dir).unknown] == [finished, held]
+    assert [one.job_id for one in inspect_store(desk.data_dir, thorough=False).unknown_folders] == [held]
+    assert [one.job_id for one in inspect_store(desk.data_dir).unknown_folders] == [finished, held]

@@ -13,80 +13,80 @@ import pytest
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample, Snapshot
-from gpu_scheduler.core.recovery import UNLISTED, UNREADABLE
+from gpu_scheduler.core.recovery import UNLISTED_FAULT, UNREADABLE_PREFIX
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.probes.asked import AskedProbe, ProbeFailure, UnreadableError
+from gpu_scheduler.probes.asked import ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 
 ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
 
 
-def card(index: int, uuid: str, fault: str | None = None) -> GpuSample:
+def gpu_sample(index: int, uuid: str, fault: str | None = None) -> GpuSample:
     return GpuSample(uuid, index, f"Fake {uuid[-1]}", 24576, 0, 0.0, (), fault)
 
 
-FOUR = tuple(card(i, f"GPU-{c}") for i, c in enumerate("abcd"))
+FOUR = tuple(gpu_sample(i, f"GPU-{c}") for i, c in enumerate("abcd"))
 
 
-class Answers(AskedProbe):
+class FakeProbeClient(ProbeClient):
     """A probe client with the answers of the test and without a process."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
         self.answer: Snapshot | ProbeFailure | None = None
 
-    def ask(self, now: float | None = None) -> None:
-        self.asked_at = 0.0 if now is None else now
+    def query(self, now: float | None = None) -> None:
+        self.queried_at = 0.0 if now is None else now
 
     def first_sample(self, timeout_s: float | None = None) -> Snapshot:
-        self.ask()
+        self.query()
         if self.answer is None:
             raise UnreadableError(ProbeFailure("no answer yet"))
-        self.asked_at = None
+        self.queried_at = None
         if isinstance(self.answer, ProbeFailure):
             raise UnreadableError(self.answer)
         return self.answer
 
     def read(self) -> Snapshot | ProbeFailure | None:
-        answer, self.answer, self.asked_at = self.answer, None, None
+        answer, self.answer, self.queried_at = self.answer, None, None
         return answer
 
     def expire(self, now: float) -> ProbeFailure | None:
         return None
 
 
-class Bench:
+class SamplerBench:
     """A store and a sampler. `restart` makes the next scheduler on the same store."""
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store
-        self.recorder = Recorder(store, Settings())
+        self.recorder = StoreWriter(store, Settings())
         self.restart(watch)
 
     def restart(self, watch: GpuWatch | None = None) -> None:
-        self.watch, self.probe = watch or GpuWatch(), Answers()
+        self.watch, self.probe = watch or GpuWatch(), FakeProbeClient()
         self.sampler = Sampler(self.probe, self.watch, Clock())
 
     def begin(self, samples: Sequence[GpuSample] | str | None, option: str | None = None) -> None:
         if samples is not None:
-            self.plant(samples)
+            self.set_gpus(samples)
         try:
             self.sampler.begin(option, self.store, self.recorder)
         finally:
             self.probe.close()
 
-    def plant(self, samples: Sequence[GpuSample] | str) -> None:
+    def set_gpus(self, samples: Sequence[GpuSample] | str) -> None:
         self.probe.answer = (
             ProbeFailure(samples) if isinstance(samples, str) else Snapshot(1.0, tuple(samples))
         )
 
     def take(self, samples: Sequence[GpuSample] | str) -> None:
-        self.plant(samples)
+        self.set_gpus(samples)
         self.sampler.read(self.recorder)
 
     def faults(self) -> list[str | None]:
@@ -101,17 +101,17 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(Store(Home.of(str(tmp_path / "state.json")), create=True))
+def bench(tmp_path: Path) -> Iterator[SamplerBench]:
+    made = SamplerBench(Store(DataDir.of(str(tmp_path / "state.json")), create=True))
     yield made
     made.store.close()
 
 
 def lost(*uuids: str) -> list[GpuSample]:
-    return [card(g.index, g.uuid, "lost") if g.uuid in uuids else g for g in FOUR]
+    return [gpu_sample(g.index, g.uuid, "lost") if g.uuid in uuids else g for g in FOUR]
 
 
-def test_lost_gpu_recovers_after_three_good_samples(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_gpu_recovers_after_three_good_samples(bench: SamplerBench, caplog: pytest.LogCaptureFixture) -> None:
     bench.begin(FOUR)
     with caplog.at_level(logging.INFO, "gpu_scheduler"):
         for _ in range(3):
@@ -128,19 +128,19 @@ def test_lost_gpu_recovers_after_three_good_samples(bench: Bench, caplog: pytest
     ]
 
 
-def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: Bench) -> None:
+def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBench) -> None:
     bench.begin(FOUR)
-    left = [card(0, "GPU-a"), card(1, "GPU-c"), card(2, "GPU-d")]
+    left = [gpu_sample(0, "GPU-a"), gpu_sample(1, "GPU-c"), gpu_sample(2, "GPU-d")]
     bench.take(left)
     assert [(row["uuid"], row["idx"], row["fault"]) for row in bench.store.gpus()] == [
         ("GPU-a", 0, None),
         ("GPU-c", 1, None),
         ("GPU-d", 2, None),
-        ("GPU-b", 3, UNLISTED),
+        ("GPU-b", 3, UNLISTED_FAULT),
     ]
     bench.restart()
     bench.begin(left)
-    assert bench.faults() == [None, None, None, UNLISTED]
+    assert bench.faults() == [None, None, None, UNLISTED_FAULT]
     bench.take(FOUR)
     assert bench.faults() == [None, ONE, None, None]
     bench.restart()
@@ -150,16 +150,16 @@ def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: Bench) -> Non
     assert bench.faults() == [None] * 4
 
 
-def test_failed_sample_changes_the_state_of_no_gpu(bench: Bench) -> None:
+def test_failed_sample_changes_the_state_of_no_gpu(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.take(lost("GPU-b"))
     bench.take("no answer within 10 s")
-    blind = f"{UNREADABLE}no answer within 10 s"
+    blind = f"{UNREADABLE_PREFIX}no answer within 10 s"
     assert bench.watch.failure == blind
     assert bench.faults() == [blind, "lost", blind, blind]
     bench.restart()
     bench.begin("still none")
-    blind = f"{UNREADABLE}still none"
+    blind = f"{UNREADABLE_PREFIX}still none"
     assert bench.watch.failure == blind
     assert bench.faults() == [blind, "lost", blind, blind]
     bench.take(FOUR)
@@ -167,21 +167,21 @@ def test_failed_sample_changes_the_state_of_no_gpu(bench: Bench) -> None:
     assert [gpu.sample is not None for gpu in bench.watch.gpus({"GPU-a": (0, False)}, {})] == [True]
 
 
-def test_query_is_repeated_soon_after_a_failure(bench: Bench) -> None:
+def test_query_is_repeated_soon_after_a_failure(bench: SamplerBench) -> None:
     bench.begin(FOUR)
-    assert bench.sampler.ask(at_once=True)
+    assert bench.sampler.query(at_once=True)
     before = Clock().now().boot
     bench.take("nvidia-smi: NVIDIA-SMI has failed")
     assert bench.sampler.due_at is not None
     assert bench.sampler.due_at - before <= RETRY_S + 1 < SAMPLE_EVERY_S
 
 
-def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: Bench) -> None:
+def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     with bench.store.db.transaction() as db:
         db.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-b'")
     bench.restart()
-    bench.begin([card(i, f"GPU-{c}") for i, c in enumerate("bdac")])
+    bench.begin([gpu_sample(i, f"GPU-{c}") for i, c in enumerate("bdac")])
     assert [(row["uuid"], row["idx"], row["paused"]) for row in bench.store.gpus()] == [
         ("GPU-b", 0, 1),
         ("GPU-d", 1, 0),
@@ -190,21 +190,21 @@ def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: Ben
     ]
 
 
-def test_unknown_loads_replace_older_samples(bench: Bench) -> None:
+def test_unknown_loads_replace_older_samples(bench: SamplerBench) -> None:
     bench.begin([replace(FOUR[0], load_percent=90.0)])
     seen = []
     for _ in range(3):
         bench.take([replace(FOUR[0], load_percent=None)])
         [gpu] = bench.watch.gpus({"GPU-a": (0, False)}, {})
-        seen.append(gpu.load)
+        seen.append(gpu.mean_load)
     assert seen == [90.0, 90.0, None]
 
 
-def test_start_keeps_managing_a_lost_gpu(bench: Bench) -> None:
+def test_start_keeps_managing_a_lost_gpu(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.restart()
     bench.begin(FOUR[:3], option="4")
-    assert bench.faults() == [None, None, None, UNLISTED]
+    assert bench.faults() == [None, None, None, UNLISTED_FAULT]
     # Excluded by the option, it is forgotten.
     bench.restart()
     bench.begin(FOUR[:3], option="0-2")
@@ -216,8 +216,8 @@ def test_start_keeps_managing_a_lost_gpu(bench: Bench) -> None:
         bench.begin(FOUR[:3], option="4")
 
 
-def test_simulated_gpus_follow_the_current_option(bench: Bench) -> None:
-    simulated = [card(i, f"SIM-{i}") for i in range(4)]
+def test_simulated_gpus_follow_the_current_option(bench: SamplerBench) -> None:
+    simulated = [gpu_sample(i, f"SIM-{i}") for i in range(4)]
     bench.begin(simulated)
     bench.restart()
     bench.begin(simulated[:2])
@@ -230,8 +230,8 @@ def test_simulated_gpus_follow_the_current_option(bench: Bench) -> None:
     assert bench.faults() == [None]
 
 
-def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: Bench) -> None:
-    bench.begin([FOUR[0], card(1, "unknown-1", "lost"), FOUR[2]])
+def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: SamplerBench) -> None:
+    bench.begin([FOUR[0], gpu_sample(1, "unknown-1", "lost"), FOUR[2]])
     assert [row["uuid"] for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
     seen = []
     for _ in range(3):
@@ -242,7 +242,7 @@ def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: Bench) -> None:
     assert len(bench.store.gpus()) == 3, "a fourth card was never ours"
 
 
-def test_start_without_sampled_or_stored_gpus_is_an_error_with_a_remedy(bench: Bench) -> None:
+def test_start_without_sampled_or_stored_gpus_is_an_error_with_a_remedy(bench: SamplerBench) -> None:
     with pytest.raises(GpuStateError, match="cannot read the GPUs: Driver Not Loaded"):
         bench.begin("Driver Not Loaded")
 
@@ -250,20 +250,20 @@ def test_start_without_sampled_or_stored_gpus_is_an_error_with_a_remedy(bench: B
 class Sampled(Rig):
     """A rig whose samples go through a sampler. lost: the GPUs that do not respond."""
 
-    bench: Bench | None = None
+    bench: SamplerBench | None = None
     lost: tuple[int, ...] = ()
 
     def sample(self) -> None:
         if self.bench is None:
-            super().sample()
+            super().take_sample()
             return
-        cards = [card(i, f"U{i}", "lost" if i in self.lost else None) for i in range(self.gpus)]
+        cards = [gpu_sample(i, f"U{i}", "lost" if i in self.lost else None) for i in range(self.gpus)]
         now = self.clock.now().boot
         self.bench.probe.answer = Snapshot(now, tuple(cards))
         self.bench.sampler.read(self.bench.recorder)
 
 
-def test_start_with_a_count_logs_the_selected_gpus(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_with_a_count_logs_the_selected_gpus(bench: SamplerBench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler")
     bench.begin(FOUR, "1")
     assert "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1," in caplog.messages
@@ -274,43 +274,43 @@ def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
 ) -> None:
     rig = Sampled(tmp_path, gpus=1)
     os.mkfifo(tmp_path / "go")
-    running = rig.add("read line < go; exit 3")
-    rig.runner(running)
-    bench = Bench(rig.store, rig.watch)
-    bench.begin([card(0, "U0")])
+    running = rig.add_job("read line < go; exit 3")
+    rig.runner_pid(running)
+    bench = SamplerBench(rig.store, rig.watch)
+    bench.begin([gpu_sample(0, "U0")])
     rig.bench, rig.lost = bench, (0,)
     rig.sample()
     assert (
         f"lost; it accepts no new jobs; jobs running on it continue and keep their share (job {running})"
         in caplog.text
     )
-    waiting = rig.add("exit 0")
+    waiting = rig.add_job("exit 0")
     [attempt] = rig.tick().attempts
     assert (attempt.gpus, attempt.outcome) == (("U0",), None)
     (tmp_path / "go").write_text("\n")
-    assert rig.ends(running)["exit_code"] == 3
+    assert rig.tick_until_ended(running)["exit_code"] == 3
     assert rig.job(waiting)["state"] == "queued"
-    assert [reason for reason in rig.store.waiting().values() if "GPU 0 lost" in reason]
+    assert [reason for reason in rig.store.wait_reasons().values() if "GPU 0 lost" in reason]
     rig.lost = ()
     rig.sample()
     rig.sample()
     rig.tick()
     assert rig.job(waiting)["state"] == "queued"
     rig.sample()
-    assert rig.ends(waiting)["outcome"] == "completed"
+    assert rig.tick_until_ended(waiting)["outcome"] == "completed"
 
 
 def test_start_on_a_slow_driver_continues_and_keeps_its_query(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     bench.begin(FOUR)
     bench.restart()
     bench.begin(None)
-    assert bench.faults() == [UNREADABLE + "no answer yet"] * 4
-    assert not bench.sampler.ask(at_once=True)
+    assert bench.faults() == [UNREADABLE_PREFIX + "no answer yet"] * 4
+    assert not bench.sampler.query(at_once=True)
     assert bench.sampler.due_at == bench.probe.deadline
     bench.take(FOUR)
     assert bench.faults() == [None] * 4
     assert caplog.text.count("the GPUs respond again") == 1
-    assert bench.sampler.ask(at_once=True)
+    assert bench.sampler.query(at_once=True)

@@ -15,10 +15,10 @@ from inotify_simple import INotify
 from gpu_scheduler import joblogs
 from gpu_scheduler.checks import check_paths
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.console import Console, begin_logging
+from gpu_scheduler.console import Console, configure_logging
 from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.gpus import GpuWatch, choose, count_note
+from gpu_scheduler.gpus import GpuWatch, select_gpus, count_note
 from gpu_scheduler.wakeups import Wakeups
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
@@ -38,7 +38,7 @@ CARDS = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
     ],
 )
 def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
-    assert [gpu.index for gpu in choose(CARDS, option)] == chosen
+    assert [gpu.index for gpu in select_gpus(CARDS, option)] == chosen
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def test_a_count_below_the_number_of_gpus_names_the_chosen_ones(
 @pytest.mark.parametrize("option", ["0", "5", "7,", "1,1", "3-1", "x", "-1"])
 def test_rejects_more_gpus_than_there_are_and_names_the_number_found(option: str) -> None:
     with pytest.raises(UsageError, match="4 GPUs found"):
-        choose(CARDS, option)
+        select_gpus(CARDS, option)
 
 
 def test_the_load_is_the_mean_of_the_last_three_samples() -> None:
     watch = GpuWatch()
     for load in (100.0, 10.0, 20.0, 60.0):
-        watch.take(Snapshot(1.0, (GpuSample("U0", 0, "card", 24576, 0, load),)))
+        watch.accept_sample(Snapshot(1.0, (GpuSample("U0", 0, "card", 24576, 0, load),)))
     [gpu] = watch.gpus({"U0": (0, False)}, {})
-    assert gpu.load == 30.0
+    assert gpu.mean_load == 30.0
 
 
 def test_a_failed_sample_prevents_placement() -> None:
     watch = GpuWatch()
-    watch.take(Snapshot(1.0, (CARDS[0],)))
-    watch.fail("hangs")
+    watch.accept_sample(Snapshot(1.0, (CARDS[0],)))
+    watch.record_failure("hangs")
     [gpu] = watch.gpus({"U0": (0, False)}, {})
     assert (gpu.sample, watch.snapshot) == (None, None)
     assert watch.failure == "the GPUs cannot be read: hangs"
@@ -95,7 +95,7 @@ def test_a_process_belongs_to_an_attempt_by_its_own_or_a_parents_token() -> None
     pids = (ours.pid, child, theirs.pid)
     sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in pids))
     watch = GpuWatch()
-    watch.take(Snapshot(1.0, (sample,)))
+    watch.accept_sample(Snapshot(1.0, (sample,)))
     [gpu] = watch.gpus({"U0": (0, False)}, {"abc": 5})
     for pid in (child, ours.pid, theirs.pid):
         os.kill(pid, 9)
@@ -110,28 +110,28 @@ def test_the_default_log_folder_is_private_and_not_a_link(
     default = tmp_path / "logs"
     monkeypatch.setattr(joblogs, "DEFAULT", default)
     monkeypatch.setenv("LOGNAME", "ada")
-    assert joblogs.LogFolder.of(None).make() == default
+    assert joblogs.LogFolder.from_option(None).create() == default
     default.chmod(0o755)
-    assert joblogs.LogFolder.of(None).make().stat().st_mode & 0o777 == 0o700
+    assert joblogs.LogFolder.from_option(None).create().stat().st_mode & 0o777 == 0o700
     default.rmdir()
     default.symlink_to(tmp_path)
-    assert joblogs.LogFolder.of(None).make() == tmp_path / "logs_ada"
+    assert joblogs.LogFolder.from_option(None).create() == tmp_path / "logs_ada"
     (tmp_path / "logs_ada").rmdir()
     (tmp_path / "logs_ada").symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="logs_ada"):
-        joblogs.LogFolder.of(None).make()
+        joblogs.LogFolder.from_option(None).create()
     with pytest.raises(UsageError, match=r"logs_ada: is a link; name a folder that you own with --log-dir"):
         check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 
 def test_a_log_is_a_new_private_file_and_never_an_existing_one(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 678)
-    first = joblogs.new_log(tmp_path, 3, when)
+    first = joblogs.create_log(tmp_path, 3, when)
     assert first.name == "job_3_20260102_030405_000678.log"
     assert first.stat().st_mode & 0o777 == 0o600
     victim = tmp_path / "victim"
     (tmp_path / f"{first.name}.1").symlink_to(victim)
-    assert joblogs.new_log(tmp_path, 3, when).name == f"{first.name}.2"
+    assert joblogs.create_log(tmp_path, 3, when).name == f"{first.name}.2"
     assert not victim.exists()
 
 
@@ -140,15 +140,15 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
 ) -> None:
     rig = Rig(tmp_path)
     console = Console()
-    begin_logging(tmp_path / "main.log", console)
-    job = rig.add("echo one; printf '\\033[32mtwo\\033[0m\\n'; exit 3")
+    configure_logging(tmp_path / "main.log", console)
+    job = rig.add_job("echo one; printf '\\033[32mtwo\\033[0m\\n'; exit 3")
     rig.tick()
     attempt = rig.store.attempts(job)[0]["id"]
-    console.follow(attempt, rig.store)
-    rig.ends(job)
-    console.finish(job, 1)
+    console.follow_attempt(attempt, rig.store)
+    rig.tick_until_ended(job)
+    console.finish_attempt(job, 1)
     logging.getLogger("gpu_scheduler").info("a line of ours, about %s\n  and more", "\x1b]0;evil\x07")
-    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+    wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
     console.close()
     out = capsys.readouterr().out
     theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"
@@ -183,12 +183,12 @@ def test_runners_and_signals_wake_even_if_files_cannot_be_watched(
     wakeups = Wakeups()
     assert not wakeups.watch(tmp_path / "jobs.txt", "jobs")
     runner = subprocess.Popen(["sleep", "60"])
-    assert wakeups.follow({tmp_path: runner.pid})
+    assert wakeups.watch_attempts({tmp_path: runner.pid})
     assert wakeups.wait(0.05) == set()
     runner.kill()
     assert wakeups.wait(60) == {"runner"}
     runner.wait()
-    wakeups.follow({})
+    wakeups.watch_attempts({})
     wakeups.close()
     assert caplog.text.count(f"fs.inotify.max_user_{limit}=") == 1
 
@@ -199,8 +199,8 @@ def test_watches_folder_and_runner_of_attempts_until_they_end(tmp_path: Path) ->
     folder.mkdir()
     runner = subprocess.Popen(["sleep", "60"])
     open_before = len(os.listdir("/proc/self/fd"))
-    assert wakeups.follow({folder: runner.pid})
-    assert not wakeups.follow({folder: runner.pid})
+    assert wakeups.watch_attempts({folder: runner.pid})
+    assert not wakeups.watch_attempts({folder: runner.pid})
     (folder / ".result.1").write_text("x")
     assert wakeups.wait(0.05) == set()
     os.replace(folder / ".result.1", folder / "result")
@@ -209,7 +209,7 @@ def test_watches_folder_and_runner_of_attempts_until_they_end(tmp_path: Path) ->
     assert wakeups.wait(60) == {"runner"}
     assert wakeups.wait(0.05) == set()  # warned once
     runner.wait()
-    wakeups.follow({})
+    wakeups.watch_attempts({})
     (folder / "claim").write_text("x")
     assert wakeups.wait(0.05) == set()
     assert len(os.listdir("/proc/self/fd")) == open_before

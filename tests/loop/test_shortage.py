@@ -26,16 +26,16 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import LaunchError, forking
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.intake import filelook
-from gpu_scheduler.intake.jobswatch import JobsWatch
+from gpu_scheduler.intake.jobswatch import JobsFileWatcher
 from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.logtail import tail_of
+from gpu_scheduler.logtail import read_tail
 from gpu_scheduler.probes import child
 from gpu_scheduler.runner import folder
-from gpu_scheduler.runner.folder import spec_of
-from gpu_scheduler.shortages import described
-from gpu_scheduler.storage import refused, troubles
-from gpu_scheduler.storagewatch import StorageWatch
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.runner.folder import read_spec
+from gpu_scheduler.shortages import describe_shortage
+from gpu_scheduler.storage import unusable_file_issue, find_issues
+from gpu_scheduler.storagewatch import StorageMonitor
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.wakeups import Wakeups
 from tests.loop.rig import SETTINGS, Rig
 from tests.runner.attempt import patched
@@ -69,8 +69,8 @@ class Refusing(DirectExecutor):
 
 def rig_with(tmp_path: Path, executor: DirectExecutor, settings: Settings = SETTINGS) -> Rig:
     rig = Rig(tmp_path, gpus=1, executor=executor, settings=settings)
-    logs = LogFolder.of(str(tmp_path / "logs"))
-    rig.loop.storage = StorageWatch(rig.store.home, logs, Clock())
+    logs = LogFolder.from_option(str(tmp_path / "logs"))
+    rig.loop.storage = StorageMonitor(rig.store.data_dir, logs, Clock())
     return rig
 
 
@@ -81,16 +81,16 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     monkeypatch.setattr(storagewatch, "BLAME_S", 0.001)
     executor = Refusing(number)
     rig = rig_with(tmp_path, executor)
-    job, other = rig.add("exit 7", share=1000), rig.add("exit 0", share=1000)
+    job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
     # More than the launches of an attempt and the attempts of a job.
-    rig.until(lambda: executor.tried > 5, "launches")
-    [reason] = rig.store.waiting().values()
-    assert reason == described(number)
-    assert caplog.text.count(described(number)) == 1
+    rig.tick_until(lambda: executor.tried > 5, "launches")
+    [reason] = rig.store.wait_reasons().values()
+    assert reason == describe_shortage(number)
+    assert caplog.text.count(describe_shortage(number)) == 1
     executor.number = None
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
-    assert rig.ends(other)["exit_code"] == 0
+    assert rig.tick_until_ended(other)["exit_code"] == 0
 
 
 def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
@@ -108,9 +108,9 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
         return errno.EAGAIN if len(trials) < 3 else None
 
     monkeypatch.setattr(storagewatch, "start_error", start_error)
-    job = rig.add("exit 7")
+    job = rig.add_job("exit 7")
     # If processes can be started, the attempt fails, because the executor itself does not work.
-    rig.until(lambda: rig.job(job)["launch_failures"], "a failed launch")
+    rig.tick_until(lambda: rig.job(job)["launch_failures"], "a failed launch")
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 
 
@@ -128,13 +128,13 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     )
     settings = replace(SETTINGS, max_assign_attempts=2)
     rig = rig_with(tmp_path, patched(tmp_path, spawn), settings)
-    job = rig.add("exit 7")
-    rig.until(lambda: len(rig.store.attempts(job)) > settings.max_assign_attempts, "attempts")
+    job = rig.add_job("exit 7")
+    rig.tick_until(lambda: len(rig.store.attempts(job)) > settings.max_assign_attempts, "attempts")
     assert rig.job(job)["launch_failures"] == 0
     messages = [row["reason"] for row in rig.store.history(job) if row["state"] == "queued" and row["reason"]]
     assert "the command could not be started: bash: Resource temporarily unavailable" in messages[-1]
     (tmp_path / "room").touch()
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["exit_code"], row["outcome"], row["launch_failures"]) == (7, "failed", 0)
 
 
@@ -146,20 +146,20 @@ def test_observation_prevented_by_a_shortage_concludes_nothing(
     monkeypatch.setattr(os, "open", refuse(errno.EMFILE))
     monkeypatch.setattr(procfs, "open", refuse(errno.EMFILE), raising=False)
     for look in (
-        lambda: tail_of(str(path)),
-        lambda: filelook.being_written(path),
-        lambda: filelook.JobsFile(path).look(),
+        lambda: read_tail(str(path)),
+        lambda: filelook.is_open_for_writing(path),
+        lambda: filelook.JobsFile(path).read(),
         lambda: procfs.Proc().process(os.getpid()),
-        lambda: spec_of(tmp_path),
+        lambda: read_spec(tmp_path),
         lambda: folder.load(0, "spec.json"),
     ):
         with pytest.raises(OSError, match="Too many open files"):
             look()
-    home = Home.of(str(tmp_path / "state.json"))
-    assert [refused("main log", path, trust=False), *troubles(home, None)] == [None]
+    home = DataDir.of(str(tmp_path / "state.json"))
+    assert [unusable_file_issue("main log", path, trust=False), *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
-    assert (tail_of(str(missing)), filelook.being_written(missing)) == ("", False)
+    assert (read_tail(str(missing)), filelook.is_open_for_writing(missing)) == ("", False)
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -169,23 +169,23 @@ def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
     rig = Rig(tmp_path)
     path = tmp_path / "jobs.txt"
     path.write_text("echo one > o; echo two\necho $(true)\nfor i in 1; do\n")
-    watch = JobsWatch(rig.store, str(path), None)
+    watch = JobsFileWatcher(rig.store, str(path), None)
     failed = subprocess.CompletedProcess([], 127, b"", b"bash: error while loading shared libraries")
     with monkeypatch.context() as short:
         answer = (lambda *words, **more: failed) if loads else refuse(errno.EAGAIN)
         short.setattr(subprocess, "run", answer)
         for now in (10.0, 20.0):
-            watch.look(now)
-            assert (watch.again_at, watch.pending) == (now + 1.0, True)
+            watch.check(now)
+            assert (watch.recheck_at, watch.pending) == (now + 1.0, True)
     number = errno.ENOMEM if loads else errno.EAGAIN
-    assert (rig.store.counts(), rig.store.malformed()) == ({}, [])
+    assert (rig.store.state_counts(), rig.store.malformed_lines()) == ({}, [])
     [file] = rig.store.jobs_files()
-    assert file["problem"] == f"cannot be checked now: {described(number)}"
+    assert file["problem"] == f"cannot be checked now: {describe_shortage(number)}"
     assert caplog.text.count("cannot be checked now") == 1
-    watch.look(30.0)
-    watch.look(40.0)
-    assert rig.store.counts() == {"queued": 2}
-    assert [row["number"] for row in rig.store.malformed()] == [3]
+    watch.check(30.0)
+    watch.check(40.0)
+    assert rig.store.state_counts() == {"queued": 2}
+    assert [row["number"] for row in rig.store.malformed_lines()] == [3]
 
 
 def test_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,15 +196,15 @@ def test_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     console.on_terminal = True
-    job = rig.add("echo out")
-    rig.ends(job)
+    job = rig.add_job("echo out")
+    rig.tick_until_ended(job)
     shown: list[str] = []
     monkeypatch.setattr(console, "put", shown.append)
     for _ in range(2):
-        console.follow(rig.store.attempts(job)[0]["id"], rig.store)
-        wait_for(lambda: not console._wanted.is_set() or "[job 1] out" in shown, "the job's output")
-        console.finish(job, 1)
-        wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+        console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+        wait_for(lambda: not console._has_tails.is_set() or "[job 1] out" in shown, "the job's output")
+        console.finish_attempt(job, 1)
+        wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
     console.close()
     assert shown.count("[job 1] out") == 2
     with pytest.raises(SchedulerError, match="cannot start a thread: process limit reached"):
@@ -217,14 +217,14 @@ def test_console_stops_following_during_a_shortage_and_resumes(
     rig, console = Rig(tmp_path), Console()
     shown: list[str] = []
     monkeypatch.setattr(console, "put", shown.append)
-    job = rig.add("echo out")
-    rig.ends(job)
+    job = rig.add_job("echo out")
+    rig.tick_until_ended(job)
     with monkeypatch.context() as short:
         short.setattr(consoles, "open", refuse(errno.EMFILE), raising=False)
-        console.follow(rig.store.attempts(job)[0]["id"], rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
         wait_for(lambda: shown, "output on the console")
-        console.finish(job, 1)
-    wait_for(lambda: not console._wanted.is_set(), "the end of the log")
+        console.finish_attempt(job, 1)
+    wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
     console.close()
     assert shown[:3] == [
         "cannot show job output: Too many open files; see the job logs",
@@ -237,14 +237,14 @@ def test_runner_is_followed_again_after_a_shortage(tmp_path: Path, monkeypatch: 
     wakeups = Wakeups()
     with monkeypatch.context() as short:
         short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
-        wakeups.follow({tmp_path: os.getpid()})
-        assert not wakeups.follow({tmp_path: os.getpid()})
+        wakeups.watch_attempts({tmp_path: os.getpid()})
+        assert not wakeups.watch_attempts({tmp_path: os.getpid()})
     with monkeypatch.context() as short:
         short.setattr(wakeups._selector, "register", refuse(errno.ENOMEM))
         before = len(os.listdir("/proc/self/fd"))
-        assert not wakeups.follow({tmp_path: os.getpid()})
+        assert not wakeups.watch_attempts({tmp_path: os.getpid()})
         assert len(os.listdir("/proc/self/fd")) == before
-    assert wakeups.follow({tmp_path: os.getpid()})
+    assert wakeups.watch_attempts({tmp_path: os.getpid()})
     wakeups.close()
 
 
@@ -264,7 +264,7 @@ def test_helper_that_cannot_start_leaks_no_descriptor(monkeypatch: pytest.Monkey
     for calls in range(4):
         left = calls
         executor = forking.ForkingExecutor()
-        assert executor.helper() is None
+        assert executor.helper_pid() is None
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -299,7 +299,7 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
     monkeypatch.setattr(daemon, "_turn", turn)
     assert daemon.serve() == 7
     for number in (errno.EMFILE, errno.ENOMEM):
-        messages = f"{described(number)}; retrying every second, running jobs continue"
+        messages = f"{describe_shortage(number)}; retrying every second, running jobs continue"
         assert caplog.text.count(messages) == 1
 
 
@@ -310,17 +310,17 @@ def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shortages, "_tasks_of", lambda user: 50)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4000, 4000))
     ending = "end processes, or raise it"
-    assert described(errno.EAGAIN) == f"process limit reached (ulimit -u / TasksMax): {ending}"
+    assert describe_shortage(errno.EAGAIN) == f"process limit reached (ulimit -u / TasksMax): {ending}"
     texts["/proc/sys/kernel/threads-max"] = "92\n"
-    assert described(errno.EAGAIN) == f"process limit reached (kernel.threads-max is 92): {ending}"
+    assert describe_shortage(errno.EAGAIN) == f"process limit reached (kernel.threads-max is 92): {ending}"
     monkeypatch.setattr(shortages, "_tasks_of", lambda user: 3998)
-    assert described(errno.EAGAIN) == f"process limit reached (ulimit -u is 4000): {ending}"
+    assert describe_shortage(errno.EAGAIN) == f"process limit reached (ulimit -u is 4000): {ending}"
     group = "/sys/fs/cgroup/pids/box"
     texts |= {f"{group}/pids.max": "12\n", f"{group}/pids.current": "12\n"}
-    assert described(errno.EAGAIN) == (
+    assert describe_shortage(errno.EAGAIN) == (
         f"process limit reached ({group}/pids.max is 12; TasksMax of a systemd unit): {ending}"
     )
-    assert described(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"
+    assert describe_shortage(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"
 
 
 @pytest.mark.parametrize(
@@ -337,6 +337,6 @@ def test_remedy_for_too_few_open_files_fits_the_rights_of_the_user(
     soft: int, hard: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
-    assert described(errno.EMFILE) == (
+    assert describe_shortage(errno.EMFILE) == (
         f"limit of open files reached (ulimit -n is {soft}): raise it (`{remedy.format(os.getpid())}`)"
     )

@@ -14,20 +14,20 @@ import pytest
 from gpu_scheduler import joblogs, storage, storagewatch
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.trouble import Trouble
+from gpu_scheduler.core.trouble import HealthIssue
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.joblogs import LogFolder
 from gpu_scheduler.mainlog import MainLog
 from gpu_scheduler.runner.protocol import prepare
-from gpu_scheduler.storage import refusal, troubles
-from gpu_scheduler.storagewatch import StorageWatch
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.storage import describe_store_error, find_issues
+from gpu_scheduler.storagewatch import StorageMonitor
+from gpu_scheduler.store.home import DataDir
 from tests.loop.rig import Rig
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    made = Home.of(str(tmp_path / "s.json"))
+def home(tmp_path: Path) -> DataDir:
+    made = DataDir.of(str(tmp_path / "s.json"))
     made.create()
     return made
 
@@ -49,16 +49,16 @@ def unprivileged() -> Iterator[Path]:
             os.chmod(name, 0o700)
 
 
-def said(home: Home, logs: LogFolder | None = None) -> list[str]:
-    return [str(issue) for issue in troubles(home, logs)]
+def issue_texts(home: DataDir, logs: LogFolder | None = None) -> list[str]:
+    return [str(issue) for issue in find_issues(home, logs)]
 
 
-def test_writable_folders_have_no_issue(home: Home, tmp_path: Path) -> None:
-    logs = LogFolder.of(str(tmp_path / "logs"))
+def test_writable_folders_have_no_issue(home: DataDir, tmp_path: Path) -> None:
+    logs = LogFolder.from_option(str(tmp_path / "logs"))
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    assert said(home, logs) == []
+    assert issue_texts(home, logs) == []
     (tmp_path / "logs").rmdir()
-    assert said(home, logs) == []  # the next log creates it
+    assert issue_texts(home, logs) == []  # the next log creates it
     assert sorted(path.name for path in tmp_path.rglob("*")) == [n for n in before if n != "logs"]
 
 
@@ -72,17 +72,17 @@ def test_writable_folders_have_no_issue(home: Home, tmp_path: Path) -> None:
     ],
 )
 def test_every_error_has_a_message_and_a_remedy(
-    home: Home, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+    home: DataDir, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     monkeypatch.setattr(storage, "_cannot_hold", lambda folder: OSError(number, os.strerror(number)))
-    [issue] = troubles(home, None)
+    [issue] = find_issues(home, None)
     assert str(issue).startswith(f"store {home.folder} {words}")
-    assert issue.stops
-    assert refusal(home, OSError("text")) == f"{issue} (text)"
+    assert issue.blocks_starts
+    assert describe_store_error(home, OSError("text")) == f"{issue} (text)"
 
 
 def test_uses_the_file_systems_free_space_if_unnamed_files_are_unsupported(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
 
@@ -92,97 +92,97 @@ def test_uses_the_file_systems_free_space_if_unnamed_files_are_unsupported(
         return real(path, flags, mode)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert said(home) == []
+    assert issue_texts(home) == []
     full = os.statvfs_result((4096, 4096, 1000, 15, 15, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    assert said(home) == [f"store {home.folder} is on a full disk: free space there"]
+    assert issue_texts(home) == [f"store {home.folder} is on a full disk: free space there"]
 
 
 def test_reports_missing_permissions(unprivileged: Path) -> None:
-    home = Home.of(str(unprivileged / "s.json"))
+    home = DataDir.of(str(unprivileged / "s.json"))
     home.create()
     home.state_file.touch()
     home.state_file.chmod(0)
-    home.log.touch(mode=0o400)
-    assert said(home) == [
+    home.main_log.touch(mode=0o400)
+    assert issue_texts(home) == [
         f"state file {home.state_file} is not readable: chmod u+rw {home.state_file}",
-        f"main log {home.log} is not writable: chmod u+rw {home.log}",
+        f"main log {home.main_log} is not writable: chmod u+rw {home.main_log}",
     ]
     unprivileged.chmod(0o500)
-    [issue] = troubles(home, None)
-    assert (issue.problem, issue.remedy, issue.stops) == (
+    [issue] = find_issues(home, None)
+    assert (issue.problem, issue.remedy, issue.blocks_starts) == (
         "is not writable", f"chmod u+rwx {unprivileged}", False,
     )  # fmt: skip
     with pytest.raises(
         SchedulerError, match=r"cannot create .*Permission denied; choose another --state-file"
     ):
-        Home.of(str(unprivileged / "other.json")).create()
+        DataDir.of(str(unprivileged / "other.json")).create()
     home.runs.chmod(0o500)
-    [first, _] = troubles(home, None)
-    assert (first.what, first.remedy, first.stops) == ("store", f"chmod u+rwx {home.runs}", True)
+    [first, _] = find_issues(home, None)
+    assert (first.subject, first.remedy, first.blocks_starts) == ("store", f"chmod u+rwx {home.runs}", True)
 
 
 def test_checks_the_folder_of_a_linked_state_files_target(unprivileged: Path) -> None:
-    home = Home.of(str(unprivileged / "s.json"))
+    home = DataDir.of(str(unprivileged / "s.json"))
     home.create()
     target = unprivileged / "elsewhere" / "s.json"
     target.parent.mkdir()
     target.touch()
     home.state_file.symlink_to(target)
-    assert said(home) == []
+    assert issue_texts(home) == []
     target.parent.chmod(0o500)
-    assert said(home) == [f"state file {target} is not writable: chmod u+rwx {target.parent}"]
+    assert issue_texts(home) == [f"state file {target} is not writable: chmod u+rwx {target.parent}"]
     target.parent.chmod(0o700)
 
 
 @pytest.mark.parametrize("what", ["state file", "main log"])
-def test_reports_a_folder_in_place_of_a_file(home: Home, what: str) -> None:
-    path = home.state_file if what == "state file" else home.log
+def test_reports_a_folder_in_place_of_a_file(home: DataDir, what: str) -> None:
+    path = home.state_file if what == "state file" else home.main_log
     path.mkdir()
-    assert said(home) == [f"{what} {path} is not a regular file: remove it, or move it aside"]
+    assert issue_texts(home) == [f"{what} {path} is not a regular file: remove it, or move it aside"]
 
 
-def _link(path: Path) -> None:
+def _plant_link(path: Path) -> None:
     path.symlink_to(path.parent)
 
 
-def _file(path: Path) -> None:
+def _plant_file(path: Path) -> None:
     path.touch()
 
 
-def _foreign(path: Path) -> None:
+def _plant_folder_of_another_user(path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     path.mkdir()
     os.chown(path, 12345, 12345)
 
 
-PLANTED: list[tuple[Callable[[Path], None], str]] = [
-    (_link, "is a link"),
-    (_file, "is not a folder"),
-    (_foreign, "belongs to another user (uid 12345)"),
+PLANTED_OBSTACLES: list[tuple[Callable[[Path], None], str]] = [
+    (_plant_link, "is a link"),
+    (_plant_file, "is not a folder"),
+    (_plant_folder_of_another_user, "belongs to another user (uid 12345)"),
 ]
 
 
-@pytest.mark.parametrize(("plant", "problem"), PLANTED)
+@pytest.mark.parametrize(("plant", "problem"), PLANTED_OBSTACLES)
 def test_leaves_an_occupied_log_folder_alone(
-    home: Home, tmp_path: Path, plant: Callable[[Path], None], problem: str
+    home: DataDir, tmp_path: Path, plant: Callable[[Path], None], problem: str
 ) -> None:
     chosen = tmp_path / "logs"
-    logs = LogFolder.from_json(LogFolder.of(str(chosen)).to_json())
+    logs = LogFolder.from_json(LogFolder.from_option(str(chosen)).to_json())
     chosen.rmdir()
     plant(chosen)
-    [issue] = troubles(home, logs)
-    assert issue == Trouble(
+    [issue] = find_issues(home, logs)
+    assert issue == HealthIssue(
         "log folder", str(chosen), problem, "remove it, or name a folder that you own with --log-dir", True
     )
     with pytest.raises(PermissionError):
-        logs.make()
-    chosen.rmdir() if plant is _foreign else chosen.unlink()
-    assert (said(home, logs), logs.make()) == ([], chosen)
+        logs.create()
+    chosen.rmdir() if plant is _plant_folder_of_another_user else chosen.unlink()
+    assert (issue_texts(home, logs), logs.create()) == ([], chosen)
 
 
-@pytest.mark.parametrize("plant", [plant for plant, _ in PLANTED])
+@pytest.mark.parametrize("plant", [plant for plant, _ in PLANTED_OBSTACLES])
 def test_does_not_use_what_is_planted_between_check_and_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
@@ -191,51 +191,51 @@ def test_does_not_use_what_is_planted_between_check_and_use(
     theirs.chmod(0o755)  # whatever the umask
     default = tmp_path / "logs"
     logs = LogFolder((default, tmp_path / "logs_ada"), os.geteuid())
-    looked = LogFolder.usable
+    looked = LogFolder.usable_path
 
     def then_plant(self: LogFolder) -> Path | None:
         usable = looked(self)
         if not os.path.lexists(default):
-            default.symlink_to(theirs) if plant is _link else plant(default)
+            default.symlink_to(theirs) if plant is _plant_link else plant(default)
         return usable
 
     monkeypatch.setattr(LogFolder, "usable", then_plant)
     with pytest.raises(OSError, match="logs"):
-        logs.make()
+        logs.create()
     assert theirs.stat().st_mode & 0o777 == 0o755
-    assert logs.make() == tmp_path / "logs_ada"
+    assert logs.create() == tmp_path / "logs_ada"
 
 
-@pytest.mark.parametrize(("plant", "problem"), PLANTED)
+@pytest.mark.parametrize(("plant", "problem"), PLANTED_OBSTACLES)
 def test_falls_back_to_a_log_folder_named_after_the_user(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None], problem: str
+    home: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None], problem: str
 ) -> None:
     monkeypatch.setattr(joblogs, "DEFAULT", tmp_path / "logs")
     monkeypatch.setenv("LOGNAME", "ada")
-    logs = LogFolder.of(None)
+    logs = LogFolder.from_option(None)
     plant(tmp_path / "logs")
-    [issue] = troubles(home, logs)
+    [issue] = find_issues(home, logs)
     assert str(issue).startswith(
         f"log folder {tmp_path}/logs {problem}: job logs go to {tmp_path}/logs_ada; remove it"
     )
-    assert not issue.stops
-    assert logs.make() == tmp_path / "logs_ada"
+    assert not issue.blocks_starts
+    assert logs.create() == tmp_path / "logs_ada"
     (tmp_path / "logs_ada").rmdir()
-    _link(tmp_path / "logs_ada")
-    assert [issue.stops for issue in troubles(home, logs)] == [True, True]
+    _plant_link(tmp_path / "logs_ada")
+    assert [issue.blocks_starts for issue in find_issues(home, logs)] == [True, True]
 
 
-def test_reports_a_link_among_the_parents_of_the_log_folder(home: Home, tmp_path: Path) -> None:
-    logs = LogFolder.of(str(tmp_path / "a" / "logs"))
+def test_reports_a_link_among_the_parents_of_the_log_folder(home: DataDir, tmp_path: Path) -> None:
+    logs = LogFolder.from_option(str(tmp_path / "a" / "logs"))
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").symlink_to(tmp_path / "b")
-    assert [t.problem for t in troubles(home, logs)] == ["is reached through a link"]
-    assert LogFolder.of(str(tmp_path / "a" / "logs")).paths == (
+    assert [t.problem for t in find_issues(home, logs)] == ["is reached through a link"]
+    assert LogFolder.from_option(str(tmp_path / "a" / "logs")).paths == (
         tmp_path / "b" / "logs",
     )  # at the start a link is allowed
 
 
-class HandClock(Clock):
+class ManualClock(Clock):
     """A clock that the test advances."""
 
     boot = 1000.0
@@ -250,7 +250,7 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
 ) -> None:
     monkeypatch.setattr(storagewatch, "BLAME_S", 0.02)
     rig = Rig(tmp_path)
-    watch = rig.loop.storage = StorageWatch(rig.store.home, LogFolder.of(str(tmp_path / "logs")), Clock())
+    watch = rig.loop.storage = StorageMonitor(rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock())
     left = 4
 
     def full_at_first(*words: object) -> None:
@@ -261,35 +261,35 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
         prepare(*words)  # type: ignore[arg-type]
 
     monkeypatch.setattr("gpu_scheduler.launching.prepare", full_at_first)
-    job = rig.add("exit 7", share=500)
+    job = rig.add_job("exit 7", share=500)
     rig.tick()
     assert left == 3
-    assert watch.trouble() == "spec.json: No space left on device: free space there"
-    other = rig.add("exit 0", share=500)
+    assert watch.issue() == "spec.json: No space left on device: free space there"
+    other = rig.add_job("exit 0", share=500)
     rig.tick()
-    [reason] = rig.store.waiting().values()
+    [reason] = rig.store.wait_reasons().values()
     assert "No space left on device" in reason
-    row = rig.ends(job)
+    row = rig.tick_until_ended(job)
     assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
-    assert rig.ends(other)["exit_code"] == 0
+    assert rig.tick_until_ended(other)["exit_code"] == 0
     assert len(list((tmp_path / "logs").iterdir())) == 2  # failed launches leave no log
     assert caplog.text.count("spec.json: No space left on device: free space there") == 1
 
 
 def test_backs_off_after_storage_failures_that_no_check_finds(
-    home: Home, caplog: pytest.LogCaptureFixture
+    home: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = HandClock()
-    watch = StorageWatch(home, LogFolder((home.folder,), os.geteuid()), clock)
+    clock = ManualClock()
+    watch = StorageMonitor(home, LogFolder((home.folder,), os.geteuid()), clock)
 
     def waits() -> list[float]:
         """Returns the seconds without launches after each of the next failures."""
         found = []
         for _ in range(9):
-            assert watch.is_to_blame(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))
+            assert watch.is_cause_of(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))
             since = clock.boot
-            while watch.trouble(at_once=True) is not None:
-                assert watch.trouble() == "/logs: over quota: free space there"
+            while watch.issue(fresh=True) is not None:
+                assert watch.issue() == "/logs: over quota: free space there"
                 clock.boot += 0.25
             found.append(clock.boot - since)
         return found
@@ -300,44 +300,44 @@ def test_backs_off_after_storage_failures_that_no_check_finds(
     clock.boot += 100.0
     assert waits() == series
     assert caplog.text.count("over quota") == 2
-    assert not watch.is_to_blame(OSError(errno.ENOENT, "no such file"))
-    assert not watch.is_to_blame(None)
+    assert not watch.is_cause_of(OSError(errno.ENOENT, "no such file"))
+    assert not watch.is_cause_of(None)
 
 
 def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.loop.storage = StorageWatch(rig.store.home, LogFolder.of(str(tmp_path / "logs")), Clock())
-    row = rig.ends(rig.add("x", conda="none"))
+    rig.loop.storage = StorageMonitor(rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock())
+    row = rig.tick_until_ended(rig.add_job("x", conda="none"))
     assert (row["outcome"], row["launch_failures"]) == ("failed", 3)
 
 
 def test_an_action_that_fails_does_not_block_others(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    jobs = [rig.add("sleep 60", share=500) for _ in range(2)]
-    assert len({rig.runner(job) for job in jobs}) == 2
+    jobs = [rig.add_job("sleep 60", share=500) for _ in range(2)]
+    assert len({rig.runner_pid(job) for job in jobs}) == 2
     (rig.attempt_folder(jobs[0]) / f".stop.{os.getpid()}").mkdir()
     for job in jobs:
-        rig.store.wish("cancel", str(job), grace_s=0.0)
+        rig.store.add_request("cancel", str(job), grace_s=0.0)
     with pytest.raises(IsADirectoryError):
         rig.tick()
     stops = [(rig.attempt_folder(job) / "stop").exists() for job in jobs]
     assert stops == [False, True]
     (rig.attempt_folder(jobs[0]) / f".stop.{os.getpid()}").rmdir()
-    assert [rig.ends(job)["outcome"] for job in jobs] == ["cancelled", "cancelled"]
+    assert [rig.tick_until_ended(job)["outcome"] for job in jobs] == ["cancelled", "cancelled"]
 
 
-def test_logs_when_an_issue_begins_and_ends(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_when_an_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     for level in ("error", "info"):
         monkeypatch.setattr(storagewatch.log, level, lambda text, *values: messages.append(text % values))
-    watch = StorageWatch(home, LogFolder((home.folder,), os.geteuid()), Clock())
-    assert watch.trouble(at_once=True) is None
+    watch = StorageMonitor(home, LogFolder((home.folder,), os.geteuid()), Clock())
+    assert watch.issue(fresh=True) is None
     with monkeypatch.context() as full:
         full.setattr(storage, "_cannot_hold", lambda folder: OSError(errno.ENOSPC, "full"))
-        assert [watch.trouble(at_once=True) for _ in range(3)] == 3 * [
+        assert [watch.issue(fresh=True) for _ in range(3)] == 3 * [
             f"log folder {home.folder} is on a full disk: free space there"
         ]
-    assert watch.trouble(at_once=True) is None
+    assert watch.issue(fresh=True) is None
     assert sorted(messages) == [
         f"log folder {home.folder} can be used again",
         f"log folder {home.folder} is on a full disk: free space there; until then no new job starts, "

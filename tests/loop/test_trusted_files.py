@@ -14,16 +14,16 @@ from gpu_scheduler.checks import check_files, check_paths
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.states import JobState
 from gpu_scheduler.errors import NotOwnerError, UsageError
-from gpu_scheduler.intake.jobswatch import JobsWatch
-from gpu_scheduler.intake.pauses import pause_in_file
-from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.intake.jobswatch import JobsFileWatcher
+from gpu_scheduler.intake.pauses import edit_pauses_in_file
+from gpu_scheduler.intake.statewatch import StateFileWatcher
 from gpu_scheduler.launching import Launcher
 from gpu_scheduler.llmconfig import LlmConfigFile
-from gpu_scheduler.storage import troubles
+from gpu_scheduler.storage import find_issues
 from gpu_scheduler.store import statefile
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import InstanceLock
-from gpu_scheduler.store.tenure import Tenure
+from gpu_scheduler.store.tenure import Ownership
 from tests.loop.rig import Rig
 
 FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
@@ -42,7 +42,7 @@ def checked(*, trust: bool = False) -> list[str]:
     """The warnings of a start."""
     options = StartOptions(state_file="s.json", log_dir="logs", trust_files=trust)
     check_paths(options)
-    return check_files(options, Home.of("s.json"))
+    return check_files(options, DataDir.of("s.json"))
 
 
 def refused() -> str:
@@ -91,7 +91,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     with pytest.raises(UsageError, match="is a link"):
         checked(trust=True)
     with pytest.raises(OSError, match="is a link"):
-        mainlog.opened(log, trust=True)
+        mainlog.open_main_log(log, trust=True)
     assert precious.read_text() == "precious"
 
 
@@ -122,19 +122,19 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_does_not_read_a_jobs_file_that_became_world_writable(folder: Path, rig: Rig) -> None:
     path = folder / "jobs.txt"
     path.write_text("true\nfalse\n")
-    watch = JobsWatch(rig.store, str(path), None)
-    watch.look(0.0)
+    watch = JobsFileWatcher(rig.store, str(path), None)
+    watch.check(0.0)
     path.write_text("echo planted\n")
     path.chmod(0o666)
     for now in (100.0, 200.0, 300.0):
-        watch.look(now)
+        watch.check(now)
     assert [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))] == ["true", "false"]
-    assert rig.store.open_wishes() == []
+    assert rig.store.open_requests() == []
     problem = "is writable by everyone; `chmod o-w` it, or `start --trust-files`"
     assert [row["problem"] for row in rig.store.jobs_files()] == [problem]
-    trusting = JobsWatch(rig.store, str(path), None, trust=True)
+    trusting = JobsFileWatcher(rig.store, str(path), None, trust=True)
     for now in (400.0, 500.0):
-        trusting.look(now)
+        trusting.check(now)
     assert [row["problem"] for row in rig.store.jobs_files()] == [None]
     assert "echo planted" in [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))]
 
@@ -145,11 +145,11 @@ def test_does_not_reread_a_config_that_became_world_writable(
     path = folder / "llm_config.json"
     path.write_text('{"models": {"m": 0.5}}')
     file = LlmConfigFile(None)
-    file.look()
+    file.refresh()
     before = file.current
     path.write_text('{"models": {"m": 0.1}}')
     path.chmod(0o666)
-    assert [file.look(), file.look()] == [False, False]
+    assert [file.refresh(), file.refresh()] == [False, False]
     assert file.current is before
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
         f"{path} is writable by everyone; `chmod o-w` it, or `start --trust-files`; the last"
@@ -160,37 +160,37 @@ def test_does_not_reread_a_config_that_became_world_writable(
 def test_neither_reads_nor_writes_a_state_file_that_became_world_writable(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = rig.store.home
-    watch = StateWatch(rig.store)
-    watch.begin(0.0)
+    home = rig.store.data_dir
+    watch = StateFileWatcher(rig.store)
+    watch.start(0.0)
     watch.write(0.0)
     planted = statefile.with_pauses({}, [0], True)
     home.state_file.write_bytes(planted)
     home.state_file.chmod(0o666)
     for now in (10.0, 20.0):
-        watch.look(now)
+        watch.check(now)
         watch.write(now)
     assert home.state_file.read_bytes() == planted
-    assert rig.store.open_wishes() == []
+    assert rig.store.open_requests() == []
     assert len([r for r in caplog.records if "is writable by everyone" in r.getMessage()]) == 1
-    [trouble] = troubles(home, None)
-    assert (trouble.what, trouble.stops) == ("state file", False)
+    [trouble] = find_issues(home, None)
+    assert (trouble.subject, trouble.blocks_starts) == ("state file", False)
     assert str(trouble).endswith("is writable by everyone: `chmod o-w` it, or `start --trust-files`")
-    assert troubles(home, None, trust=True) == ()
+    assert find_issues(home, None, trust=True) == ()
 
 
 def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, stranger: int) -> None:
     path = folder / "gpu_scheduler.log"
     os.chown(path, stranger, stranger)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        mainlog.opened(path, trust=False)
-    os.close(mainlog.opened(path, trust=True))
+        mainlog.open_main_log(path, trust=False)
+    os.close(mainlog.open_main_log(path, trust=True))
 
 
 def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
     folder: Path, tmp_path: Path
 ) -> None:
-    home = Home.of(str(tmp_path / "state.json"))
+    home = DataDir.of(str(tmp_path / "state.json"))
 
     def exchange(step: str) -> None:
         if step == "folder made":
@@ -203,9 +203,9 @@ def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
     assert lock.acquire()
     launcher = rig.loop._launcher
     assert isinstance(launcher, Launcher)
-    launcher._reached, launcher.check_owner = exchange, Tenure(home, lock).check
+    launcher._failpoint, launcher.check_owner = exchange, Ownership(home, lock).check
     try:
-        rig.add("touch ran")
+        rig.add_job("touch ran")
         with pytest.raises(NotOwnerError, match="was removed or replaced"):
             rig.tick()
     finally:
@@ -219,17 +219,17 @@ def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
 def test_does_not_write_through_a_planted_link_at_the_state_file(
     rig: Rig, tmp_path: Path, stranger: int, leads_to: str
 ) -> None:
-    link, precious = rig.store.home.state_file, tmp_path / "precious.json"
+    link, precious = rig.store.data_dir.state_file, tmp_path / "precious.json"
     precious.write_text("[not ours")
     link.symlink_to(leads_to)
     os.chown(link, stranger, stranger, follow_symlinks=False)
-    watch = StateWatch(rig.store)
-    watch.begin(0.0)
+    watch = StateFileWatcher(rig.store)
+    watch.start(0.0)
     for now in (10.0, 20.0, 30.0):
-        watch.look(now)
+        watch.check(now)
         watch.write(now)
     with pytest.raises(PermissionError, match="is a link of another user"):
-        pause_in_file(link, [0], True)
+        edit_pauses_in_file(link, [0], True)
     assert precious.read_text() == "[not ours"
     assert not (tmp_path / "new.json").exists()
     assert not (tmp_path / "precious.json.bad").exists()
@@ -239,7 +239,7 @@ def test_a_file_planted_at_the_temporary_path_does_not_become_the_state_file(
     tmp_path: Path, stranger: int
 ) -> None:
     path = tmp_path / "s.json"
-    planted = statefile.displaced(path)
+    planted = statefile.displaced_path(path)
     planted.touch()
     os.chown(planted, stranger, stranger)
     with pytest.raises(PermissionError, match="belongs to another user"):

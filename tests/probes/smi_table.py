@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: index, UUID, total MiB, used MiB, load %, and the start of the fault (None = no fault)
-Seen = tuple[int, str, int | None, int | None, float | None, str | None]
+Observed = tuple[int, str, int | None, int | None, float | None, str | None]
 
 A = "0, GPU-a, 0, 24576, 11, 24565, 550.54.14, NVIDIA GeForce RTX 3090, [N/A], Disabled, Disabled, 31"
 B = "1, GPU-b, 97, 24576, 23117, 1459, 550.54.14, NVIDIA GeForce RTX 3090, [N/A], Enabled, Enabled, 71"
 C = "2, GPU-c, 100, 24576, 700, 23876, 550.54.14, NVIDIA GeForce RTX 3090, [N/A], Disabled, Disabled, 64"
-A_SEEN: Seen = (0, "GPU-a", 24576, 11, 0.0, None)
-B_SEEN: Seen = (1, "GPU-b", 24576, 23117, 97.0, None)
-C_SEEN: Seen = (2, "GPU-c", 24576, 700, 100.0, None)
+A_OBSERVED: Observed = (0, "GPU-a", 24576, 11, 0.0, None)
+B_OBSERVED: Observed = (1, "GPU-b", 24576, 23117, 97.0, None)
+C_OBSERVED: Observed = (2, "GPU-c", 24576, 700, 100.0, None)
 
 IDLE = "0, GPU-k, [N/A], 2004, 0, 2004, 384.111, GeForce GT 730, [N/A], [N/A], [N/A], 34"
-IDLE_SEEN: Seen = (0, "GPU-k", 2004, 0, None, None)
+IDLE_OBSERVED: Observed = (0, "GPU-k", 2004, 0, None, None)
 
 NO_HANDLE = "Unable to determine the device handle for GPU"
 NO_DRIVER = (
@@ -37,7 +37,7 @@ class Case:
 
     name: str
     out: str | bytes
-    seen: tuple[Seen, ...] = ()
+    observed: tuple[Observed, ...] = ()
     error: str = ""
     remedy: str = ""
     err: str = ""
@@ -52,20 +52,20 @@ def _row(index: int, uuid: str, values: str, mig: str = "") -> str:
 
 
 CASES = (
-    Case("good", f"{A}\n{B}\n{C}\n", (A_SEEN, B_SEEN, C_SEEN)),
-    Case("out of order", f"{C}\n{A}\n{B}\n", (A_SEEN, B_SEEN, C_SEEN)),
-    Case("one more column", f"{A}, P8\n{B}, P2\n", (A_SEEN, B_SEEN)),
-    Case("a line of a later program between", f"{A}\n+++ something new +++\n{B}\n", (A_SEEN, B_SEEN)),
-    Case("a warning on stderr", f"{A}\n", (A_SEEN,), err="WARNING: infoROM is corrupted at gpu 0000:3B\n"),
-    Case("good lines and exit status 14", f"{A}\n{B}\n", (A_SEEN, B_SEEN), code=14),
-    Case("a blank line before and after", f"\n{A}\n\n", (A_SEEN,)),
-    Case("DOS line ends", f"{A}\r\n{B}\r\n", (A_SEEN, B_SEEN)),
+    Case("good", f"{A}\n{B}\n{C}\n", (A_OBSERVED, B_OBSERVED, C_OBSERVED)),
+    Case("out of order", f"{C}\n{A}\n{B}\n", (A_OBSERVED, B_OBSERVED, C_OBSERVED)),
+    Case("one more column", f"{A}, P8\n{B}, P2\n", (A_OBSERVED, B_OBSERVED)),
+    Case("a line of a later program between", f"{A}\n+++ something new +++\n{B}\n", (A_OBSERVED, B_OBSERVED)),
+    Case("a warning on stderr", f"{A}\n", (A_OBSERVED,), err="WARNING: infoROM is corrupted at gpu 0000:3B\n"),
+    Case("good lines and exit status 14", f"{A}\n{B}\n", (A_OBSERVED, B_OBSERVED), code=14),
+    Case("a blank line before and after", f"\n{A}\n\n", (A_OBSERVED,)),
+    Case("DOS line ends", f"{A}\r\n{B}\r\n", (A_OBSERVED, B_OBSERVED)),
     # GPUtil would skip the last line then, and cannot parse the first one.
-    Case("no last newline", f"{IDLE}\n{B}, [N/A]", (IDLE_SEEN, B_SEEN)),
+    Case("no last newline", f"{IDLE}\n{B}, [N/A]", (IDLE_OBSERVED, B_OBSERVED)),
     Case(
         "load not available (old GeForce, vGPU)",
         f"{IDLE}\n{B}\n",
-        (IDLE_SEEN, B_SEEN),
+        (IDLE_OBSERVED, B_OBSERVED),
     ),
     Case(
         "load not supported (drivers before 440)",
@@ -80,7 +80,7 @@ CASES = (
     Case(
         "memory of 0 MiB",
         f"{_row(0, 'GPU-z', '0, 0, 0, 0')}\n{B}\n",
-        ((0, "GPU-z", None, 0, 0.0, None), B_SEEN),
+        ((0, "GPU-z", None, 0, 0.0, None), B_OBSERVED),
     ),
     Case(
         "more memory used than available",
@@ -98,13 +98,13 @@ CASES = (
         (
             (0, "GPU-z", None, 5, 0.0, "query failed: inf"),
             (1, "GPU-y", None, 5, 0.0, None),
-            C_SEEN,
+            C_OBSERVED,
         ),
     ),
     Case(
         "an error instead of the UUID",
         f"{A}\n{_row(1, '[Unknown Error]', '0, 24576, 5, 24571')}\n{C}\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "query failed"), C_SEEN),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "query failed"), C_OBSERVED),
     ),
     Case(
         "values with units",
@@ -124,7 +124,7 @@ CASES = (
     Case(
         "thousands, or three decimals?",
         f"{_row(0, 'GPU-u', '12, 81,559, 3, 81,556')}\n{B}\n",
-        ((0, "GPU-u", None, 3, 12.0, "query failed: 81,559"), B_SEEN),
+        ((0, "GPU-u", None, 3, 12.0, "query failed: 81,559"), B_OBSERVED),
     ),
     Case(
         "MIG mode",
@@ -141,24 +141,24 @@ CASES = (
         "  MIG 1g.10gb     Device  0: (UUID: MIG-feb88891-0321-5fef-9c87-d4af3b54259e)\n"
         "  MIG 1g.10gb     Device  1: (UUID: MIG-a25704ba-3a06-5299-a795-fd7cf4d13973)\n"
         f"{B}\n",
-        ((0, "GPU-m", 81920, 36537, None, "in MIG mode"), B_SEEN),
+        ((0, "GPU-m", 81920, 36537, None, "in MIG mode"), B_OBSERVED),
     ),
     Case(
         "lost, with its line",
         f"{A}\n1, GPU-b{', [GPU is lost]' * 10}\n{C}\n",
-        (A_SEEN, (1, "GPU-b", None, None, None, "lost"), C_SEEN),
+        (A_OBSERVED, (1, "GPU-b", None, None, None, "lost"), C_OBSERVED),
         code=15,
     ),
     Case(
         "needs a reset",
         f"{A}\n1, GPU-b, [GPU requires reset], 97887, 0, 97887, 580.65.06, NVIDIA RTX PRO 6000, [N/A],"
         f" Disabled, Disabled, [GPU requires reset]\n",
-        (A_SEEN, (1, "GPU-b", 97887, 0, None, "query failed: GPU requires reset")),
+        (A_OBSERVED, (1, "GPU-b", 97887, 0, None, "query failed: GPU requires reset")),
     ),
     Case(
         "unknown error in the load",
         f"{_row(0, 'GPU-e', '[Unknown Error], 49140, 6, 49134')}\n{B}\n",
-        ((0, "GPU-e", 49140, 6, None, "query failed: Unknown Error"), B_SEEN),
+        ((0, "GPU-e", 49140, 6, None, "query failed: Unknown Error"), B_OBSERVED),
     ),
     Case(
         "unknown error in an unused column",
@@ -174,24 +174,24 @@ CASES = (
     Case(
         "no handle, and the program continues (drivers from about 535)",
         f"{A}\n{NO_HANDLE}0000:02:00.0: Unknown Error\n{ERRORS}\n{C}\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle"), C_SEEN),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "query failed: no device handle"), C_OBSERVED),
         code=255,
     ),
     Case(
         "no handle but an index, and the program continues (drivers from about 570)",
         f"{NO_HANDLE}1: 0000:34:00.0: Unknown Error\n{A}\n{C}\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:34"), C_SEEN),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:34"), C_OBSERVED),
     ),
     Case(
         "no handle, with the message on stderr",
         f"{A}\n{ERRORS}\n{C}\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle"), C_SEEN),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "query failed: no device handle"), C_OBSERVED),
         err=f"{NO_HANDLE}0000:02:00.0: Unknown Error\n",
     ),
     Case(
         "no handle, and the program stops (older drivers)",
         f"{NO_HANDLE} 0000:02:00.0: GPU is lost.  Reboot the system to recover this GPU\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "lost"), C_SEEN),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "lost"), C_OBSERVED),
         code=15,
         alone=(A, f"{NO_HANDLE} 0000:02:00.0: GPU is lost.  Reboot the system to recover this GPU", C),
     ),
@@ -205,29 +205,29 @@ CASES = (
     Case(
         "no handle for any GPU queried alone",
         f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
         code=255,
         alone=tuple(f"{NO_HANDLE} 0000:0{n}:00.0: Unknown Error" for n in range(1, 4)),
     ),
     Case(
         "the program stops, and lists every GPU for each query",
         f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
-        (A_SEEN, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
+        (A_OBSERVED, (1, "unknown-1", None, None, None, "query failed: no device handle, 0000:02:00.0")),
         code=255,
         alone=(f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error",) * 3,
     ),
     Case(
         "the program stops, and lists the first GPU for each query",
         f"{A}\n{NO_HANDLE} 0000:02:00.0: Unknown Error\n",
-        (A_SEEN,),
+        (A_OBSERVED,),
         code=255,
         alone=(A,) * 3,
     ),
-    Case("two GPUs with one UUID", f"{A}\n{B}\n{B.replace('1, ', '2, ', 1)}\n", (A_SEEN, B_SEEN)),
+    Case("two GPUs with one UUID", f"{A}\n{B}\n{B.replace('1, ', '2, ', 1)}\n", (A_OBSERVED, B_OBSERVED)),
     Case(
         "two GPUs with one index",
         f"{A}\n{B.replace('1, ', '0, ', 1)}\n",
-        (A_SEEN, B_SEEN),
+        (A_OBSERVED, B_OBSERVED),
     ),
     Case(
         "no handle for the only GPU",
@@ -235,8 +235,8 @@ CASES = (
         ((0, "unknown-0", None, None, None, "query failed: no device handle, 0000:01:00.0"),),
         code=6,
     ),
-    Case("a line cut off", f"{IDLE}\n1, GPU-b, 9", (IDLE_SEEN, (1, "GPU-b", None, None, 9.0, None))),
-    Case("the same GPU twice", f"{A}\n{A}\n{B}\n", (A_SEEN, B_SEEN)),
+    Case("a line cut off", f"{IDLE}\n1, GPU-b, 9", (IDLE_OBSERVED, (1, "GPU-b", None, None, 9.0, None))),
+    Case("the same GPU twice", f"{A}\n{A}\n{B}\n", (A_OBSERVED, B_OBSERVED)),
     Case("no devices, after a warning", "WARNING: something\nNo devices were found\n", (), code=6),
     Case("no devices", "No devices were found\n", (), code=6),
     Case(

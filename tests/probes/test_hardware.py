@@ -14,28 +14,28 @@ import pytest
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.probes import make_probe
-from tests.fakes.machine import Card, Machine
-from tools.hardware import differences, grown, main, retried
+from tests.fakes.machine import FakeGpu, FakeMachine
+from tools.hardware import probe_differences, compare_growth, main, check_retry
 
-CARD = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
+GPU = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (CARD, None),
-        (replace(CARD, used_mib=1400, load_percent=None), None),
-        (replace(CARD, total_mib=81000), None),
-        (replace(CARD, uuid="GPU-b"), "different GPUs"),
-        (replace(CARD, name="NVIDIA H100"), "'NVIDIA H100'"),
-        (replace(CARD, total_mib=40960), "40960 MiB in all"),
-        (replace(CARD, total_mib=None), "unknown"),
-        (replace(CARD, used_mib=None), "unknown"),
-        (replace(CARD, used_mib=9000), "9000 MiB in use"),
+        (GPU, None),
+        (replace(GPU, used_mib=1400, load_percent=None), None),
+        (replace(GPU, total_mib=81000), None),
+        (replace(GPU, uuid="GPU-b"), "different GPUs"),
+        (replace(GPU, name="NVIDIA H100"), "'NVIDIA H100'"),
+        (replace(GPU, total_mib=40960), "40960 MiB in all"),
+        (replace(GPU, total_mib=None), "unknown"),
+        (replace(GPU, used_mib=None), "unknown"),
+        (replace(GPU, used_mib=9000), "9000 MiB in use"),
     ],
 )
 def test_reports_differences_between_samples(other: GpuSample, message: str | None) -> None:
-    found = differences([CARD], [other])
+    found = probe_differences([GPU], [other])
     assert found == [] if message is None else message in "; ".join(found)
 
 
@@ -52,7 +52,7 @@ def test_reports_differences_between_samples(other: GpuSample, message: str | No
 def test_tolerates_small_differences_between_nvml_and_pytorch(
     before: tuple[int | None, int], after: tuple[int | None, int], message: str, wrong: bool
 ) -> None:
-    report, faults = grown(before, after)
+    report, faults = compare_growth(before, after)
     assert message in report
     assert bool(faults) is wrong
 
@@ -74,15 +74,15 @@ DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "min_vram": None}
     ],
 )
 def test_judges_a_job_that_runs_out_of_memory(ends: list[dict[str, Any]], fault: str | None) -> None:
-    found = retried(ends)[1]
+    found = check_retry(ends)[1]
     assert found == [] if fault is None else fault in found[0]
 
 
 def test_full_run_on_a_fake_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = Machine("auto", tmp_path / "gpus", monkeypatch)
-    machine.plant(Card("GPU-a"))
+    machine = FakeMachine("auto", tmp_path / "gpus", monkeypatch)
+    machine.plant(FakeGpu("GPU-a"))
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1] / 'fakes'}:{os.getcwd()}")
     code = main(1, torch=sys.executable)
     out, err = capsys.readouterr()

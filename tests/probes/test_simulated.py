@@ -153,7 +153,7 @@ def test_simjob_runs_out_of_memory_on_a_full_gpu(tmp_path: Path) -> None:
 
 
 def test_simjob_oom_and_exit_code_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(usage.VARIABLE, raising=False)
+    monkeypatch.delenv(usage.FOLDER_VARIABLE, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert simjob.main(["--hold", "0", "--exit", "3"]) == 3
     assert simjob.main(["--hold", "0", "--oom"]) == 1
@@ -174,7 +174,7 @@ def plant(folder: Path, pid: int, gpus: dict[str, int], load: float) -> Path:
 def start_simjob(folder: Path, gpus: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler.simjob", *arguments],
-        env={**os.environ, usage.VARIABLE: str(folder), "CUDA_VISIBLE_DEVICES": gpus},
+        env={**os.environ, usage.FOLDER_VARIABLE: str(folder), "CUDA_VISIBLE_DEVICES": gpus},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from gpu_scheduler.probes import ProbeError
 from gpu_scheduler.probes.gputil import GputilProbe
 from gpu_scheduler.probes.smi import parse
-from tests.fakes.machine import Card, Machine
-from tests.probes.smi_table import CASES, NO_HANDLE, A, B, C, Case, Seen
+from tests.fakes.machine import FakeGpu, FakeMachine
+from tests.probes.smi_table import CASES, NO_HANDLE, A, B, C, Case, Observed
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine("gputil", tmp_path / "machine", monkeypatch)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    return FakeMachine("gputil", tmp_path / "machine", monkeypatch)
 
 
-def plant(machine: Machine, case: Case) -> None:
+def plant(machine: FakeMachine, case: Case) -> None:
     out = case.out if isinstance(case.out, bytes) else case.out.encode()
     (machine.folder / "smi.csv").write_bytes(out)
     (machine.folder / "smi.err").write_text(case.err)
@@ -29,14 +29,14 @@ def plant(machine: Machine, case: Case) -> None:
         (machine.folder / f"smi.{index}").write_text(f"{text}\n")
 
 
-def seen(machine: Machine) -> list[Seen]:
+def observed(machine: FakeMachine) -> list[Observed]:
     return [
         (gpu.index, gpu.uuid, gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault)
         for gpu in machine.probe().sample()
     ]
 
 
-def begun(found: list[Seen], expected: tuple[Seen, ...]) -> list[Seen]:
+def begun(found: list[Observed], expected: tuple[Observed, ...]) -> list[Observed]:
     """Returns the samples, each fault cut to the length of the expected one."""
     faults = [None if e[5] is None else len(e[5]) for e in expected]
     cut = [f[5] and f[5][:length] for f, length in zip(found, faults, strict=True)]
@@ -44,15 +44,15 @@ def begun(found: list[Seen], expected: tuple[Seen, ...]) -> list[Seen]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.error], ids=lambda case: case.name)
-def test_each_gpu_is_read_from_its_own_line(case: Case, machine: Machine) -> None:
+def test_each_gpu_is_read_from_its_own_line(case: Case, machine: FakeMachine) -> None:
     plant(machine, case)
-    found = seen(machine)
-    assert [gpu[1] for gpu in found] == [gpu[1] for gpu in case.seen]
-    assert begun(found, case.seen) == list(case.seen)
+    found = observed(machine)
+    assert [gpu[1] for gpu in found] == [gpu[1] for gpu in case.observed]
+    assert begun(found, case.observed) == list(case.observed)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.error], ids=lambda case: case.name)
-def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: Machine) -> None:
+def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: FakeMachine) -> None:
     plant(machine, case)
     with pytest.raises(ProbeError) as caught:
         machine.probe().sample()
@@ -61,28 +61,28 @@ def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: Mach
     assert str(caught.value).isprintable()
 
 
-def test_gputil_runs_once_if_it_reads_everything(machine: Machine) -> None:
-    machine.plant(Card("GPU-a", 1), Card("GPU-b", 2, used=5, load=7.0))
+def test_gputil_runs_once_if_it_reads_everything(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, used=5, load=7.0))
     (machine.folder / "calls").touch()
     assert len(machine.probe().sample()) == 2
     [call] = (machine.folder / "calls").read_text().splitlines()
     assert "mig.mode" not in call
 
 
-def test_driver_without_mig_is_queried_without_that_field(machine: Machine) -> None:
+def test_driver_without_mig_is_queried_without_that_field(machine: FakeMachine) -> None:
     (machine.folder / "old").touch()
     (machine.folder / "smi.csv").write_text(f"{A.replace(', 0,', ', [Not Supported],', 1)}\n{B}\n")
-    assert [(gpu[1], gpu[4]) for gpu in seen(machine)] == [("GPU-a", None), ("GPU-b", 97.0)]
+    assert [(gpu[1], gpu[4]) for gpu in observed(machine)] == [("GPU-a", None), ("GPU-b", 97.0)]
 
 
-def test_tolerant_parser_works_without_gputil(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tolerant_parser_works_without_gputil(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "GPUtil", None)
-    machine.plant(Card("GPU-a", 1, used=5))
-    assert [(gpu[1], gpu[3]) for gpu in seen(machine)] == [("GPU-a", 5)]
+    machine.plant(FakeGpu("GPU-a", 1, used=5))
+    assert [(gpu[1], gpu[3]) for gpu in observed(machine)] == [("GPU-a", 5)]
 
 
 def test_program_that_cannot_be_run_is_reported(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = tmp_path / "bin" / "nvidia-smi"
     bad.parent.mkdir()
@@ -97,7 +97,7 @@ def test_program_that_cannot_be_run_is_reported(
 def test_parses_any_text_without_an_exception(text: str) -> None:
     answer = parse(text)
     assert len({gpu.index for gpu in answer.gpus}) == len(answer.gpus)
-    assert answer.complaint.isprintable()
+    assert answer.error_line.isprintable()
 
 
 @given(

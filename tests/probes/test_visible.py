@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.gpu import GpuSample
-from gpu_scheduler.probes.visible import restrict
+from gpu_scheduler.probes.visible import restrict_to_visible
 
 GPUS = tuple(
     GpuSample(uuid, index, "Fake", 24576, 0, 0.0)
@@ -36,7 +36,7 @@ GPUS = tuple(
 def test_restricts_the_gpus_to_the_visible_ones(
     variable: str | None, kept: list[int], note: str | None
 ) -> None:
-    gpus, said = restrict(GPUS, variable)
+    gpus, said = restrict_to_visible(GPUS, variable)
     assert [gpu.index for gpu in gpus] == kept
     if note is None:
         assert said is None

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 
-def until(true: Callable[[], object], timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Returns once `condition()` returns a true value; fails with the last value at the deadline."""
     end = time.monotonic() + timeout_s
-    while not (last := true()):
-        assert time.monotonic() < end, f"still {last!r} after {timeout_s:g} s: {true}"
+    while not (last := condition()):
+        assert time.monotonic() < end, f"still {last!r} after {timeout_s:g} s: {condition}"
         time.sleep(0.005)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tests.protocol.rules import ALL
 from tests.protocol.scenarios import BIG, CONTROLS, LIMITS, SCENARIOS, Control, Scenario
-from tests.protocol.search import Found, explore
+from tests.protocol.search import SearchResult, explore
 
 _KINDS = ("scenarios", "big", "controls", "limits")
 
@@ -32,14 +32,14 @@ def main(argv: Sequence[str]) -> int:
     controls = [
         one for kind, some in (("controls", CONTROLS), ("limits", LIMITS)) if kind in kinds for one in some
     ]
-    good = [_hold(one) for one in scenarios if all(word in one.name for word in words)]
-    good += [_break(one, bool(words)) for one in controls if all(word in " ".join(one.off) for word in words)]
+    good = [_check_scenario(one) for one in scenarios if all(word in one.name for word in words)]
+    good += [_check_control(one, bool(words)) for one in controls if all(word in " ".join(one.disabled) for word in words)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{sum(good)} of {len(good)} as expected; {peak} MiB")
     return 0 if good and all(good) else 1
 
 
-def _hold(scenario: Scenario) -> bool:
+def _check_scenario(scenario: Scenario) -> bool:
     started = time.process_time()
     found = explore(scenario.faults, ALL)
     seconds = time.process_time() - started
@@ -54,9 +54,9 @@ def _hold(scenario: Scenario) -> bool:
     return found.broken is None
 
 
-def _break(control: Control, traced: bool) -> bool:
+def _check_control(control: Control, traced: bool) -> bool:
     found = explore(control.faults, control.rules, control.breaks)
-    name = f"without {' and '.join(control.off)}"
+    name = f"without {' and '.join(control.disabled)}"
     print(
         f"{name:38} {found.states:>9,} states  {found.broken or f'{control.breaks} NOT BROKEN'}",
         flush=True,
@@ -66,7 +66,7 @@ def _break(control: Control, traced: bool) -> bool:
     return found.broken is not None
 
 
-def _show(found: Found) -> None:
+def _show(found: SearchResult) -> None:
     for number, label in enumerate(found.trace, 1):
         print(f"    {number:3} {label}")
 

@@ -14,17 +14,17 @@ from itertools import product
 from typing import NamedTuple
 
 from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.copied import leave
+from gpu_scheduler.core.copied import detach
 from gpu_scheduler.core.facts import Attempt, Cancel, Settings
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.settle import needs_scan, release, settle
-from gpu_scheduler.core.sighting import ClaimState, ResultNote, Sighting, StopNote
+from gpu_scheduler.core.settle import needs_process_scan, release_allocation, reconcile
+from gpu_scheduler.core.sighting import ClaimState, ResultNote, AttemptStatus, StopNote
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.runner.ending import Ending
+from gpu_scheduler.runner.ending import Termination
 from tests.protocol import state as st
 
 _NOW = Now(1e9, 1000.0, "boot")
-_SETTINGS = Settings(max_assign_attempts=2, launches=2)
+_SETTINGS = Settings(max_assign_attempts=2, max_launches=2)
 _JOBS = (
     JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.HELD, JobState.FINISHED,
 )  # fmt: skip
@@ -37,29 +37,29 @@ _STOPS = {
     st.STOP_CANCEL: StopNote("cancelled", 10.0),
     st.STOP_PREEMPT: StopNote("preempted", 10.0, "withdraw"),
 }
-_ENDED = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+_COMPLETED = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
 _RESULTS = {
     st.NONE: None,
-    st.COMPLETED: _ENDED,
-    st.FAILED: replace(_ENDED, exit_code=7),
-    st.CANCELLED: replace(_ENDED, cause="cancelled"),
-    st.INTERRUPTED: replace(_ENDED, cause="machine", exit_code=None, signal=15),
-    st.NOT_STARTED: replace(_ENDED, began=False, exit_code=1),
-    st.PREEMPTED: replace(_ENDED, cause="preempted"),
+    st.COMPLETED: _COMPLETED,
+    st.FAILED: replace(_COMPLETED, exit_code=7),
+    st.CANCELLED: replace(_COMPLETED, cause="cancelled"),
+    st.INTERRUPTED: replace(_COMPLETED, cause="machine", exit_code=None, signal=15),
+    st.NOT_STARTED: replace(_COMPLETED, began=False, exit_code=1),
+    st.PREEMPTED: replace(_COMPLETED, cause="preempted"),
 }
-_WORDS: dict[type[act.Action], str] = {
+_DESCRIPTIONS: dict[type[act.Action], str] = {
     act.Relaunch: "will launch again",
-    act.ForgetLaunches: "resets its launches because of a shortage",
-    act.TakeClaim: "will void the claim",
-    act.Nudge: "will signal the runner",
+    act.ResetLaunchCount: "resets its launches because of a shortage",
+    act.VoidClaim: "will void the claim",
+    act.WakeRunner: "will signal the runner",
     act.KillRunner: "will kill the runner",
-    act.NoteDead: "records that the runner is dead",
-    act.Release: "releases its GPUs",
-    act.Cooled: "records that its memory is released",
+    act.RecordRunnerDeath: "records that the runner is dead",
+    act.ReleaseAllocation: "releases its GPUs",
+    act.RecordMemoryReleased: "records that its memory is released",
 }
 
 
-class View(NamedTuple):
+class ObservedAttempt(NamedTuple):
     """The facts that a round has about an attempt.
 
     process_found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
@@ -72,27 +72,27 @@ class View(NamedTuple):
     stop: int = 0
     cancel: bool = False
     old_boot: bool = False
-    there: bool = True
-    made: bool = True
+    folder_exists: bool = True
+    folder_complete: bool = True
     launches: int = 1
-    found: bool = False
+    process_found: bool = False
     swept: int = 0
 
 
 @cache
-def settled(view: View) -> tuple[tuple[act.Action, ...], ...]:
+def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ...]:
     """Returns every answer of `settle` for an open attempt: deadlines passed or not, jobs startable or
     not."""
     answers: dict[tuple[act.Action, ...], None] = {}
     for over, late, held in product((False, True), repeat=3):
         fact = _attempt(view, over, late)
-        if needs_scan(fact, _NOW):
-            fact = replace(fact, survivors=(77,) if view.found else ())
-        answers[tuple(settle(fact, _NOW, _SETTINGS, held=held))] = None
+        if needs_process_scan(fact, _NOW):
+            fact = replace(fact, survivors=(77,) if view.process_found else ())
+        answers[tuple(reconcile(fact, _NOW, _SETTINGS, starts_blocked=held))] = None
     return tuple(answers)
 
 
-def _attempt(view: View, over: bool, late: bool) -> Attempt:
+def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attempt:
     """Returns the facts of an attempt. deadline_passed: a deadline or grace period has passed; late: also 60
     s."""
     long_ago, just_now = 0.0, 1000.0
@@ -102,67 +102,67 @@ def _attempt(view: View, over: bool, late: bool) -> Attempt:
         "t" * 32,
         "another boot" if view.old_boot else "boot",
         _JOBS[view.job],
-        sighting=Sighting(
+        status=AttemptStatus(
             claim=_CLAIMS[view.claim],
             stop=_STOPS[view.stop],
             result=_RESULTS[view.result],
-            is_there=view.there,
+            folder_exists=view.folder_exists,
         ),
         cancel=Cancel("cancelled", 10.0) if view.cancel else None,
-        made=view.made,
-        launches=view.launches,
-        launch_deadline=long_ago if over else 2000.0,
+        folder_complete=view.folder_complete,
+        launch_count=view.launches,
+        launch_deadline=long_ago if deadline_passed else 2000.0,
         launch_failures=view.number - 1,
         number=view.number,
-        stopping_at=long_ago if over else just_now,
-        swept_at=None if not view.swept else long_ago if over or late else just_now,
-        signalled_at=None if not view.swept else long_ago + (view.swept == 2) if over or late else just_now,
-        dead_at=None if not view.swept else long_ago if late else just_now,
+        stopping_at=long_ago if deadline_passed else just_now,
+        swept_at=None if not view.swept else long_ago if deadline_passed or late else just_now,
+        signalled_at=None if not view.swept else long_ago + (view.swept == 2) if deadline_passed or late else just_now,
+        runner_died_at=None if not view.swept else long_ago if late else just_now,
     )
 
 
 @cache
-def released(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ...]:
+def release_answers(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ...]:
     """Returns every answer of `release` for an ended attempt whose GPUs are not released."""
     answers: dict[tuple[act.Action, ...], None] = {}
     for over in (False, True):
-        fact = _attempt(View(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
+        fact = _attempt(ObservedAttempt(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
         fact = replace(fact, outcome=Outcome.FAILED, survivors=(77,) if found else ())
-        answers[tuple(release(fact, _NOW, _SETTINGS))] = None
+        answers[tuple(release_allocation(fact, _NOW, _SETTINGS))] = None
     return tuple(answers)
 
 
 @cache
-def left_to_the_original(view: View) -> tuple[act.Action, ...]:
+def copied_store_answer(view: ObservedAttempt) -> tuple[act.Action, ...]:
     """Returns the actions of `start --as-copy` for an attempt that was open when the store was copied."""
-    return tuple(leave(_attempt(view, over=True, late=False), _NOW, _SETTINGS, "/original"))
+    return tuple(detach(_attempt(view, deadline_passed=True, late=False), _NOW, _SETTINGS, "/original"))
 
 
-def described(actions: tuple[act.Action, ...]) -> str:
+def describe(actions: tuple[act.Action, ...]) -> str:
     """Returns a short description of the actions."""
-    return ", ".join(map(_word, actions)) or "nothing to do"
+    return ", ".join(map(_describe_action, actions)) or "nothing to do"
 
 
-def _word(action: act.Action) -> str:
-    if isinstance(action, act.Close):
+def _describe_action(action: act.Action) -> str:
+    if isinstance(action, act.FinishAttempt):
         return f"commits {action.outcome.value}"
-    if isinstance(action, act.Move):
+    if isinstance(action, act.Transition):
         return f"commits {action.state.value}"
     if isinstance(action, act.Sweep):
         return f"will send {'SIGKILL' if action.kill else 'SIGTERM'} to its processes"
-    if isinstance(action, act.WriteStop):
+    if isinstance(action, act.RequestStop):
         return "will write stop"
-    return _WORDS.get(type(action), type(action).__name__)
+    return _DESCRIPTIONS.get(type(action), type(action).__name__)
 
 
 # The requests to end that a runner has received, as a number for each state of an `Ending`; 0: none.
 
-_endings: list[Ending] = [Ending()]
+_endings: list[Termination] = [Termination()]
 _numbers: dict[tuple[object, ...], int] = {tuple(vars(_endings[0]).values()): 0}
 _CAUSES = {"cancelled": st.CANCELLED, "preempted": st.PREEMPTED, "machine": st.INTERRUPTED, None: st.NONE}
 
 
-def _number(ending: Ending) -> int:
+def _number_of(ending: Termination) -> int:
     key = tuple(vars(ending).values())
     if key not in _numbers:
         _numbers[key] = len(_endings)
@@ -171,28 +171,28 @@ def _number(ending: Ending) -> int:
 
 
 @cache
-def tell(told: int, cause: int) -> tuple[int, bool]:
+def request_end(termination: int, cause: int) -> tuple[int, bool]:
     """Requests the runner to end its command; returns the new state and whether the command gets SIGTERM."""
-    ending = copy.copy(_endings[told])
+    ending = copy.copy(_endings[termination])
     name = {st.CANCELLED: "cancelled", st.PREEMPTED: "preempted", st.INTERRUPTED: "machine"}[cause]
-    first = ending.tell(name, 0.0, "withdraw" if cause == st.PREEMPTED else "kill", 0.0)
-    return _number(ending), first
+    first = ending.request(name, 0.0, "withdraw" if cause == st.PREEMPTED else "kill", 0.0)
+    return _number_of(ending), first
 
 
 @cache
-def due(told: int) -> str | None:
+def after_grace(termination: int) -> str | None:
     """Returns the step that follows when the grace period is over."""
-    return copy.copy(_endings[told]).due(1.0)
+    return copy.copy(_endings[termination]).due(1.0)
 
 
 @cache
-def withdrawn(told: int) -> int:
+def take_back(termination: int) -> int:
     """Returns the state after the request was withdrawn."""
-    ending = copy.copy(_endings[told])
-    ending.withdrawn()
-    return _number(ending)
+    ending = copy.copy(_endings[termination])
+    ending.withdraw()
+    return _number_of(ending)
 
 
-def cause(told: int) -> int:
+def end_cause(termination: int) -> int:
     """Returns why the command is to end, as an outcome; NONE: no end was requested."""
-    return _CAUSES[_endings[told].cause]
+    return _CAUSES[_endings[termination].cause]

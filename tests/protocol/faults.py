@@ -7,7 +7,7 @@ from itertools import product
 from gpu_scheduler.core import actions as act
 from tests.protocol import decisions
 from tests.protocol import state as st
-from tests.protocol.decisions import View
+from tests.protocol.decisions import ObservedAttempt
 from tests.protocol.steps import FAULT, STEP, Steps, terminate
 
 
@@ -18,12 +18,12 @@ def steps_of_faults(steps: Steps) -> None:
         steps.add(FAULT, "LOOP crashes", {st.LOOP: st.DOWN, st.CRASH: state[st.CRASH] - 1})
     if state[st.KILL]:
         _kill(steps)
-    if state[st.MACHINE] or state[st.ENDING]:
+    if state[st.MACHINE] or state[st.MACHINE_ENDING]:
         _machine_ends(steps)
     if state[st.REBOOT]:
         _reboot(steps)
     if state[st.UNLOCK] or state[st.REPLACE] or state[st.UNCLAIM] or state[st.REMOVE]:
-        _hands_on_the_folder(steps)
+        _folder_is_tampered_with(steps)
     if state[st.REUSE]:
         _numbers_are_reused(steps)
     if state[st.COPY] or state[st.COPIED]:
@@ -35,7 +35,7 @@ def _kill(steps: Steps) -> None:
     for number, a in enumerate(st.ATTEMPTS, 1):
         for which, runner in enumerate(st.RUNNERS, 1):
             if st.is_alive(state[a + runner]) and state[a + runner] != st.EXIT:
-                killed = {a + runner: st.GONE_RUNNER, st.KILL: state[st.KILL] - 1, st.FAULTED: 1}
+                killed = {a + runner: st.RUNNER_GONE, st.KILL: state[st.KILL] - 1, st.FAULTED: 1}
                 steps.add(FAULT, f"RUNNER {number}.{which} is killed", killed)
 
 
@@ -44,19 +44,19 @@ def _machine_ends(steps: Steps) -> None:
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     runner = {a + st.SIGNALS: state[a + st.SIGNALS]}
     for one in st.RUNNERS:
-        if state[a + one] == st.LOOK_CLAIM:
-            runner[a + one] = st.GONE_RUNNER  # it has not blocked the signal yet
+        if state[a + one] == st.CHECK_CLAIM:
+            runner[a + one] = st.RUNNER_GONE  # it has not blocked the signal yet
         elif st.is_alive(state[a + one]):
             runner[a + st.SIGNALS] |= st.TERM
     begun = {st.MACHINE: 0, st.FAULTED: 1}
     if state[st.MACHINE] and state[st.JOB] in st.ACTIVE and st.has_runner(state, a):
-        steps.add(FAULT, "MACHINE ends: SIGTERM to the runner", {**runner, **begun, st.ENDING: 1})
+        steps.add(FAULT, "MACHINE ends: SIGTERM to the runner", {**runner, **begun, st.MACHINE_ENDING: 1})
         label = "MACHINE ends: SIGTERM to the command"
-        terminate(steps, FAULT, label, a, {**begun, st.ENDING: 2}, machine=True)
-    if state[st.ENDING] == 1:
-        terminate(steps, STEP, "MACHINE: SIGTERM to the command", a, {st.ENDING: 0}, machine=True)
-    elif state[st.ENDING] == 2:
-        steps.add(STEP, "MACHINE: SIGTERM to the runner", {**runner, st.ENDING: 0})
+        terminate(steps, FAULT, label, a, {**begun, st.MACHINE_ENDING: 2}, machine=True)
+    if state[st.MACHINE_ENDING] == 1:
+        terminate(steps, STEP, "MACHINE: SIGTERM to the command", a, {st.MACHINE_ENDING: 0}, machine=True)
+    elif state[st.MACHINE_ENDING] == 2:
+        steps.add(STEP, "MACHINE: SIGTERM to the runner", {**runner, st.MACHINE_ENDING: 0})
 
 
 def _reboot(steps: Steps) -> None:
@@ -64,16 +64,16 @@ def _reboot(steps: Steps) -> None:
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     after = bytearray(state)
     after[st.LOOP], after[st.BOOT], after[st.REBOOT], after[st.FAULTED] = st.DOWN, 1, 0, 1
-    after[st.ENDING] = after[st.MACHINE] = 0
+    after[st.MACHINE_ENDING] = after[st.MACHINE] = 0
     if st.CLI_NONE < after[st.CLI] < st.CLI_DONE:
         after[st.CLI] = st.CLI_KILLED
     for one in st.ATTEMPTS:
-        after[one + st.SIGNALS] = after[one + st.TOLD] = after[one + st.LEFT] = after[one + st.REUSED] = 0
+        after[one + st.SIGNALS] = after[one + st.TERMINATION] = after[one + st.OTHER_PROCESS] = after[one + st.REUSED] = 0
         for runner in st.RUNNERS:
-            after[one + runner] = st.GONE_RUNNER if after[one + runner] else 0
+            after[one + runner] = st.RUNNER_GONE if after[one + runner] else 0
         if after[one + st.COMMAND]:
             after[one + st.COMMAND] = st.GONE
-    options = product((False, True), repeat=5) if state[a + st.RECORD] == st.OPEN else [(False,) * 5]
+    options = product((False, True), repeat=5) if state[a + st.STORED_OUTCOME] == st.OPEN else [(False,) * 5]
     states = set()
     for folder, spec, claim, stop, result in options:
         left = bytearray(after)
@@ -95,12 +95,12 @@ def _reboot(steps: Steps) -> None:
             steps.put(FAULT, f"REBOOT, left of the folder: {there}", left)
 
 
-def _hands_on_the_folder(steps: Steps) -> None:
+def _folder_is_tampered_with(steps: Steps) -> None:
     """Adds copying, restoring or removing a folder or its claim under a runner that has taken it."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     if not st.owner(state, a) or state[a + st.LINK] or state[a + st.RESULT]:
         return
-    late = any(state[a + runner] in (st.LOOK_CLAIM, st.LINK_CLAIM) for runner in st.RUNNERS)
+    late = any(state[a + runner] in (st.CHECK_CLAIM, st.LINK_CLAIM) for runner in st.RUNNERS)
     if state[st.UNLOCK] and state[a + st.CLAIM]:
         steps.add(
             FAULT,
@@ -115,7 +115,7 @@ def _hands_on_the_folder(steps: Steps) -> None:
     if state[st.UNCLAIM]:
         steps.add(FAULT, "SOMEBODY removes the file claim", {st.UNCLAIM: 0, a + st.CLAIM: 0})
     if state[st.REMOVE]:
-        gone = {a + st.FOLDER: 0, a + st.CLAIM: 0, a + st.STOP: 0, a + st.NOTED: 0, a + st.LINK: st.REMOVED}
+        gone = {a + st.FOLDER: 0, a + st.CLAIM: 0, a + st.STOP: 0, a + st.COMMAND_RECORDED: 0, a + st.LINK: st.REMOVED}
         steps.add(FAULT, "SOMEBODY removes the folder", {st.REMOVE: 0, st.FAULTED: 1, **gone})
 
 
@@ -124,12 +124,12 @@ def _numbers_are_reused(steps: Steps) -> None:
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
         claim = state[a + st.CLAIM]
-        if state[a + st.RECORD] != st.OPEN or state[a + st.REUSED] or claim in (0, st.VOID):
+        if state[a + st.STORED_OUTCOME] != st.OPEN or state[a + st.REUSED] or claim in (0, st.VOID):
             continue
         if not st.is_alive(state[a + st.RUNNERS[claim - 1]]):
             reused = {st.REUSE: 0, a + st.REUSED: st.RUNNER_NUMBER}
             steps.add(FAULT, f"ANOTHER PROCESS gets the number of the runner of attempt {number}", reused)
-        if state[a + st.COMMAND] == st.GONE and not state[a + st.LEFT]:
+        if state[a + st.COMMAND] == st.GONE and not state[a + st.OTHER_PROCESS]:
             reused = {st.REUSE: 0, a + st.REUSED: st.SESSION_NUMBER}
             steps.add(FAULT, f"ANOTHER SESSION gets the number of the command of attempt {number}", reused)
 
@@ -144,22 +144,22 @@ def _copy(steps: Steps) -> None:
     if not state[st.COPIED]:
         return
     forget = {st.COPIED: 0, st.COPY_CLAIM: 0, st.COPY_JOB: 0}
-    view, found = _view_of_copy(steps)
-    answers = [decisions.left_to_the_original(view)] if steps.rules.copy_refused else decisions.settled(view)
+    view, found = _observe_copy(steps)
+    answers = [decisions.copied_store_answer(view)] if steps.rules.copy_refused else decisions.reconcile_answers(view)
     for actions in answers:
         broken = _broken_by_copy(actions, found)
-        label = f"COPY comes up and reconciles the attempt: {decisions.described(actions)}"
+        label = f"COPY comes up and reconciles the attempt: {decisions.describe(actions)}"
         steps.add(STEP, label, forget if steps.rules.copy_refused or broken else {}, broken)
 
 
-def _view_of_copy(steps: Steps) -> tuple[View, bool]:
+def _observe_copy(steps: Steps) -> tuple[ObservedAttempt, bool]:
     state, rules, a = steps.state, steps.rules, st.attempt(steps.state[st.COPIED])
     claim = st.CLAIM_VOID if state[st.COPY_CLAIM] == st.VOID else st.CLAIM_NONE
     if state[st.COPY_CLAIM] in (1, 2):
         lives = st.is_alive(state[a + st.RUNNERS[state[st.COPY_CLAIM] - 1]])
         claim = st.CLAIM_UNLOCKED if lives and rules.dead_needs_runner_gone else st.CLAIM_DEAD
     found = st.finds(state, a, rules) or st.scan_finds_runner(state, a)
-    return View(state[st.COPIED], state[st.COPY_JOB], claim, found=found), found
+    return ObservedAttempt(state[st.COPIED], state[st.COPY_JOB], claim, process_found=found), found
 
 
 def _broken_by_copy(actions: tuple[act.Action, ...], found: bool) -> str | None:

@@ -21,13 +21,13 @@ from tests.protocol.rules import Rules
 from tests.protocol.steps import OWN, STARTED, STEP
 
 
-def broken(state: bytes, rules: Rules) -> str | None:
+def broken_invariant(state: bytes, rules: Rules) -> str | None:
     """Returns the invariant that does not hold in this state; None: all hold."""
     commands = 0
     for a in st.ATTEMPTS:
         if not state[a + st.RUNNER1]:
             continue  # nothing was launched, or it is history
-        record, command = state[a + st.RECORD], state[a + st.COMMAND]
+        record, command = state[a + st.STORED_OUTCOME], state[a + st.COMMAND]
         commands += st.FORKED <= command <= st.DYING
         if state[a + st.SPAWNS] > 1:
             return "I1 the command of one attempt is started twice"
@@ -36,7 +36,7 @@ def broken(state: bytes, rules: Rules) -> str | None:
         if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
             return f"I2 the attempt is recorded as {st.OUTCOMES[record]}, its command lives"
         if state[a + st.RELEASED] and (
-            st.FORKED <= command <= st.DYING or _is_left(state[a + st.LEFT], rules)
+            st.FORKED <= command <= st.DYING or _counts_as_left(state[a + st.OTHER_PROCESS], rules)
         ):
             return "I5 the GPUs are released while a process of the attempt lives"
     return "I1 two attempts of one job at the same time" if commands > 1 else None
@@ -48,12 +48,12 @@ def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
 
 def _is_unrecorded(state: bytes, a: int) -> bool:
     """Returns whether a hidden process could be found only by a recorded identity that is gone."""
-    if state[a + st.NOTED] or st.owner(state, a):
+    if state[a + st.COMMAND_RECORDED] or st.owner(state, a):
         return False
-    return bool(state[a + st.HIDDEN]) or state[a + st.LEFT] == st.IN_SESSION
+    return bool(state[a + st.HIDDEN]) or state[a + st.OTHER_PROCESS] == st.IN_SESSION
 
 
-def _is_left(left: int, rules: Rules) -> bool:
+def _counts_as_left(left: int, rules: Rules) -> bool:
     if left == st.LOST:
         return not rules.excuse_lost
     if left == st.LOOSE_CHAIN:
@@ -70,12 +70,12 @@ class Progress(NamedTuple):
     must: Callable[[bytes], bool]
 
 
-def _is_settled(state: bytes) -> bool:
+def _is_complete(state: bytes) -> bool:
     job = state[st.JOB]
-    waits = job == st.HELD and state[st.WISH] != 1 and state[st.RETRY_WISH] != 1
+    waits = job == st.HELD and state[st.CANCEL_REQUEST] != 1 and state[st.RETRY_REQUEST] != 1
     if job != st.FINISHED and not waits:
         return False
-    return all(state[a + st.RECORD] <= st.OPEN or state[a + st.RELEASED] for a in st.ATTEMPTS)
+    return all(state[a + st.STORED_OUTCOME] <= st.OPEN or state[a + st.RELEASED] for a in st.ATTEMPTS)
 
 
 def _is_quiet(state: bytes) -> bool:
@@ -84,7 +84,7 @@ def _is_quiet(state: bytes) -> bool:
 
 def _may_be_cancelled(state: bytes) -> bool:
     """Returns whether a cancel can reach the command: neither its folder nor its identity was lost."""
-    if not state[st.WISHED]:
+    if not state[st.CANCEL_EVER_REQUESTED]:
         return False
     return not any(state[a + st.LINK] or _is_unrecorded(state, a) for a in st.ATTEMPTS)
 
@@ -93,7 +93,7 @@ PROGRESS = (
     Progress(
         "I4 stuck: no end with the GPUs released can be reached",
         frozenset((STEP, OWN, STARTED)),
-        _is_settled,
+        _is_complete,
         lambda state: True,
     ),
     Progress(

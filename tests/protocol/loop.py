@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.states import JobState, Outcome
 from tests.protocol import state as st
-from tests.protocol.decisions import View, described, released, settled
+from tests.protocol.decisions import ObservedAttempt, describe, release_answers, reconcile_answers
 from tests.protocol.rules import Rules
 from tests.protocol.steps import STARTED, STEP, Steps
 from tests.protocol.sweep import sweep
@@ -32,9 +32,9 @@ _JOBS = {
 #: The next step of the loop for an action; without one it observes again.
 _NEXT = {
     act.Relaunch: st.MAKE,
-    act.TakeClaim: st.TAKE,
-    act.WriteStop: st.WRITE_STOP,
-    act.Nudge: st.SIGNAL,
+    act.VoidClaim: st.VOID_CLAIM,
+    act.RequestStop: st.WRITE_STOP,
+    act.WakeRunner: st.SIGNAL,
     act.KillRunner: st.KILL_RUNNER,
 }
 
@@ -49,15 +49,15 @@ def steps_of_loop(steps: Steps) -> None:
         if after[st.CLI] == st.CLI_WAITS:
             after[st.CLI] = st.CLI_DONE  # the loop continues what it began
         for a in st.ATTEMPTS:
-            if not steps.rules.release_in_store and after[a + st.RECORD] > st.OPEN:
+            if not steps.rules.release_in_store and after[a + st.STORED_OUTCOME] > st.OPEN:
                 after[a + st.RELEASED] = 1
         steps.put(STARTED, "LOOP starts", after)
     elif loop == st.IDLE:
         _idle(steps)
     elif loop == st.READ:
         _read_second(steps)
-    elif loop == st.SETTLE:
-        _settle(steps, st.attempt(state[st.NEWEST]))
+    elif loop == st.RECONCILE:
+        _reconcile(steps, st.attempt(state[st.NEWEST]))
     elif loop in st.LAUNCHING:
         _launch(steps)
     else:
@@ -67,35 +67,35 @@ def steps_of_loop(steps: Steps) -> None:
 def _idle(steps: Steps) -> None:
     state, rules = steps.state, steps.rules
     job, number = state[st.JOB], state[st.NEWEST]
-    if job in (st.QUEUED, st.HELD) and state[st.WISH] == 1:
-        steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.WISH: 2})
+    if job in (st.QUEUED, st.HELD) and state[st.CANCEL_REQUEST] == 1:
+        steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.CANCEL_REQUEST: 2})
     elif job == st.QUEUED and number < 2:
         if not number or state[st.attempt(number) + st.RELEASED] or not rules.job_waits_for_processes:
             _start(steps, number + 1)
-    elif job == st.HELD and state[st.RETRY_WISH] == 1:
-        steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_WISH: 2})
+    elif job == st.HELD and state[st.RETRY_REQUEST] == 1:
+        steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_REQUEST: 2})
     elif job in st.ACTIVE:
         a = st.attempt(number)
         if rules.claim_first:
-            seen = st.claim_seen(state, a, rules)
-            steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.SAW: seen})
+            seen = st.observed_claim(state, a, rules)
+            steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.OBSERVED_CLAIM: seen})
         else:
             _read_result(steps, a, st.READ)
     for k in (1, 2):
-        if state[st.attempt(k) + st.RECORD] > st.OPEN and not state[st.attempt(k) + st.RELEASED]:
+        if state[st.attempt(k) + st.STORED_OUTCOME] > st.OPEN and not state[st.attempt(k) + st.RELEASED]:
             _release(steps, k)
 
 
 def _start(steps: Steps, number: int) -> None:
     state, a = steps.state, st.attempt(number)
-    broken = "I6 a cancelled job is started again" if state[st.WISHED] else None
+    broken = "I6 a cancelled job is started again" if state[st.CANCEL_EVER_REQUESTED] else None
     if not steps.rules.record_first:
         free = _free_runner(state, a)
         if free:
-            spawned = {a + free: st.LOOK_CLAIM, st.LOOP: st.MAKE}
+            spawned = {a + free: st.CHECK_CLAIM, st.LOOP: st.MAKE}
             steps.add(STEP, "LOOP spawns a runner before it records the attempt", spawned)
         return
-    opened = {a + st.RECORD: st.OPEN, a + st.BOOTED: state[st.BOOT], a + st.LAUNCHES: 1}
+    opened = {a + st.STORED_OUTCOME: st.OPEN, a + st.BOOTED: state[st.BOOT], a + st.LAUNCHES: 1}
     steps.add(
         STEP,
         f"LOOP commits starting: attempt {number}",
@@ -113,7 +113,7 @@ def _launch(steps: Steps) -> None:
     loop, number = state[st.LOOP], state[st.NEWEST]
     a = st.attempt(number or 1)
     if not steps.rules.record_first:
-        opened = {st.JOB: st.STARTING, st.NEWEST: 1, a + st.RECORD: st.OPEN, a + st.FOLDER: st.MADE}
+        opened = {st.JOB: st.STARTING, st.NEWEST: 1, a + st.STORED_OUTCOME: st.OPEN, a + st.FOLDER: st.MADE}
         steps.add(STEP, "LOOP commits starting", {st.LOOP: st.IDLE, **opened})
     elif loop == st.MAKE:
         made = state[a + st.FOLDER] == st.MADE
@@ -121,69 +121,69 @@ def _launch(steps: Steps) -> None:
         steps.add(STEP, "LOOP finds the folder" if made else "LOOP makes the folder", to)
     elif loop == st.WRITE_SPEC:
         steps.add(STEP, "LOOP writes spec.json", {st.LOOP: st.SPAWN, a + st.FOLDER: st.MADE})
-    elif not state[st.ENDING]:
+    elif not state[st.MACHINE_ENDING]:
         free = _free_runner(state, a)
         name = "a runner" if free == st.RUNNER1 else "another runner"
-        spawned = {a + free: st.LOOK_CLAIM} if free else {}
+        spawned = {a + free: st.CHECK_CLAIM} if free else {}
         steps.add(STEP, f"LOOP spawns {name} of attempt {number}", {st.LOOP: st.IDLE, **spawned})
 
 
 def _read_second(steps: Steps) -> None:
     state, a = steps.state, st.attempt(steps.state[st.NEWEST])
     if steps.rules.claim_first:
-        _read_result(steps, a, st.SETTLE)
+        _read_result(steps, a, st.RECONCILE)
     else:
-        seen = st.claim_seen(state, a, steps.rules)
-        steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.SETTLE, st.SAW: seen})
+        seen = st.observed_claim(state, a, steps.rules)
+        steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.RECONCILE, st.OBSERVED_CLAIM: seen})
 
 
 def _read_result(steps: Steps, a: int, otherwise: int) -> None:
     state = steps.state
     if state[a + st.RESULT]:
-        for actions in settled(_view(steps, a, state[a + st.RESULT])):
+        for actions in reconcile_answers(_observe(steps, a, state[a + st.RESULT])):
             _commit(steps, a, actions)
     else:
         steps.add(STEP, "LOOP observes: no result", {st.LOOP: otherwise})
 
 
-def _view(steps: Steps, a: int, result: int = st.NONE) -> View:
+def _observe(steps: Steps, a: int, result: int = st.NONE) -> ObservedAttempt:
     state, rules = steps.state, steps.rules
-    return View(
+    return ObservedAttempt(
         number=state[st.NEWEST],
         job=state[st.JOB],
-        claim=state[st.SAW],
+        claim=state[st.OBSERVED_CLAIM],
         result=result,
         stop=state[a + st.STOP],
-        cancel=state[st.WISH] == 1,
+        cancel=state[st.CANCEL_REQUEST] == 1,
         old_boot=state[a + st.BOOTED] != state[st.BOOT],
-        there=bool(state[a + st.FOLDER]),
-        made=state[a + st.FOLDER] == st.MADE,
+        folder_exists=bool(state[a + st.FOLDER]),
+        folder_complete=state[a + st.FOLDER] == st.MADE,
         launches=state[a + st.LAUNCHES],
-        found=_finds(state, a, rules),
+        process_found=_finds(state, a, rules),
         swept=state[a + st.SWEPT],
     )
 
 
 def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
     """Returns whether a scan finds a process of the attempt. chains: it catches chains of forks."""
-    left = st.finds_left(state, a, rules) and (
-        chains or state[a + st.LEFT] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
+    left = st.finds_other_process(state, a, rules) and (
+        chains or state[a + st.OTHER_PROCESS] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
     )
     mine = left or st.finds_command(state, a, rules) or st.scan_finds_runner(state, a)
-    return mine or st.finds_stranger(state, a, rules)
+    return mine or st.finds_foreign_process(state, a, rules)
 
 
-def _settle(steps: Steps, a: int) -> None:
+def _reconcile(steps: Steps, a: int) -> None:
     state, rules = steps.state, steps.rules
-    view = _view(steps, a)
+    view = _observe(steps, a)
     waits = view.claim == st.CLAIM_LIVE and not view.stop and not view.cancel
-    if waits and state[st.PREEMPT_WISH] == 1:
-        told = {st.JOB: st.STOPPING, st.PREEMPT_WISH: 2, st.WILL_STOP: st.STOP_PREEMPT}
+    if waits and state[st.PREEMPT_REQUEST] == 1:
+        told = {st.JOB: st.STOPPING, st.PREEMPT_REQUEST: 2, st.PENDING_STOP: st.STOP_PREEMPT}
         steps.add(STEP, "LOOP commits stopping: preempted", {st.LOOP: st.WRITE_STOP, **told})
         return
-    for actions in settled(view):
-        if not rules.void_first and actions and isinstance(actions[-1], act.TakeClaim):
-            actions = settled(view._replace(claim=st.CLAIM_VOID))[0]
+    for actions in reconcile_answers(view):
+        if not rules.void_first and actions and isinstance(actions[-1], act.VoidClaim):
+            actions = reconcile_answers(view._replace(claim=st.CLAIM_VOID))[0]
         _commit(steps, a, actions)
 
 
@@ -191,31 +191,31 @@ def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
     state, after, broken = steps.state, bytearray(steps.state), []
     after[st.LOOP] = st.IDLE
     for action in actions:
-        if isinstance(action, act.Close):
-            broken += _close(after, a, action)
-        elif isinstance(action, act.Release):
+        if isinstance(action, act.FinishAttempt):
+            broken += _finish_attempt(after, a, action)
+        elif isinstance(action, act.ReleaseAllocation):
             after[a + st.RELEASED] = 1
-        elif isinstance(action, act.Move):
+        elif isinstance(action, act.Transition):
             after[st.JOB] = _JOBS[action.state]
         elif isinstance(action, act.Sweep):
             after[st.LOOP] = st.KILL_ALL if action.kill else st.TERM_ALL
             after[a + st.SWEPT] = 2 if action.kill else 1
         else:
             after[st.LOOP] = _NEXT.get(type(action), after[st.LOOP])
-        if isinstance(action, act.WriteStop):
-            after[st.WILL_STOP] = st.STOP_CANCEL
-            if not steps.rules.cancel_until_end and after[st.WISH] == 1:
-                after[st.WISH] = 2
+        if isinstance(action, act.RequestStop):
+            after[st.PENDING_STOP] = st.STOP_CANCEL
+            if not steps.rules.cancel_until_end and after[st.CANCEL_REQUEST] == 1:
+                after[st.CANCEL_REQUEST] = 2
         elif isinstance(action, act.Relaunch):
             after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
-        elif isinstance(action, act.ForgetLaunches):
+        elif isinstance(action, act.ResetLaunchCount):
             after[a + st.LAUNCHES] = 0
-    steps.put(STEP, f"LOOP {described(actions)}", after, broken[0] if broken else None)
+    steps.put(STEP, f"LOOP {describe(actions)}", after, broken[0] if broken else None)
 
 
-def _close(after: bytearray, a: int, end: act.Close) -> list[str]:
+def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[str]:
     """Commits the end of an attempt and its effect on the job; returns the invariants that this breaks."""
-    outcome, truth = _OUTCOMES[end.outcome], after[a + st.TRUTH]
+    outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
     broken = []
     if outcome == st.COMPLETED and truth != st.EXIT_0:
         broken.append("I3 completed, but the command did not exit 0")
@@ -226,12 +226,12 @@ def _close(after: bytearray, a: int, end: act.Close) -> list[str]:
     if outcome == st.INTERRUPTED and not after[st.FAULTED]:
         broken.append("I3 interrupted though nothing killed runner, command or machine")
     failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
-    if failed and after[st.WISHED]:
+    if failed and after[st.CANCEL_EVER_REQUESTED]:
         broken.append("I6 a cancelled job ends as failed")
-    after[a + st.RECORD] = outcome
+    after[a + st.STORED_OUTCOME] = outcome
     after[st.JOB] = _JOBS[end.state]
-    if after[st.WISH] == 1 and end.state is JobState.FINISHED:
-        after[st.WISH] = 2
+    if after[st.CANCEL_REQUEST] == 1 and end.state is JobState.FINISHED:
+        after[st.CANCEL_REQUEST] = 2
     return broken
 
 
@@ -239,14 +239,14 @@ def _release(steps: Steps, number: int) -> None:
     """Adds the release of an ended attempt's GPUs, or the end of its remaining processes first."""
     state, rules, a = steps.state, steps.rules, st.attempt(number)
     found = _finds(state, a, rules)
-    missed = state[a + st.LEFT] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(
+    missed = state[a + st.OTHER_PROCESS] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(
         state, a, rules, chains=False
     )
     if not found or missed:
         steps.add(STEP, f"LOOP finds no process of attempt {number}, releases its GPUs", {a + st.RELEASED: 1})
     if not found or not rules.release_sweep:
         return
-    for actions in released(True, state[a + st.SWEPT]):
+    for actions in release_answers(True, state[a + st.SWEPT]):
         for action in actions:
             if isinstance(action, act.Sweep):
                 sweep(steps, f"LOOP (attempt {number})", a, {}, kill=action.kill)
@@ -254,25 +254,25 @@ def _release(steps: Steps, number: int) -> None:
 
 def _perform(steps: Steps, a: int) -> None:
     state, rules, loop = steps.state, steps.rules, steps.state[st.LOOP]
-    holder = st.runner_heard(state, a, rules)
+    holder = st.reachable_runner(state, a, rules)
     idle = {st.LOOP: st.IDLE}
-    if loop == st.TAKE:
+    if loop == st.VOID_CLAIM:
         if state[a + st.CLAIM]:
             steps.add(STEP, "LOOP finds a claim", idle)
         else:
             folder = max(st.HALF_MADE, state[a + st.FOLDER])
             steps.add(STEP, "LOOP voids the claim", {**idle, a + st.CLAIM: st.VOID, a + st.FOLDER: folder})
     elif loop == st.WRITE_STOP:
-        written = {a + st.STOP: state[st.WILL_STOP]} if state[a + st.FOLDER] else {}
+        written = {a + st.STOP: state[st.PENDING_STOP]} if state[a + st.FOLDER] else {}
         steps.add(STEP, "LOOP writes stop", {st.LOOP: st.SIGNAL, **written})
     elif loop == st.SIGNAL:
         signalled = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1} if holder else {}
         steps.add(STEP, "LOOP signals the runner", {**idle, **signalled})
     elif loop == st.KILL_RUNNER and rules.kill_runner_first:
-        gone = {a + st.RUNNERS[holder - 1]: st.GONE_RUNNER} if holder else {}
+        gone = {a + st.RUNNERS[holder - 1]: st.RUNNER_GONE} if holder else {}
         steps.add(STEP, "LOOP kills the overdue runner", {**idle, **gone})
     elif loop == st.KILL_RUNNER:
-        end = {a + st.COMMAND: st.ZOMBIE, a + st.TRUTH: st.BY_KILL} if st.command_lives(state, a) else {}
+        end = {a + st.COMMAND: st.ZOMBIE, a + st.ACTUAL_END: st.BY_KILL} if st.command_lives(state, a) else {}
         steps.add(STEP, "LOOP kills the command of the overdue runner", {**idle, **end})
     else:
         sweep(steps, "LOOP", a, idle, kill=loop == st.KILL_ALL)

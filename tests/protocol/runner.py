@@ -21,8 +21,8 @@ def steps_of_runners(steps: Steps) -> None:
                 _Runner(steps, a, which, f"RUNNER {number}.{which}").next()
         if st.FORKED <= state[a + st.COMMAND] <= st.DYING:
             _command(steps, a, f"COMMAND {number}")
-        if state[a + st.LEFT]:
-            _left(steps, a, number)
+        if state[a + st.OTHER_PROCESS]:
+            _other_process(steps, a, number)
 
 
 class _Runner:
@@ -50,71 +50,71 @@ class _Runner:
 
     def _begin(self, pc: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
-        if pc == st.LOOK_CLAIM:
+        if pc == st.CHECK_CLAIM:
             if state[a + st.CLAIM] and rules.claims:
-                self._add("finds a claim, exits", {self._at: st.GONE_RUNNER})
+                self._add("finds a claim, exits", {self._at: st.RUNNER_GONE})
             else:
                 self._add("finds no claim", {self._at: st.LINK_CLAIM if rules.claims else st.SPAWNING})
         elif pc == st.LINK_CLAIM:
             if state[a + st.CLAIM]:
-                self._add("loses the claim, exits", {self._at: st.GONE_RUNNER})
+                self._add("loses the claim, exits", {self._at: st.RUNNER_GONE})
             else:
-                self._add("takes the claim", {self._at: st.FIRST_LOOK, a + st.CLAIM: self._which})
-        elif pc == st.FIRST_LOOK:
+                self._add("takes the claim", {self._at: st.FIRST_STOP_CHECK, a + st.CLAIM: self._which})
+        elif pc == st.FIRST_STOP_CHECK:
             if self._stop:
-                told, _ = decisions.tell(0, _STOP_CAUSES[self._stop])
-                self._add("finds stop, starts nothing", {self._at: st.PUBLISH, a + st.TOLD: told})
+                told, _ = decisions.request_end(0, _STOP_CAUSES[self._stop])
+                self._add("finds stop, starts nothing", {self._at: st.PUBLISH, a + st.TERMINATION: told})
             else:
                 self._add("finds no stop", {self._at: st.SPAWNING})
         elif pc == st.SPAWNING:
             spawned = {a + st.COMMAND: st.FORKED, a + st.SPAWNS: state[a + st.SPAWNS] + 1}
             self._add("spawns the command", {self._at: st.UNBLOCK, **spawned})
-            self._add("cannot spawn", {self._at: st.END_LEFT, a + st.TRUTH: st.NOT_BEGUN}, OWN)
+            self._add("cannot spawn", {self._at: st.END_OTHER_PROCESSES, a + st.ACTUAL_END: st.NOT_BEGUN}, OWN)
         else:
-            self._add("unblocks its signals", {self._at: st.SECOND_LOOK})
+            self._add("unblocks its signals", {self._at: st.SECOND_STOP_CHECK})
 
     def _attend(self, pc: int) -> None:
         state, a = self._steps.state, self._a
-        told = state[a + st.TOLD]
+        told = state[a + st.TERMINATION]
         if pc == st.WITHDRAW:
             self._withdraw()
             return
-        if pc == st.SECOND_LOOK:
-            self._look("checks for stop", {self._at: st.ATTEND})
+        if pc == st.SECOND_STOP_CHECK:
+            self._check_stop("checks for stop", {self._at: st.ATTEND})
         elif state[a + st.COMMAND] == st.ZOMBIE:
-            self._add("collects the command", {self._at: st.END_LEFT, a + st.COMMAND: st.GONE})
+            self._add("collects the command", {self._at: st.END_OTHER_PROCESSES, a + st.COMMAND: st.GONE})
             return
         if state[a + st.SIGNALS] & st.USR1:
             self._signalled(st.USR1)
         elif state[a + st.SIGNALS] & st.TERM:
             self._signalled(st.TERM)
         if pc == st.ATTEND and told:
-            self._grace_over(decisions.due(told))
+            self._grace_over(decisions.after_grace(told))
 
     def _signalled(self, signal: int) -> None:
         a, signals = self._a, self._steps.state[self._a + st.SIGNALS] & ~signal
         one_signal = not self._steps.rules.own_stop_signal
         if signal == st.USR1 and not (one_signal and not self._stop):
-            self._look("receives 'check for stop'", {a + st.SIGNALS: signals})
+            self._check_stop("receives 'check for stop'", {a + st.SIGNALS: signals})
         elif one_signal and self._stop:
-            self._look("receives SIGTERM", {a + st.SIGNALS: signals})
+            self._check_stop("receives SIGTERM", {a + st.SIGNALS: signals})
         else:
             causes = [_STOP_CAUSES[self._stop]] if self._stop else []
-            self._tell("receives SIGTERM", [*causes, st.INTERRUPTED], {a + st.SIGNALS: signals})
+            self._request_end("receives SIGTERM", [*causes, st.INTERRUPTED], {a + st.SIGNALS: signals})
 
-    def _look(self, label: str, changes: dict[int, int]) -> None:
+    def _check_stop(self, label: str, changes: dict[int, int]) -> None:
         if self._stop:
             cause = _STOP_CAUSES[self._stop]
-            self._tell(f"{label}: {OUTCOMES[cause]}", [cause], changes)
+            self._request_end(f"{label}: {OUTCOMES[cause]}", [cause], changes)
         else:
             self._add(f"{label}: none", changes)
 
-    def _tell(self, label: str, causes: list[int], changes: dict[int, int]) -> None:
-        told, first = self._steps.state[self._a + st.TOLD], False
+    def _request_end(self, label: str, causes: list[int], changes: dict[int, int]) -> None:
+        told, first = self._steps.state[self._a + st.TERMINATION], False
         for cause in causes:
-            told, is_first = decisions.tell(told, cause)
+            told, is_first = decisions.request_end(told, cause)
             first = first or is_first
-        changes = {**changes, self._a + st.TOLD: told}
+        changes = {**changes, self._a + st.TERMINATION: told}
         if first:
             terminate(self._steps, STEP, f"{self._name} {label}, SIGTERM", self._a, changes)
         else:
@@ -125,17 +125,17 @@ class _Runner:
         if due == "withdraw":
             self._add("the grace is over: withdraws", {self._at: st.WITHDRAW})
         elif due == "kill" and st.command_lives(state, a):
-            killed = {a + st.TRUTH: st.BY_KILL}
+            killed = {a + st.ACTUAL_END: st.BY_KILL}
             self._add("the grace is over: SIGKILL", {a + st.COMMAND: st.ZOMBIE, **killed})
             self._add("the grace is over: SIGKILL, it is not gone yet", {a + st.COMMAND: st.DYING, **killed})
 
     def _withdraw(self) -> None:
-        a, told = self._a, decisions.withdrawn(self._steps.state[self._a + st.TOLD])
-        after = {self._at: st.ATTEND, a + st.TOLD: told}
+        a, told = self._a, decisions.take_back(self._steps.state[self._a + st.TERMINATION])
+        after = {self._at: st.ATTEND, a + st.TERMINATION: told}
         if self._stop == st.STOP_CANCEL and self._steps.rules.withdraw_renames:
             # It remains as `withdrawn`, which observers read as a cancel.
-            told, first = decisions.tell(told, st.CANCELLED)
-            after[a + st.TOLD] = told
+            told, first = decisions.request_end(told, st.CANCELLED)
+            after[a + st.TERMINATION] = told
             label = f"{self._name} renames stop, reads a cancel"
             if first:
                 terminate(self._steps, STEP, label, a, after)
@@ -149,37 +149,37 @@ class _Runner:
 
     def _end(self, pc: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
-        cause, truth = decisions.cause(state[a + st.TOLD]), state[a + st.TRUTH]
-        if pc == st.END_LEFT:
-            self._end_left(st.PUBLISH if cause or truth == st.EXIT_0 else st.GAP)
+        cause, truth = decisions.end_cause(state[a + st.TERMINATION]), state[a + st.ACTUAL_END]
+        if pc == st.END_OTHER_PROCESSES:
+            self._end_other_processes(st.PUBLISH if cause or truth == st.EXIT_0 else st.GAP)
         elif pc == st.GAP:
-            if state[st.ENDING] == 2 and rules.machine_gap:
+            if state[st.MACHINE_ENDING] == 2 and rules.machine_gap:
                 return  # its SIGTERM is still to come
             signals = state[a + st.SIGNALS]
             if signals & st.TERM or (signals and not rules.own_stop_signal and not self._stop):
-                told, _ = decisions.tell(state[a + st.TOLD], st.INTERRUPTED)
-                self._add("receives a late SIGTERM of the machine", {self._at: st.PUBLISH, a + st.TOLD: told})
+                told, _ = decisions.request_end(state[a + st.TERMINATION], st.INTERRUPTED)
+                self._add("receives a late SIGTERM of the machine", {self._at: st.PUBLISH, a + st.TERMINATION: told})
             else:
                 self._add("has waited 0.3 s for the machine", {self._at: st.PUBLISH})
         elif pc == st.PUBLISH:
             self._publish(cause, truth)
         else:
-            self._add("syncs the folder, exits", {self._at: st.GONE_RUNNER, a + st.SYNCED: 1})
+            self._add("syncs the folder, exits", {self._at: st.RUNNER_GONE, a + st.SYNCED: 1})
 
-    def _end_left(self, then: int) -> None:
+    def _end_other_processes(self, then: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
-        left, on = state[a + st.LEFT], {self._at: then}
+        left, on = state[a + st.OTHER_PROCESS], {self._at: then}
         if left in (st.NOBODY, st.ORPHAN):  # an orphan is not its child, and it does not scan further
             self._add("has no children left", on)
         elif left == st.FORK_CHAIN:
-            self._add("ends what is left", {**on, a + st.LEFT: st.NOBODY})
-            self._add("gives up on a chain of forks", {**on, a + st.LEFT: st.LOOSE_CHAIN})
+            self._add("ends what is left", {**on, a + st.OTHER_PROCESS: st.NOBODY})
+            self._add("gives up on a chain of forks", {**on, a + st.OTHER_PROCESS: st.LOOSE_CHAIN})
             if not rules.no_children:
                 self._add("does not find a chain of forks", on)
         elif left in (st.PLAIN, st.IN_SESSION, st.OWN_SESSION):
             stuck = st.STUCK if left == st.PLAIN else left
-            self._add("ends what is left", {**on, a + st.LEFT: st.NOBODY})
-            self._add("cannot end what is left", {**on, a + st.LEFT: stuck})
+            self._add("ends what is left", {**on, a + st.OTHER_PROCESS: st.NOBODY})
+            self._add("cannot end what is left", {**on, a + st.OTHER_PROCESS: stuck})
         else:
             self._add("cannot end what is left", on)
 
@@ -190,7 +190,7 @@ class _Runner:
         by_itself = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED}.get(truth, st.FAILED)
         result = cause or by_itself
         if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
-            self._add("publishes its result elsewhere, exits", {self._at: st.GONE_RUNNER})
+            self._add("publishes its result elsewhere, exits", {self._at: st.RUNNER_GONE})
         else:
             self._add(f"publishes its result: {OUTCOMES[result]}", {self._at: st.EXIT, a + st.RESULT: result})
 
@@ -202,19 +202,19 @@ def _command(steps: Steps, a: int, name: str) -> None:
         steps.add(STEP, f"{name}: command.sh runs", {a + st.COMMAND: st.SCRIPT})
     elif command == st.SCRIPT:
         noted = steps.rules.command_recorded and state[a + st.LINK] not in (st.REPLACED, st.REMOVED)
-        begun = {a + st.COMMAND: st.COMMAND_RUNS, a + st.NOTED: int(noted)}
+        begun = {a + st.COMMAND: st.COMMAND_RUNS, a + st.COMMAND_RECORDED: int(noted)}
         steps.add(STEP, f"{name} records its identity and begins", begun)
-        failed = {a + st.COMMAND: end, a + st.TRUTH: st.NOT_BEGUN}
+        failed = {a + st.COMMAND: end, a + st.ACTUAL_END: st.NOT_BEGUN}
         steps.add(OWN, f"{name}: the check of its environment fails", failed)
     elif command == st.DYING:
         steps.add(STEP, f"{name} is finally gone", {a + st.COMMAND: end})
     else:
-        ended = {a + st.COMMAND: end, a + st.TRUTH: st.EXIT_0}
+        ended = {a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
         steps.add(OWN, f"{name} exits 0", ended)
-        steps.add(OWN, f"{name} exits 7", {**ended, a + st.TRUTH: st.EXIT_7})
-        if not state[a + st.LEFT] and state[a + st.RECORD] <= st.OPEN:  # else nobody could find it
-            steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.LEFT: st.PLAIN})
-            steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.LEFT: st.ORPHAN})
+        steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
+        if not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN:  # else nobody could find it
+            steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
+            steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
             _behave_badly(steps, a, name)
         if state[st.HIDE] and not state[a + st.HIDDEN]:
             hides = {st.HIDE: state[st.HIDE] - 1, a + st.HIDDEN: 1}
@@ -227,16 +227,16 @@ def _behave_badly(steps: Steps, a: int, name: str) -> None:
     if state[st.HIDE]:
         fewer = {st.HIDE: state[st.HIDE] - 1}
         steps.add(
-            FAULT, f"{name} starts a child that hides its environment", {**fewer, a + st.LEFT: st.IN_SESSION}
+            FAULT, f"{name} starts a child that hides its environment", {**fewer, a + st.OTHER_PROCESS: st.IN_SESSION}
         )
-        away = {**fewer, a + st.LEFT: st.OWN_SESSION}
+        away = {**fewer, a + st.OTHER_PROCESS: st.OWN_SESSION}
         steps.add(FAULT, f"{name} starts a child that hides its environment and leaves the session", away)
     if state[st.CHAIN]:
-        chain = {st.CHAIN: 0, a + st.LEFT: st.FORK_CHAIN}
+        chain = {st.CHAIN: 0, a + st.OTHER_PROCESS: st.FORK_CHAIN}
         steps.add(FAULT, f"{name} starts a chain of forks, each gone before a scan finds it", chain)
 
 
-def _left(steps: Steps, a: int, number: int) -> None:
-    left = steps.state[a + st.LEFT]
+def _other_process(steps: Steps, a: int, number: int) -> None:
+    left = steps.state[a + st.OTHER_PROCESS]
     if left in (st.STUCK, st.FORK_CHAIN, st.LOOSE_CHAIN):
-        steps.add(STEP, f"OTHER PROCESS {number} is finally gone", {a + st.LEFT: st.NOBODY})
+        steps.add(STEP, f"OTHER PROCESS {number} is finally gone", {a + st.OTHER_PROCESS: st.NOBODY})

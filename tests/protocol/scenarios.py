@@ -18,14 +18,14 @@ class Scenario(NamedTuple):
 class Control(NamedTuple):
     """A scenario that must break an invariant when these rules are off. breaks: prefix of the invariant."""
 
-    off: tuple[str, ...]
+    disabled: tuple[str, ...]
     faults: dict[str, int]
     breaks: str
 
     @property
     def rules(self) -> Rules:
         """All rules except the disabled ones."""
-        return replace(ALL, **dict.fromkeys(self.off, False))
+        return replace(ALL, **dict.fromkeys(self.disabled, False))
 
 
 SCENARIOS = (

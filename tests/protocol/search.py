@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from tests.protocol import state as st
 from tests.protocol.faults import steps_of_faults
-from tests.protocol.invariants import PROGRESS, Progress, broken
+from tests.protocol.invariants import PROGRESS, Progress, broken_invariant
 from tests.protocol.loop import steps_of_loop
-from tests.protocol.people import steps_of_people
+from tests.protocol.people import steps_of_users
 from tests.protocol.rules import Rules
 from tests.protocol.runner import steps_of_runners
 from tests.protocol.steps import FAULT, Step, Steps
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     broken: the invariant that does not hold, None = all hold; trace: labels of the steps of a shortest path
@@ -36,12 +36,12 @@ def steps_from(state: bytes, rules: Rules) -> list[Step]:
     steps = Steps(state, rules)
     steps_of_loop(steps)
     steps_of_runners(steps)
-    steps_of_people(steps)
+    steps_of_users(steps)
     steps_of_faults(steps)
     return steps.found
 
 
-def explore(faults: Mapping[str, int], rules: Rules, wanted: str = "") -> Found:
+def explore(faults: Mapping[str, int], rules: Rules, wanted: str = "") -> SearchResult:
     """Visits every state of this scenario up to the first broken invariant.
 
     wanted: prefix of the invariant to find; others are ignored.
@@ -59,7 +59,7 @@ class _Search:
         self._from, self._to, self._kinds = array("I"), array("I"), bytearray()
         self._edges = 0
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Checks the invariants of every state, then the progress on the resulting graph."""
         states, rules, wanted = self._states, self._rules, self._wanted
         number_of = {states[0]: 0}
@@ -74,7 +74,7 @@ class _Search:
                     number = number_of[after] = len(states)
                     states.append(after)
                     self._parents.append(at)
-                    wrong = broken(after, rules)
+                    wrong = broken_invariant(after, rules)
                     if wrong is not None and wrong.startswith(wanted):
                         return self._found(wrong, number)
                 if kind != FAULT:
@@ -85,7 +85,7 @@ class _Search:
         del number_of
         return self._progress()
 
-    def _progress(self) -> Found:
+    def _progress(self) -> SearchResult:
         first = array("i", [-1]) * len(self._states)
         following = array("i", [-1]) * len(self._from)
         for edge, to in enumerate(self._to):
@@ -97,7 +97,7 @@ class _Search:
             stuck = self._stuck(progress, first, following)
             if stuck is not None:
                 return self._found(progress.name, stuck)
-        return Found(len(self._states), self._edges)
+        return SearchResult(len(self._states), self._edges)
 
     def _stuck(self, progress: Progress, first: array[int], following: array[int]) -> int | None:
         """Returns the first state from which no goal can be reached, searching backwards from the goals."""
@@ -114,7 +114,7 @@ class _Search:
                 edge = following[edge]
         return next((n for n, good in enumerate(reached) if not good and progress.must(states[n])), None)
 
-    def _found(self, wrong: str, number: int, last: str | None = None) -> Found:
+    def _found(self, wrong: str, number: int, last: str | None = None) -> SearchResult:
         way = []
         while number:
             way.append(number)
@@ -124,4 +124,4 @@ class _Search:
             after = self._states[number]
             labels.append(next(label for _, label, to, _ in steps_from(state, self._rules) if to == after))
             state = after
-        return Found(len(self._states), self._edges, wrong, (*labels, *([last] if last else [])))
+        return SearchResult(len(self._states), self._edges, wrong, (*labels, *([last] if last else [])))

@@ -21,18 +21,18 @@ FAULTS = (
 
 #: The other global fields.
 (
-    LOOP, SAW, WILL_STOP,  # next step of the loop, the claim it observed, the `stop` that it will write
-    JOB, NEWEST, WISH, WISHED, RETRY_WISH, PREEMPT_WISH,  # the store, and whether a cancel was ever requested
-    CLI, CLI_SAW,  # `cancel` without a scheduler: its step, the attempt and the runner it observed
-    BOOT, ENDING, FAULTED,  # the boot, whether the machine is shutting down, whether anything was killed
+    LOOP, OBSERVED_CLAIM, PENDING_STOP,  # next step of the loop, the claim it observed, the `stop` that it will write
+    JOB, NEWEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUEST,  # the store, and whether a cancel was ever requested
+    CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its step, the attempt and the runner it observed
+    BOOT, MACHINE_ENDING, FAULTED,  # the boot, whether the machine is shutting down, whether anything was killed
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: attempt, claim and job state at that time
 ) = range(len(FAULTS), len(FAULTS) + 17)  # fmt: skip
 FIRST = len(FAULTS) + 17
 
 #: The fields of an attempt.
 (
-    RECORD, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TOLD, COMMAND,
-    HIDDEN, NOTED, TRUTH, LEFT, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, FIELDS,
+    STORED_OUTCOME, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TERMINATION, COMMAND,
+    HIDDEN, COMMAND_RECORDED, ACTUAL_END, OTHER_PROCESS, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, FIELDS,
 ) = range(24)  # fmt: skip
 RUNNERS = (RUNNER1, RUNNER2)
 
@@ -41,11 +41,11 @@ RUNNERS = (RUNNER1, RUNNER2)
     DOWN,
     IDLE,
     READ,
-    SETTLE,
+    RECONCILE,
     MAKE,
     WRITE_SPEC,
     SPAWN,
-    TAKE,
+    VOID_CLAIM,
     WRITE_STOP,
     SIGNAL,
     KILL_RUNNER,
@@ -72,8 +72,8 @@ INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
 STOP_CANCEL, STOP_PREEMPT = 1, 2
 # The next step of a runner.
 (
-    LOOK_CLAIM, LINK_CLAIM, FIRST_LOOK, SPAWNING, UNBLOCK, SECOND_LOOK, ATTEND, WITHDRAW, END_LEFT, GAP,
-    PUBLISH, EXIT, GONE_RUNNER,
+    CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, SPAWNING, UNBLOCK, SECOND_STOP_CHECK, ATTEND, WITHDRAW, END_OTHER_PROCESSES, GAP,
+    PUBLISH, EXIT, RUNNER_GONE,
 ) = range(1, 14)  # fmt: skip
 # SIGNALS that the runner has received and not handled
 USR1, TERM = 1, 2
@@ -89,7 +89,7 @@ NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_C
 # REUSED: numbers of ended processes that foreign processes have now
 RUNNER_NUMBER, SESSION_NUMBER = 1, 2
 # CLI
-(CLI_NONE, CLI_ASKS, CLI_LOOKS, CLI_STOPS, CLI_LOOKS_AGAIN, CLI_SIGNALS, CLI_WAITS, CLI_DONE, CLI_KILLED) = (
+(CLI_NONE, CLI_REQUESTS, CLI_OBSERVES, CLI_STOPS, CLI_OBSERVES_AGAIN, CLI_SIGNALS, CLI_WAITS, CLI_DONE, CLI_KILLED) = (
     range(9)
 )
 
@@ -115,26 +115,26 @@ def initial(**faults: int) -> bytes:
 
 def is_alive(runner: int) -> bool:
     """Returns whether a runner is alive."""
-    return 0 < runner < GONE_RUNNER
+    return 0 < runner < RUNNER_GONE
 
 
 def owner(state: bytes | bytearray, a: int) -> int:
     """Returns the live runner that has taken the attempt, 1 or 2; 0: there is none."""
     for number, runner in enumerate(RUNNERS, 1):
-        if LINK_CLAIM < state[a + runner] < GONE_RUNNER:
+        if LINK_CLAIM < state[a + runner] < RUNNER_GONE:
             return number
     return 0
 
 
 def has_runner(state: bytes | bytearray, a: int) -> bool:
     """Returns whether a runner of the attempt is alive."""
-    return 0 < state[a + RUNNER1] < GONE_RUNNER or 0 < state[a + RUNNER2] < GONE_RUNNER
+    return 0 < state[a + RUNNER1] < RUNNER_GONE or 0 < state[a + RUNNER2] < RUNNER_GONE
 
 
 def scan_finds_runner(state: bytes | bytearray, a: int) -> bool:
     """Returns whether a scan finds a runner of the attempt; a newly spawned one does not carry the token
     yet."""
-    return any(LOOK_CLAIM < state[a + runner] < GONE_RUNNER for runner in RUNNERS)
+    return any(CHECK_CLAIM < state[a + runner] < RUNNER_GONE for runner in RUNNERS)
 
 
 def command_lives(state: bytes | bytearray, a: int) -> bool:
@@ -142,7 +142,7 @@ def command_lives(state: bytes | bytearray, a: int) -> bool:
     return FORKED <= state[a + COMMAND] <= COMMAND_RUNS
 
 
-def claim_seen(state: bytes, a: int, rules: Rules) -> int:
+def observed_claim(state: bytes, a: int, rules: Rules) -> int:
     """Returns the claim as one observation of it and of the processes that it names."""
     claim = state[a + CLAIM]
     if claim == VOID:
@@ -159,9 +159,9 @@ def claim_seen(state: bytes, a: int, rules: Rules) -> int:
     return CLAIM_UNLOCKED if rules.dead_needs_runner_gone else CLAIM_DEAD
 
 
-def runner_heard(state: bytes, a: int, rules: Rules) -> int:
+def reachable_runner(state: bytes, a: int, rules: Rules) -> int:
     """Returns the runner that a signal reaches, 1 or 2; 0: none is known to be alive."""
-    seen = claim_seen(state, a, rules)
+    seen = observed_claim(state, a, rules)
     return owner(state, a) if seen in (CLAIM_LIVE, CLAIM_UNCLAIMED) else 0
 
 
@@ -176,17 +176,17 @@ def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     if command == FORKED:
         return rules.runner_token
     if command in (COMMAND_RUNS, DYING) and state[a + HIDDEN]:
-        return bool(state[a + NOTED]) or is_below_runner(state, a, rules)
+        return bool(state[a + COMMAND_RECORDED]) or is_below_runner(state, a, rules)
     return command in (SCRIPT, COMMAND_RUNS, DYING)
 
 
-def finds_left(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+def finds_other_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     """Returns whether a scan finds the other process: by token, by session, or below a found process."""
-    left = state[a + LEFT]
+    left = state[a + OTHER_PROCESS]
     if left in (NOBODY, LOST):
         return False
     if left in (IN_SESSION, OWN_SESSION):
-        if left == IN_SESSION and rules.by_session and state[a + NOTED]:
+        if left == IN_SESSION and rules.by_session and state[a + COMMAND_RECORDED]:
             return True
         below = rules.by_descent and command_lives(state, a) and finds_command(state, a, rules)
         return below or is_below_runner(state, a, rules)
@@ -195,10 +195,10 @@ def finds_left(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     """Returns whether a scan finds a process of the attempt other than runners."""
-    return finds_command(state, a, rules) or finds_left(state, a, rules)
+    return finds_command(state, a, rules) or finds_other_process(state, a, rules)
 
 
-def finds_stranger(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     """Returns whether a scan takes a foreign process for one of the attempt."""
     return bool(state[a + REUSED] & SESSION_NUMBER) and rules.by_session and not rules.session_checked
 
@@ -209,52 +209,52 @@ def canonical(state: bytearray, rules: Rules) -> bytes:
     Clears fields that nothing reads any more, and takes steps without effect on others at once.
     """
     for a in ATTEMPTS:
-        if not state[a + RECORD] and not state[a + RUNNER1]:
+        if not state[a + STORED_OUTCOME] and not state[a + RUNNER1]:
             continue
-        _settle_runners(state, a, rules)
-        _forget(state, a)
+        _normalize_runners(state, a, rules)
+        _clear_irrelevant(state, a)
     loop = state[LOOP]
-    if loop not in (READ, SETTLE):
-        state[SAW] = 0
+    if loop not in (READ, RECONCILE):
+        state[OBSERVED_CLAIM] = 0
     if loop != WRITE_STOP:
-        state[WILL_STOP] = 0
+        state[PENDING_STOP] = 0
     if state[CLI] >= CLI_DONE:
-        state[CLI], state[CLI_SAW] = CLI_DONE, 0
+        state[CLI], state[CLI_OBSERVED] = CLI_DONE, 0
     return bytes(state)
 
 
-def _settle_runners(state: bytearray, a: int, rules: Rules) -> None:
+def _normalize_runners(state: bytearray, a: int, rules: Rules) -> None:
     claim = state[a + CLAIM]
     if claim and rules.claims and rules.record_first:
         for number, runner in enumerate(RUNNERS, 1):
-            if state[a + runner] in (LOOK_CLAIM, LINK_CLAIM) and claim != number:
-                state[a + runner] = GONE_RUNNER  # a late runner can only exit
+            if state[a + runner] in (CHECK_CLAIM, LINK_CLAIM) and claim != number:
+                state[a + runner] = RUNNER_GONE  # a late runner can only exit
         if state[LOOP] not in LAUNCHING:
             state[a + LAUNCHES] = 2
     if state[a + RESULT]:
-        state[a + STOP] = state[a + TOLD] = state[a + SIGNALS] = 0
+        state[a + STOP] = state[a + TERMINATION] = state[a + SIGNALS] = 0
         if not state[REBOOT]:  # syncing the folder matters only to a reboot
             for runner in RUNNERS:
                 if state[a + runner] == EXIT:
-                    state[a + runner] = GONE_RUNNER
+                    state[a + runner] = RUNNER_GONE
     if state[a + LINK] and not has_runner(state, a):
         state[a + LINK] = INTACT
     if not has_runner(state, a):
-        state[a + SIGNALS] = state[a + TOLD] = 0
+        state[a + SIGNALS] = state[a + TERMINATION] = 0
         if state[a + COMMAND] == ZOMBIE:
             state[a + COMMAND] = GONE
-        if state[a + LEFT] == OWN_SESSION and not command_lives(state, a):
-            state[a + LEFT] = LOST
-        elif state[a + LEFT] == FORK_CHAIN and state[a + RESULT] == NONE:
-            state[a + LEFT] = LOOSE_CHAIN
+        if state[a + OTHER_PROCESS] == OWN_SESSION and not command_lives(state, a):
+            state[a + OTHER_PROCESS] = LOST
+        elif state[a + OTHER_PROCESS] == FORK_CHAIN and state[a + RESULT] == NONE:
+            state[a + OTHER_PROCESS] = LOOSE_CHAIN
 
 
-def _forget(state: bytearray, a: int) -> None:
+def _clear_irrelevant(state: bytearray, a: int) -> None:
     if state[a + COMMAND] not in (COMMAND_RUNS, DYING):
         state[a + HIDDEN] = 0
-        if state[a + LEFT] != IN_SESSION:
-            state[a + NOTED] = 0
-    over = state[a + RECORD] > OPEN and state[a + RELEASED] and not has_runner(state, a)
-    if over and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + LEFT]:
+        if state[a + OTHER_PROCESS] != IN_SESSION:
+            state[a + COMMAND_RECORDED] = 0
+    over = state[a + STORED_OUTCOME] > OPEN and state[a + RELEASED] and not has_runner(state, a)
+    if over and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + OTHER_PROCESS]:
         state[a + 1 : a + FIELDS] = bytes(FIELDS - 1)
         state[a + RELEASED] = 1

@@ -50,13 +50,13 @@ def terminate(
     command, end = steps.state[a + st.COMMAND], end_of_command(steps.state, a)
     by_machine = {a + st.MACHINE_ENDED: 1} if machine else {}
     if command in (st.FORKED, st.SCRIPT):
-        died = {a + st.COMMAND: end, a + st.TRUTH: st.NOT_BEGUN}
+        died = {a + st.COMMAND: end, a + st.ACTUAL_END: st.NOT_BEGUN}
         steps.add(kind, f"{label}: command.sh dies", {**changes, **died, **by_machine})
     elif command == st.COMMAND_RUNS:
-        died = {a + st.COMMAND: end, a + st.TRUTH: st.BY_TERM}
+        died = {a + st.COMMAND: end, a + st.ACTUAL_END: st.BY_TERM}
         steps.add(kind, f"{label}: the command dies", {**changes, **died, **by_machine})
         steps.add(
-            kind, f"{label}: the command exits 0", {**changes, a + st.COMMAND: end, a + st.TRUTH: st.EXIT_0}
+            kind, f"{label}: the command exits 0", {**changes, a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
         )
         steps.add(kind, f"{label}: the command ignores it", changes)
     else:

@@ -15,13 +15,13 @@ def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool
     """Adds one pass with SIGTERM or SIGKILL. A chain of forks may escape it."""
     state, rules = steps.state, steps.rules
     broken = None
-    if st.finds_stranger(state, a, rules):
+    if st.finds_foreign_process(state, a, rules):
         broken = "I8 a foreign process is signalled"
-    elif state[a + st.RECORD] == st.OPEN and st.owner(state, a) and state[a + st.LINK] != st.REMOVED:
+    elif state[a + st.STORED_OUTCOME] == st.OPEN and st.owner(state, a) and state[a + st.LINK] != st.REMOVED:
         broken = "I9 processes are ended while their runner lives"
-    elif _orphans_the_unseen(steps, a):
+    elif _orphans_an_unfound_child(steps, a):
         broken = "I5 a sweep ends the parents of a process that it does not find"
-    ends = [_command_ends(steps, a, kill), _left_ends(steps, a, kill)]
+    ends = [_command_ends(steps, a, kill), _other_process_ends(steps, a, kill)]
     name = "SIGKILL" if kill else "SIGTERM"
     for choice in product(*ends):
         label = "; ".join(text for text, _ in choice if text) or "nothing is left"
@@ -32,10 +32,10 @@ def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool
         steps.add(STEP, f"{who} sweeps with {name}: {label}", after, broken)
 
 
-def _orphans_the_unseen(steps: Steps, a: int) -> bool:
+def _orphans_an_unfound_child(steps: Steps, a: int) -> bool:
     """Returns whether the command is found, but not a child that only the command leads to."""
     state, rules = steps.state, steps.rules
-    if state[a + st.LEFT] != st.OWN_SESSION or st.finds_left(state, a, rules):
+    if state[a + st.OTHER_PROCESS] != st.OWN_SESSION or st.finds_other_process(state, a, rules):
         return False
     return st.command_lives(state, a) and st.finds_command(state, a, rules)
 
@@ -44,18 +44,18 @@ def _command_ends(steps: Steps, a: int, kill: bool) -> _Ends:
     state = steps.state
     if not st.command_lives(state, a) or not st.finds_command(state, a, steps.rules):
         return (("", {}),)
-    gone = {a + st.COMMAND: end_of_command(state, a), a + st.TRUTH: st.BY_KILL}
+    gone = {a + st.COMMAND: end_of_command(state, a), a + st.ACTUAL_END: st.BY_KILL}
     if kill:
-        dying = {a + st.COMMAND: st.DYING, a + st.TRUTH: st.BY_KILL}
+        dying = {a + st.COMMAND: st.DYING, a + st.ACTUAL_END: st.BY_KILL}
         return (("the command is gone", gone), ("the command dies, it is not gone yet", dying))
     return (("the command dies", gone), ("the command ignores it", {}))
 
 
-def _left_ends(steps: Steps, a: int, kill: bool) -> _Ends:
-    state, left = steps.state, steps.state[a + st.LEFT]
-    if left == st.STUCK or not st.finds_left(state, a, steps.rules):
+def _other_process_ends(steps: Steps, a: int, kill: bool) -> _Ends:
+    state, left = steps.state, steps.state[a + st.OTHER_PROCESS]
+    if left == st.STUCK or not st.finds_other_process(state, a, steps.rules):
         return (("", {}),)
-    dies = ("what is left dies", {a + st.LEFT: st.NOBODY})
+    dies = ("what is left dies", {a + st.OTHER_PROCESS: st.NOBODY})
     if left in (st.FORK_CHAIN, st.LOOSE_CHAIN):
         return (dies, ("a chain of forks escapes", {}))
     return (dies,) if kill else (dies, ("what is left ignores it", {}))
@@ -66,9 +66,9 @@ def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:
     state = steps.state
     ends = {}
     for runner in st.RUNNERS:
-        if st.LOOK_CLAIM < state[a + runner] < st.GONE_RUNNER:
+        if st.CHECK_CLAIM < state[a + runner] < st.RUNNER_GONE:
             if kill:
-                ends[a + runner] = st.GONE_RUNNER
+                ends[a + runner] = st.RUNNER_GONE
             else:
                 ends[a + st.SIGNALS] = state[a + st.SIGNALS] | st.TERM
     return ends

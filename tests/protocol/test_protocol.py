@@ -30,7 +30,7 @@ _QUICK = (
 
 @pytest.mark.parametrize(
     "control",
-    [one for one in (*CONTROLS, *LIMITS) if one.off[0] in _QUICK],
+    [one for one in (*CONTROLS, *LIMITS) if one.disabled[0] in _QUICK],
     ids=lambda one: "-".join(one.off),
 )
 def test_an_invariant_fails_without_the_rule(control: Control) -> None:
@@ -40,4 +40,4 @@ def test_an_invariant_fails_without_the_rule(control: Control) -> None:
 
 
 def test_every_rule_has_a_control() -> None:
-    assert {name for one in (*CONTROLS, *LIMITS) for name in one.off} == {one.name for one in fields(Rules)}
+    assert {name for one in (*CONTROLS, *LIMITS) for name in one.disabled} == {one.name for one in fields(Rules)}

@@ -14,26 +14,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.core.command import BEGIN
+from gpu_scheduler.core.command import REPORT_START
 from gpu_scheduler.executors import Executor
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
-from gpu_scheduler.runner.observe import Seen, observe, request_stop
-from gpu_scheduler.runner.parsing import Follow, SeenResult
+from gpu_scheduler.runner.observe import FolderStatus, observe, request_stop
+from gpu_scheduler.runner.parsing import OnTimeout, ResultFile
 from gpu_scheduler.runner.prepare import prepare
 from gpu_scheduler.runner.sweep import processes_of, sweep_once
 
 T = TypeVar("T")
 
 
-def wait_for(question: Callable[[], T | bool | None], what: str, deadline_s: float = 60.0) -> T:
+def wait_for(condition: Callable[[], T | bool | None], description: str, deadline_s: float = 60.0) -> T:
     """Returns the first true answer; fails with the last one at the deadline."""
     end = time.monotonic() + deadline_s
     while True:
-        answer = question()
+        answer = condition()
         if answer:
             return answer  # type: ignore[return-value]
-        assert time.monotonic() < end, f"not in {deadline_s} s: {what}; last answer {answer!r}"
+        assert time.monotonic() < end, f"not in {deadline_s} s: {description}; last answer {answer!r}"
         time.sleep(0.005)
 
 
@@ -58,7 +58,7 @@ def _any_process_with(variable: bytes) -> bool:
     return False
 
 
-class Attempt:
+class PreparedAttempt:
     """An attempt. script: bash text that runs after the begin byte."""
 
     def __init__(self, home: Path, script: str, name: str = "1-abc", **spec: object) -> None:
@@ -82,31 +82,31 @@ class Attempt:
             "term_grace_s": 10.0,
             **spec,
         }
-        self.command_sh = BEGIN + script
+        self.command_sh = REPORT_START + script
 
     def prepare(self) -> None:
         """Makes the folder."""
         prepare(self.folder, self.spec, self.command_sh)
 
-    def launch(self, executor: Executor | None = None) -> Attempt:
+    def launch(self, executor: Executor | None = None) -> PreparedAttempt:
         """Makes the folder and starts a runner."""
         self.prepare()
         (executor or DirectExecutor()).launch(self.folder)
         return self
 
-    def seen(self) -> Seen:
+    def status(self) -> FolderStatus:
         """Reads the status of the folder."""
         return observe(self.folder, self.token)
 
-    def result(self, deadline_s: float = 60.0) -> SeenResult:
+    def result(self, deadline_s: float = 60.0) -> ResultFile:
         """Waits for the result and returns it."""
-        return wait_for(lambda: self.seen().result, f"a result in {self.seen()}", deadline_s)
+        return wait_for(lambda: self.status().result, f"a result in {self.status()}", deadline_s)
 
-    def until_live(self) -> Seen:
+    def until_live(self) -> FolderStatus:
         """Waits for a live claim."""
-        return wait_for(lambda: self.seen().claim == "live" and self.seen(), f"a claim: {self.seen()}")
+        return wait_for(lambda: self.status().claim == "live" and self.status(), f"a claim: {self.status()}")
 
-    def until_said(self, text: str) -> None:
+    def until_logged(self, text: str) -> None:
         """Waits until the log contains this text."""
         wait_for(lambda: text in self.output(), f"{text!r} in the log")
 
@@ -118,7 +118,7 @@ class Attempt:
         """Returns the log without the last line, which the runner writes."""
         return self.output().rpartition("--- ")[0]
 
-    def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: Follow = "kill") -> bool:
+    def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: OnTimeout = "kill") -> bool:
         """Requests the runner to end the command."""
         return request_stop(self.folder, self.token, cause, grace_s, follow)
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.attempt import Attempt, socket_folder
+from tests.runner.attempt import PreparedAttempt, socket_folder
 
-Make = Callable[..., Attempt]
+Make = Callable[..., PreparedAttempt]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes attempts in the test's folder: make(script, **spec)."""
-    made: list[Attempt] = []
+    made: list[PreparedAttempt] = []
 
-    def one(script: str, home: Path = tmp_path, **spec: object) -> Attempt:
-        made.append(Attempt(home, script, name=f"{len(made) + 1}-abc", **spec))
+    def one(script: str, home: Path = tmp_path, **spec: object) -> PreparedAttempt:
+        made.append(PreparedAttempt(home, script, name=f"{len(made) + 1}-abc", **spec))
         return made[-1]
 
     yield one

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.executors.spawn import Children
+from gpu_scheduler.executors.spawn import ChildProcesses
 from gpu_scheduler.runner import tree
-from gpu_scheduler.runner.folder import START, boot_id, spec_of, start_ticks
-from gpu_scheduler.runner.observe import kill_runner, observe, request_stop, take_claim
+from gpu_scheduler.runner.folder import START, boot_id, read_spec, start_ticks
+from gpu_scheduler.runner.observe import kill_runner, observe, request_stop, void_claim
 from gpu_scheduler.runner.prepare import prepare
 from gpu_scheduler.runner.sweep import processes_of, sweep, sweep_once
 from tests.runner.attempt import killed_at, patched, wait_for
@@ -54,7 +54,7 @@ def test_attempt_runs_once_after_a_runner_is_killed_before_its_claim(
     executor = killed_at(tmp_path, function)
     attempt = make("echo start; exit 4", terminal=True).launch(executor)
     reap(executor, 0)
-    assert attempt.seen().claim == "none"
+    assert attempt.status().claim == "none"
     result = attempt.launch().result()
     assert result.exit_code == 4
     assert attempt.body() == "start\n"
@@ -64,19 +64,19 @@ def test_attempt_never_runs_after_its_runner_is_killed_after_the_claim(make: Mak
     executor = killed_at(tmp_path, "os.posix_spawn")
     attempt = make("echo start").launch(executor)
     reap(executor, 0)
-    assert attempt.seen().claim == "dead"
+    assert attempt.status().claim == "dead"
     again = DirectExecutor()
     attempt.launch(again)
     reap(again, 0)
-    assert attempt.seen().result is None
+    assert attempt.status().result is None
     assert attempt.output() == ""
 
 
 def test_runner_killed_while_running_is_dead_and_leaves_processes(make: Make) -> None:
     attempt = make("echo up; (trap '' TERM; while :; do sleep 0.05; done)").launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     assert kill_runner(attempt.folder, attempt.token) is True
-    seen = wait_for(lambda: attempt.seen().claim == "dead" and attempt.seen(), "dead")
+    seen = wait_for(lambda: attempt.status().claim == "dead" and attempt.status(), "dead")
     assert seen.result is None
     assert attempt.pids(), "under a pipe the command runs on"
     assert sweep(attempt.folder, attempt.token, term_s=0.3, deadline_s=10) == ()
@@ -86,7 +86,7 @@ def test_runner_killed_while_running_is_dead_and_leaves_processes(make: Make) ->
 def test_runner_finishes_after_its_folder_is_removed(make: Make, tmp_path: Path) -> None:
     executor = DirectExecutor()
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 1").launch(executor)
-    attempt.until_said("up")
+    attempt.until_logged("up")
     shutil.rmtree(attempt.folder)
     (tmp_path / "go").touch()
     reap(executor, 0)
@@ -107,8 +107,8 @@ os.rename = fails_while_full
     (tmp_path / "full").touch()
     attempt = make("exit 3").launch(patched(tmp_path, patch))
     wait_for((tmp_path / "tried").exists, "a failed try")
-    assert attempt.seen().result is None
-    assert attempt.seen().claim == "live"
+    assert attempt.status().result is None
+    assert attempt.status().claim == "live"
     (tmp_path / "full").unlink()
     assert attempt.result().exit_code == 3
 
@@ -117,7 +117,7 @@ def test_runner_killed_before_its_result_has_none(make: Make, tmp_path: Path) ->
     executor = killed_at(tmp_path, "os.rename")
     attempt = make("exit 0").launch(executor)
     reap(executor, 0)
-    seen = attempt.seen()
+    seen = attempt.status()
     assert (seen.claim, seen.result) == ("dead", None)
 
 
@@ -126,27 +126,27 @@ def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) ->
     attempt = make("echo start")
     attempt.prepare()
     (attempt.folder / "claim").write_text(text)
-    seen = attempt.seen()
+    seen = attempt.status()
     assert (seen.claim, seen.pid) == ("invalid", None)
     assert seen.damage == f"the file claim is incomplete ({len(text)} bytes)"
 
 
 def test_voided_claim_keeps_the_attempt_from_running(make: Make) -> None:
     attempt = make("echo start")
-    assert take_claim(attempt.folder, attempt.token) is True
-    assert take_claim(attempt.folder, attempt.token) is True, "it has it already"
+    assert void_claim(attempt.folder, attempt.token) is True
+    assert void_claim(attempt.folder, attempt.token) is True, "it has it already"
     executor = DirectExecutor()
     attempt.launch(executor)
     reap(executor, 0)
-    assert attempt.seen().claim == "void"
+    assert attempt.status().claim == "void"
     assert attempt.output() == ""
 
 
 def test_live_claim_cannot_be_voided(make: Make) -> None:
     attempt = make("exec sleep 300").launch()
     attempt.until_live()
-    assert take_claim(attempt.folder, attempt.token) is False
-    assert attempt.seen().claim == "live"
+    assert void_claim(attempt.folder, attempt.token) is False
+    assert attempt.status().claim == "live"
     attempt.stop()
     attempt.result()
 
@@ -155,7 +155,7 @@ def test_runner_rejects_a_spec_of_another_boot(make: Make) -> None:
     executor = DirectExecutor()
     attempt = make("echo start", boot_id="00000000-0000-0000-0000-000000000000").launch(executor)
     reap(executor, 0)
-    assert attempt.seen().claim == "none"
+    assert attempt.status().claim == "none"
 
 
 def test_prepare_completes_a_partly_made_folder(make: Make) -> None:
@@ -163,7 +163,7 @@ def test_prepare_completes_a_partly_made_folder(make: Make) -> None:
     attempt.folder.mkdir(parents=True)
     executor = DirectExecutor()
     with pytest.raises(FileNotFoundError, match=r"no spec\.json"):
-        spec_of(attempt.folder)
+        read_spec(attempt.folder)
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
     executor.launch(attempt.folder)
@@ -175,18 +175,18 @@ def test_incomplete_files_and_files_of_another_token_are_ignored(tmp_path: Path)
     (tmp_path / "result").write_text('{"token": "x"')
     seen = observe(tmp_path, "t")
     assert (seen.claim, seen.result) == ("invalid", None)
-    assert len(seen.strange) == 2
+    assert len(seen.anomalies) == 2
     (tmp_path / "claim").write_text(json.dumps({"token": "other"}))
     assert observe(tmp_path, "t").claim == "invalid"
     (tmp_path / "result").write_text(json.dumps({"token": "other"}))
-    assert "another token" in observe(tmp_path, "t").strange[0]
+    assert "another token" in observe(tmp_path, "t").anomalies[0]
     assert observe(tmp_path / "none", "t").claim == "none"
 
 
 def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
     attempt = make("exec sleep 300")
     attempt.prepare()
-    pid = Children().start((sys.executable, "-I", "-S", START, str(attempt.folder)), {})
+    pid = ChildProcesses().start((sys.executable, "-I", "-S", START, str(attempt.folder)), {})
     attempt.until_live()
     assert pid in attempt.pids()
     attempt.stop()
@@ -198,7 +198,7 @@ def test_failed_runner_reports_the_reason(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, patch)
     attempt = make("echo start").launch(executor)
     reap(executor, 0)
-    assert attempt.seen().strange == ("the runner failed: OSError: [Errno 5] Input/output error",)
+    assert attempt.status().anomalies == ("the runner failed: OSError: [Errno 5] Input/output error",)
 
 
 def test_sweep_ends_only_processes_with_the_token(make: Make) -> None:
@@ -219,24 +219,24 @@ def test_sweep_ends_only_processes_with_the_token(make: Make) -> None:
 
 def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path: Path) -> None:
     attempt = make("echo start; exec sleep 60").launch()
-    attempt.until_said("start")
+    attempt.until_logged("start")
     pid = attempt.until_live().pid
     assert pid is not None
     copy = tmp_path / "copy"
     shutil.copytree(attempt.folder, copy)
     seen = observe(copy, attempt.token)
     assert (seen.claim, seen.pid, seen.result) == ("unlocked", pid, None)
-    [told] = seen.strange
+    [told] = seen.anomalies
     assert told.startswith(f"its runner (pid {pid}) is alive but does not hold the claim in {copy}, ")
     assert not kill_runner(copy, attempt.token)
     assert not request_stop(copy, attempt.token, "cancelled", 0.0, "kill")
-    assert attempt.seen().claim == "live"
+    assert attempt.status().claim == "live"
     os.kill(pid, signal.SIGKILL)
     # Its lock is free before it is a zombie: an exiting process never counts as alive.
-    wait_for(lambda: attempt.seen().claim != "live", "a free lock")
-    assert attempt.seen().claim == "dead"
+    wait_for(lambda: attempt.status().claim != "live", "a free lock")
+    assert attempt.status().claim == "dead"
     assert observe(copy, attempt.token).claim == "dead"
-    assert observe(copy, attempt.token).strange == ()
+    assert observe(copy, attempt.token).anomalies == ()
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner.observe import Seen, kill_runner, observe, request_stop
-from gpu_scheduler.runner.parsing import Runner
-from tests.runner.attempt import Attempt, wait_for
+from gpu_scheduler.runner.observe import FolderStatus, kill_runner, observe, request_stop
+from gpu_scheduler.runner.parsing import RunnerIdentity
+from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
 UNTIL = "echo up; until [ -e {} ]; do sleep 0.02; done; exit 3"
 
 
-def known_of(attempt: Attempt) -> Runner:
+def runner_of(attempt: PreparedAttempt) -> RunnerIdentity:
     """Returns the runner as the store would record it."""
     runner = attempt.until_live().runner
     assert runner is not None
     return runner
 
 
-def look(attempt: Attempt, known: Runner) -> Seen:
-    return observe(attempt.folder, attempt.token, known)
+def status_of(attempt: PreparedAttempt, recorded_runner: RunnerIdentity) -> FolderStatus:
+    return observe(attempt.folder, attempt.token, recorded_runner)
 
 
 def remove(path: Path) -> None:
@@ -46,11 +46,11 @@ def test_runner_in_the_store_is_not_dead_without_its_claim(
     make: Make, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     attempt = make(UNTIL.format(tmp_path / "go")).launch()
-    known = known_of(attempt)
+    known = runner_of(attempt)
     spoil(attempt.folder / "claim")
-    seen = look(attempt, known)
+    seen = status_of(attempt, known)
     assert (seen.claim, seen.pid) == ("unclaimed", known.pid)
-    assert f"its runner (pid {known.pid}) is alive, and the job continues" in seen.strange[0]
+    assert f"its runner (pid {known.pid}) is alive, and the job continues" in seen.anomalies[0]
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 3
 
@@ -58,8 +58,8 @@ def test_runner_in_the_store_is_not_dead_without_its_claim(
 def test_runner_in_the_store_can_be_stopped_and_killed_without_a_claim(make: Make) -> None:
     attempts = [make("trap '' TERM; echo up; while :; do sleep 0.05; done").launch() for _ in range(2)]
     for attempt in attempts:
-        attempt.until_said("up")
-        known = known_of(attempt)
+        attempt.until_logged("up")
+        known = runner_of(attempt)
         (attempt.folder / "claim").unlink()
         if attempt is attempts[0]:
             assert request_stop(attempt.folder, attempt.token, "cancelled", 0.0, "kill", known)
@@ -67,22 +67,22 @@ def test_runner_in_the_store_can_be_stopped_and_killed_without_a_claim(make: Mak
             assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
         else:
             assert kill_runner(attempt.folder, attempt.token, known)
-            wait_for(lambda a=attempt, k=known: look(a, k).claim == "dead", "dead")  # type: ignore[misc]
-            assert look(attempt, known).damage == "the file claim was removed"
+            wait_for(lambda a=attempt, k=known: status_of(a, k).claim == "dead", "dead")  # type: ignore[misc]
+            assert status_of(attempt, known).damage == "the file claim was removed"
 
 
 def test_runner_in_the_store_of_another_boot_or_start_is_dead(tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
-    for known in (Runner(os.getpid(), 1, "another"), Runner(1, 2**40, "another")):
+    for known in (RunnerIdentity(os.getpid(), 1, "another"), RunnerIdentity(1, 2**40, "another")):
         assert observe(tmp_path, "t", known).claim == "dead"
-    gone = observe(tmp_path / "gone", "t", Runner(os.getpid(), 1, "another"))
-    assert (gone.claim, gone.is_there) == ("none", False)
+    gone = observe(tmp_path / "gone", "t", RunnerIdentity(os.getpid(), 1, "another"))
+    assert (gone.claim, gone.folder_exists) == ("none", False)
 
 
 def test_sigterm_together_with_a_stop_file_is_a_cancel(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
-    attempt.until_said("up")
-    known = known_of(attempt)
+    attempt.until_logged("up")
+    known = runner_of(attempt)
     (attempt.folder / "claim").unlink()
     assert request_stop(attempt.folder, attempt.token, "cancelled", 1.0, "kill") is False
     os.kill(known.pid, signal.SIGTERM)
@@ -102,7 +102,7 @@ def test_unusable_stop_file_neither_ends_nor_blocks_a_runner(make: Make, stop: s
         more = ', "cause": 1, "grace_s": "x", "follow": []' if stop == "a number for a text" else ""
         path.write_text(f'{{"token": "{attempt.token}"{more}}}')
     attempt.launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     pid = attempt.until_live().pid
     assert pid is not None
     os.kill(pid, signal.SIGUSR1)
@@ -121,7 +121,7 @@ def test_folder_named_result_is_moved_aside(make: Make) -> None:
 
 def test_timeout_too_long_for_poll_does_not_end_the_runner(make: Make) -> None:
     attempt = make("echo up; exec sleep 300", timeout_s=1e10).launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     attempt.stop(grace_s=1.0)
     assert attempt.result().cause == "cancelled"
 

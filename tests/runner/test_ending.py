@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.runner.ending import Ending, describe
+from gpu_scheduler.runner.ending import Termination, describe_outcome
 
 
 def test_nothing_is_due_without_a_cause() -> None:
-    assert Ending().due(1e9) is None
+    assert Termination().due(1e9) is None
 
 
 def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
-    ending = Ending()
-    assert ending.tell("cancelled", 10, "kill", now=100) is True
-    assert ending.tell("cancelled", 10, "kill", now=101) is False
+    ending = Termination()
+    assert ending.request("cancelled", 10, "kill", now=100) is True
+    assert ending.request("cancelled", 10, "kill", now=101) is False
     assert ending.due(109.9) is None
     assert ending.due(110) == "kill"
     assert ending.due(110.5) is None
@@ -37,50 +37,50 @@ def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
     ],
 )
 def test_stronger_cause_wins(first: str, second: str, cause: str) -> None:
-    ending = Ending()
-    ending.tell(first, 10, "kill", now=0)
-    ending.tell(second, 10, "kill", now=1)
+    ending = Termination()
+    ending.request(first, 10, "kill", now=0)
+    ending.request(second, 10, "kill", now=1)
     assert ending.cause == cause
 
 
 def test_later_cause_only_shortens_the_grace_period() -> None:
-    ending = Ending()
-    ending.tell("cancelled", 10, "kill", now=0)
-    ending.tell("cancelled", 60, "kill", now=1)
+    ending = Termination()
+    ending.request("cancelled", 10, "kill", now=0)
+    ending.request("cancelled", 60, "kill", now=1)
     assert ending.deadline == 10
-    ending.tell("cancelled", 2, "kill", now=1)
+    ending.request("cancelled", 2, "kill", now=1)
     assert ending.deadline == 3
 
 
 def test_withdrawal_clears_the_cause() -> None:
-    ending = Ending()
-    ending.tell("preempted", 10, "withdraw", now=0)
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", now=0)
     assert ending.due(10) == "withdraw"
-    ending.withdrawn()
+    ending.withdraw()
     assert (ending.cause, ending.due(99)) == (None, None)
-    assert ending.tell("preempted", 5, "withdraw", now=100) is True
+    assert ending.request("preempted", 5, "withdraw", now=100) is True
 
 
 def test_forced_preemption_stays_forced() -> None:
-    ending = Ending()
-    ending.tell("preempted", 10, "kill", now=0)
-    ending.tell("preempted", 10, "withdraw", now=1)
+    ending = Termination()
+    ending.request("preempted", 10, "kill", now=0)
+    ending.request("preempted", 10, "withdraw", now=1)
     assert ending.due(10) == "kill"
 
 
 def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
-    ending = Ending()
-    ending.tell("preempted", 10, "withdraw", now=0)
-    ending.tell("cancelled", 10, "kill", now=5)
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", now=0)
+    ending.request("cancelled", 10, "kill", now=5)
     assert ending.due(10) == "kill"
 
 
 def test_machine_shutdown_survives_a_withdrawal() -> None:
-    ending = Ending()
-    ending.tell("preempted", 10, "withdraw", now=0)
-    ending.tell("machine", 10, "kill", now=5)
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", now=0)
+    ending.request("machine", 10, "kill", now=5)
     assert ending.due(10) == "withdraw"
-    ending.withdrawn()
+    ending.withdraw()
     assert ending.cause == "machine"
     assert ending.due(14.9) is None
     assert ending.due(15) == "kill"
@@ -100,4 +100,4 @@ def test_machine_shutdown_survives_a_withdrawal() -> None:
     ],
 )
 def test_describes_the_outcome(facts: tuple[str | None, bool, int | None, int | None], words: str) -> None:
-    assert describe(*facts) == words
+    assert describe_outcome(*facts) == words

@@ -77,7 +77,7 @@ def test_processes_left_by_the_command_are_ended(make: Make, leave: str) -> None
     assert (result.exit_code, result.survivors) == (0, ())
     assert "done" in attempt.output()
     # A process orphaned before the runner could adopt it is found by its token alone.
-    assert attempt.pids() in ((), (attempt.seen().pid,))
+    assert attempt.pids() in ((), (attempt.status().pid,))
 
 
 def test_last_output_of_leftover_processes_is_logged(make: Make) -> None:
@@ -96,13 +96,13 @@ def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(chains, "send_children", lambda number: None)
     monkeypatch.setattr(tree, "send", lambda pid, ticks, number: sent.append(number))
     rest = Leftovers("token", None, 10.0, ended=100.0)
-    assert rest.turn(100.0) is not None
+    assert rest.step(100.0) is not None
     assert set(sent) == {signal.SIGTERM, signal.SIGCONT}
-    assert rest.turn(101.0) is not None
+    assert rest.step(101.0) is not None
     assert len(sent) == 4
-    assert rest.turn(103.0) is not None
+    assert rest.step(103.0) is not None
     assert sent[4:] == [signal.SIGKILL] * 2
-    assert rest.turn(105.0) is None
+    assert rest.step(105.0) is None
     assert rest.survivors == [8, 9]
 
 
@@ -189,8 +189,8 @@ def test_command_that_closes_its_output_costs_no_cpu_time(make: Make, tmp_path: 
             f"echo first; exec </dev/null >&- 2>&-; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"
         )
         attempt = make(script, terminal=terminal).launch()
-        attempt.until_said("first")
-        runner = attempt.seen().pid
+        attempt.until_logged("first")
+        runner = attempt.status().pid
         assert runner is not None
         before = cpu_ticks(runner)
         until = time.monotonic() + 0.5

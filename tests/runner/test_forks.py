@@ -19,7 +19,7 @@ from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.runner import tree
 from gpu_scheduler.runner.folder import NO_TOKEN, START
 from gpu_scheduler.runner.sweep import sweep
-from tests.runner.attempt import Attempt, wait_for
+from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 from tests.stress.harness import environment
 from tests.stress.harness import scheduler as scheduling
@@ -39,7 +39,7 @@ def inheritable(tmp_path: Path) -> Iterator[Path]:
 def executor(inheritable: Path) -> Iterator[ForkingExecutor]:
     """Makes an executor whose helper is ready."""
     made = ForkingExecutor()
-    wait_for(made.helper, "the helper")
+    wait_for(made.helper_pid, "the helper")
     yield made
     made.close()
 
@@ -54,14 +54,14 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def is_forked(attempt: Attempt, executor: ForkingExecutor) -> bool:
+def is_forked(attempt: PreparedAttempt, executor: ForkingExecutor) -> bool:
     pid = attempt.until_live().pid
     assert pid is not None
-    return parent_of(pid) == executor.helper()
+    return parent_of(pid) == executor.helper_pid()
 
 
 def test_helper_has_only_two_pipes_and_no_token(executor: ForkingExecutor) -> None:
-    pid = executor.helper()
+    pid = executor.helper_pid()
     assert pid is not None
     files = files_of(pid)
     assert set(files) == {0, 1, 2}
@@ -81,7 +81,7 @@ def test_forked_runner_equals_a_directly_started_one(
     forked, started = attempts
     assert is_forked(forked, executor)
     assert forked.output() == started.output()
-    pids = [attempt.seen().pid or 0 for attempt in attempts]
+    pids = [attempt.status().pid or 0 for attempt in attempts]
     assert [os.getsid(pid) for pid in pids] == pids
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
     names = [os.fsencode(attempt.folder) for attempt in attempts]
@@ -99,12 +99,12 @@ def test_forked_runner_equals_a_directly_started_one(
 def test_each_forked_runner_carries_its_own_token(make: Make, executor: ForkingExecutor) -> None:
     attempts = [make("echo up; exec sleep 300").launch(executor) for _ in range(5)]
     for attempt in attempts:
-        attempt.until_said("up")
+        attempt.until_logged("up")
         assert len(attempt.pids()) == 2
-        assert attempt.seen().pid in attempt.pids()
+        assert attempt.status().pid in attempt.pids()
     first, *others = attempts
     assert sweep(first.folder, first.token, term_s=0.0) == ()
-    assert first.seen().claim == "dead"
+    assert first.status().claim == "dead"
     for attempt in others:
         assert len(attempt.pids()) == 2
         attempt.stop()
@@ -114,10 +114,10 @@ def test_each_forked_runner_carries_its_own_token(make: Make, executor: ForkingE
 def test_runners_survive_the_helper_and_later_ones_start_without_it(
     make: Make, executor: ForkingExecutor, tmp_path: Path
 ) -> None:
-    pid = executor.helper()
+    pid = executor.helper_pid()
     assert pid is not None
     before = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch(executor)
-    before.until_said("up")
+    before.until_logged("up")
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: tree.ticks_of(pid) is None, "the helper's end")
     after = make("exit 6").launch(executor)
@@ -129,12 +129,12 @@ def test_runners_survive_the_helper_and_later_ones_start_without_it(
 def test_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
     executor = ForkingExecutor()
-    old = wait_for(executor.helper, "the helper")
+    old = wait_for(executor.helper_pid, "the helper")
     os.kill(old, signal.SIGKILL)
     wait_for(lambda: tree.ticks_of(old) is None, "the helper's end")
     for code in (1, 2):
         assert make(f"exit {code}").launch(executor).result().exit_code == code
-    assert wait_for(executor.helper, "another helper") != old
+    assert wait_for(executor.helper_pid, "another helper") != old
     attempt = make("exec sleep 300").launch(executor)
     assert is_forked(attempt, executor)
     attempt.stop()
@@ -143,12 +143,12 @@ def test_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
-    helper = wait_for(executor.helper, "the helper")
+    helper = wait_for(executor.helper_pid, "the helper")
     hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(helper, resource.RLIMIT_NOFILE, (3, hard))
     attempt = make("exit 3").launch(executor)
     wait_for(lambda: not tree.descendants(helper), "the end of its runner")
-    assert attempt.seen().claim == "none"
+    assert attempt.status().claim == "none"
     executor.launch(attempt.folder)
     assert attempt.result().exit_code == 3
 
@@ -157,7 +157,7 @@ def test_unresponsive_helper_is_killed_and_bypassed(
     make: Make, executor: ForkingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_ANSWER_S", 0.1)
-    pid = executor.helper()
+    pid = executor.helper_pid()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     attempt = make("echo start; exit 7").launch(executor)
@@ -169,7 +169,7 @@ def test_unresponsive_helper_is_killed_and_bypassed(
 def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     make: Make, executor: ForkingExecutor
 ) -> None:
-    pid = executor.helper()
+    pid = executor.helper_pid()
     for _ in range(3):
         make("exit 0").launch(executor).result()
 
@@ -237,10 +237,10 @@ def test_refused_fork_falls_back_to_a_direct_start(
         f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
     )
     executor = ForkingExecutor(sys.executable, str(start))
-    pid = wait_for(executor.helper, "the helper")
+    pid = wait_for(executor.helper_pid, "the helper")
     for code in (1, 2):
         assert make(f"exit {code}").launch(executor).result().exit_code == code
-    assert executor.helper() == pid
+    assert executor.helper_pid() == pid
     executor.close()
 
 
@@ -253,7 +253,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
         f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
     )
     executor = ForkingExecutor(sys.executable, str(start))
-    pid = wait_for(executor.helper, "the helper")
+    pid = wait_for(executor.helper_pid, "the helper")
     attempt = make("exit 1")
     attempt.prepare()
     with pytest.raises(LaunchError) as refused:
@@ -261,7 +261,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
     assert isinstance(refused.value.__cause__, OSError)
     assert refused.value.__cause__.errno == errno.EAGAIN
     # The helper stays, and no other start was tried.
-    assert (executor.helper(), executor._fallback.running) == (pid, 0)
+    assert (executor.helper_pid(), executor._fallback.running) == (pid, 0)
     executor.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.protocol import recorded_command
-from tests.runner.attempt import Attempt, wait_for
+from tests.runner.attempt import PreparedAttempt, wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "dd if=/dev/zero of={home}/filler bs=4k 2>/dev/null; head -c 100000 /dev/zero; exit 9"
@@ -22,7 +22,7 @@ SCRIPT = "dd if=/dev/zero of={home}/filler bs=4k 2>/dev/null; head -c 100000 /de
 
 def filled_before_the_claim(home: Path) -> None:
     """Launches an attempt without space for its claim, frees space, and prints the outcome."""
-    attempt = Attempt(home, f"echo >> {home}/ran; exit 9")
+    attempt = PreparedAttempt(home, f"echo >> {home}/ran; exit 9")
     attempt.prepare()
     filler = os.open(home / "filler", os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def filled_before_the_claim(home: Path) -> None:
     executor = DirectExecutor()
     executor.launch(attempt.folder)
     wait_for(lambda: list(attempt.folder.glob(".result.*")), "the runner has begun to reserve its result")
-    assert attempt.seen().claim == "none"
+    assert attempt.status().claim == "none"
     assert executor.running == 1
     os.truncate(filler, 0)
     result = attempt.result()
@@ -40,14 +40,14 @@ def filled_before_the_claim(home: Path) -> None:
 
 def inside(home: Path) -> None:
     """Runs one attempt on the full file system and prints the outcome."""
-    attempt = Attempt(home, SCRIPT.format(home=home)).launch()
+    attempt = PreparedAttempt(home, SCRIPT.format(home=home)).launch()
     result = attempt.result()
     print(json.dumps([result.exit_code, result.cause, attempt.log.stat().st_size]))
 
 
 def filled_before_the_begin(home: Path) -> None:
     """Runs an attempt whose checks fill the disk; prints whether its command could record itself."""
-    attempt = Attempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
+    attempt = PreparedAttempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
     attempt.command_sh = f"dd if=/dev/zero of={home}/filler bs=1k 2>/dev/null\n{attempt.command_sh}"
     attempt.launch()
     command = wait_for(lambda: recorded_command(attempt.folder, attempt.token), "the record")

@@ -17,7 +17,7 @@ from gpu_scheduler.runner import folder as files
 from gpu_scheduler.runner import tree
 from gpu_scheduler.runner.observe import kill_runner
 from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep
-from tests.runner.attempt import Attempt, wait_for
+from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
 #: Overwrites its environment with null bytes, as programs that set a title do, and prints its pid.
@@ -61,17 +61,17 @@ def scripts(tmp_path: Path) -> None:
     (tmp_path / "chain.py").write_text(CHAIN)
 
 
-def up(attempt: Attempt) -> int:
+def up(attempt: PreparedAttempt) -> int:
     """Waits for the pid that the hidden process prints, and returns it."""
-    attempt.until_said("up")
+    attempt.until_logged("up")
     said = wait_for(lambda: [line for line in attempt.output().splitlines() if line.startswith("up")], "pid")
     return int(said[0].split()[1])
 
 
-def without_runner(attempt: Attempt) -> None:
+def without_runner(attempt: PreparedAttempt) -> None:
     """Kills the runner."""
     assert kill_runner(attempt.folder, attempt.token)
-    wait_for(lambda: attempt.seen().claim == "dead", "the end of the runner")
+    wait_for(lambda: attempt.status().claim == "dead", "the end of the runner")
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
@@ -100,7 +100,7 @@ def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> No
     without_runner(attempt)
     command = recorded_command(attempt.folder, attempt.token)
     assert command is not None
-    assert tree.send(command.pid, command.ticks, signal.SIGKILL)
+    assert tree.send_signal(command.pid, command.ticks, signal.SIGKILL)
     wait_for(lambda: tree.ticks_of(command.pid) is None, "the end of the command")
     assert attempt.pids() == (pid,)
 
@@ -194,12 +194,12 @@ def test_fork_chain_does_not_survive_its_job(
         term_grace_s=0.3,
     ).launch(one)
     attempt.result()
-    runner = attempt.seen().pid
+    runner = attempt.status().pid
     wait_for(lambda: runner is None or tree.ticks_of(runner) is None, "the end of the runner")
     until_over(attempt)
 
 
-def until_over(attempt: Attempt) -> None:
+def until_over(attempt: PreparedAttempt) -> None:
     """Waits until five scans in a row miss nothing and find no process of the attempt."""
 
     def over() -> bool:

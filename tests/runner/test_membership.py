@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.runner.membership import Command, Membership, Process, below
+from gpu_scheduler.runner.membership import RecordedCommand, Membership, ProcessRow, living_descendants
 
 A, B = "a" * 32, "b" * 32
 #: The command of attempt A, and the asking scheduler.
-COMMAND, ASKER = Command(100, 500, "/autogroup-7"), 50
+COMMAND, ASKER = RecordedCommand(100, 500, "/autogroup-7"), 50
 
 
 def p(
@@ -20,11 +20,11 @@ def p(
     token: str | None = None,
     autogroup: str | None = "/autogroup-7",
     ended: bool = False,
-) -> Process:
-    return Process(pid, start, parent, session, ended, token, autogroup)
+) -> ProcessRow:
+    return ProcessRow(pid, start, parent, session, ended, token, autogroup)
 
 
-def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -> Process:
+def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -> ProcessRow:
     return p(100, parent=90, start=start, ended=ended, token=token)
 
 
@@ -32,7 +32,7 @@ def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -
 ALWAYS = (p(1, 0, 1, start=1), p(ASKER, 1, ASKER, start=300), p(60, 1, 60, start=300))
 
 
-def members(*processes: Process, attempts: dict[str, Command | None] | None = None) -> dict[str, list[int]]:
+def members(*processes: ProcessRow, attempts: dict[str, RecordedCommand | None] | None = None) -> dict[str, list[int]]:
     table = {process.pid: process for process in (*ALWAYS, *processes)}
     rule = Membership(table.get, attempts or {A: COMMAND}, ASKER)
     return {token: sorted(found) for token, found in rule.members(table.values()).items()}
@@ -57,7 +57,7 @@ def members(*processes: Process, attempts: dict[str, Command | None] | None = No
         pytest.param([p(200, ended=True)], [], id="a zombie"),
     ],
 )  # fmt: skip
-def test_finds_the_members_of_an_attempt(processes: list[Process], found: list[int]) -> None:
+def test_finds_the_members_of_an_attempt(processes: list[ProcessRow], found: list[int]) -> None:
     assert members(*processes) == ({A: found} if found else {})
 
 
@@ -75,7 +75,7 @@ def test_finds_the_members_of_an_attempt(processes: list[Process], found: list[i
         pytest.param([p(200, 100, 200, start=400), leader()], id="its parent began later"),
     ],
 )
-def test_excludes_foreign_processes(processes: list[Process]) -> None:
+def test_excludes_foreign_processes(processes: list[ProcessRow]) -> None:
     assert 200 not in members(*processes).get(A, [])
     assert 100 not in members(*processes).get(A, []) or processes[-1].start == 500
 
@@ -83,7 +83,7 @@ def test_excludes_foreign_processes(processes: list[Process]) -> None:
 @pytest.mark.parametrize("autogroup", [None, "/autogroup-7"])
 def test_session_id_decides_without_autogroups(autogroup: str | None) -> None:
     assert members(p(200, autogroup=autogroup)) == {A: [200]}
-    assert members(p(200), attempts={A: Command(100, 500, None)}) == {A: [200]}
+    assert members(p(200), attempts={A: RecordedCommand(100, 500, None)}) == {A: [200]}
 
 
 def test_token_decides_without_a_recorded_command() -> None:
@@ -95,7 +95,7 @@ def test_own_token_of_a_process_wins() -> None:
     """Job A started a scheduler, whose job is process 300 in its own session."""
     nested = [leader(), p(200, 100, 200, token=B), p(300, 200, 300), p(301, 300, 300)]
     assert members(*nested) == {A: [100]}
-    both: dict[str, Command | None] = {A: COMMAND, B: Command(300, 600)}
+    both: dict[str, RecordedCommand | None] = {A: COMMAND, B: RecordedCommand(300, 600)}
     assert members(*nested, attempts=both) == {A: [100], B: [200, 300, 301]}
 
 
@@ -104,7 +104,7 @@ def test_token_of_a_parent_in_the_session_wins_over_the_session() -> None:
 
 
 def test_session_of_another_attempt_outranks_the_parent() -> None:
-    both: dict[str, Command | None] = {A: COMMAND, B: Command(300, 600)}
+    both: dict[str, RecordedCommand | None] = {A: COMMAND, B: RecordedCommand(300, 600)}
     assert members(leader(), p(300, 100, 300), p(301, 300, 301), attempts=both) == {A: [100], B: [300, 301]}
 
 
@@ -125,4 +125,4 @@ def test_cycle_of_parents_ends() -> None:
 
 def test_finds_living_descendants() -> None:
     table = [*ALWAYS, p(200, 60), p(201, 200, ended=True), p(202, 200), p(203, 202, start=700), p(204)]
-    assert below(60, table) == {200: 600, 202: 600, 203: 700}
+    assert living_descendants(60, table) == {200: 600, 202: 600, 203: 700}

@@ -63,7 +63,7 @@ def test_prefers_the_counter_of_the_own_cgroup(
     monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str
 ) -> None:
     monkeypatch.setattr(oom, "_text", lambda path: cgroup)
-    places = list(oom._places())
+    places = list(oom._counter_paths())
     assert places[0] == place
     assert places[-1] == "/proc/vmstat"
 
@@ -87,7 +87,7 @@ os.open = without_cgroup
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
     """Makes a memory cgroup of 48 MiB below our own."""
-    own = next((Path(path).parent for path in oom._places() if os.path.exists(path)), Path("/proc"))
+    own = next((Path(path).parent for path in oom._counter_paths() if os.path.exists(path)), Path("/proc"))
     limit = "memory.max" if (own / "memory.max").exists() else "memory.limit_in_bytes"
     group = own / f"gpu_scheduler_test_{os.getpid()}"
     try:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.runner.folder import SPEC_FIELDS, Problem, spec_of, wrong_field
-from gpu_scheduler.runner.observe import Seen, nudge, observe, request_stop
-from gpu_scheduler.runner.parsing import claim_of, result_of, stop_of
+from gpu_scheduler.runner.folder import SPEC_FIELDS, FileProblem, read_spec, invalid_field
+from gpu_scheduler.runner.observe import FolderStatus, wake_runner, observe, request_stop
+from gpu_scheduler.runner.parsing import parse_claim, parse_result, parse_stop
 from gpu_scheduler.runner.prepare import is_usable
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
@@ -27,9 +27,9 @@ SPEC = {
 }  # fmt: skip
 NAMES = ("claim", "stop", "withdrawn", "result")
 PARSERS: dict[str, tuple[Callable[[dict[str, Any], str], object], dict[str, Any]]] = {
-    "claim": (claim_of, CLAIM),
-    "stop": (stop_of, STOP),
-    "result": (result_of, RESULT),
+    "claim": (parse_claim, CLAIM),
+    "stop": (parse_stop, STOP),
+    "result": (parse_result, RESULT),
 }
 OPTIONAL = {"session", "log", "oom_kills", "lost_bytes"}
 NEVER_RIGHT = [float("inf"), float("nan"), -1, 10**400, {}, ["x"], [True], [-1]]
@@ -71,10 +71,10 @@ def test_unusable_file_is_reported_and_counts_as_absent(tmp_path: Path, name: st
     seen = observe(tmp_path, "t")
     assert (seen.stop, seen.withdrawn, seen.result, seen.pid) == (None, False, None, None)
     assert seen.claim == ("invalid" if name == "claim" else "none")
-    assert len(seen.strange) == 1
-    assert f"{name} " in seen.strange[0]
+    assert len(seen.anomalies) == 1
+    assert f"{name} " in seen.anomalies[0]
     assert (seen.damage is not None) is (name in ("claim", "result"))
-    assert nudge(tmp_path, "t") is False
+    assert wake_runner(tmp_path, "t") is False
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
@@ -88,9 +88,9 @@ def test_reads_complete_files(tmp_path: Path) -> None:
     for name, value in {"claim": CLAIM, "stop": STOP, "result": RESULT}.items():
         (tmp_path / name).write_text(f" {json.dumps(value)}  \n")
     seen = observe(tmp_path, "t")
-    assert (seen.claim, seen.pid, seen.log, seen.strange) == ("dead", 5, "/x.log", ())
+    assert (seen.claim, seen.pid, seen.log, seen.anomalies) == ("dead", 5, "/x.log", ())
     assert seen.stop is not None
-    assert (seen.stop.cause, seen.stop.grace_s, seen.stop.follow) == ("cancelled", 1.5, "kill")
+    assert (seen.stop.cause, seen.stop.grace_s, seen.stop.on_timeout) == ("cancelled", 1.5, "kill")
     assert seen.result is not None
     assert (seen.result.exit_code, seen.result.survivors, seen.result.ended_at) == (0, (7,), 2)
 
@@ -98,12 +98,12 @@ def test_reads_complete_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", PARSERS)
 def test_rejects_missing_fields_and_invalid_values(file: str) -> None:
     parse, good = PARSERS[file]
-    assert not isinstance(parse(good, "t"), Problem)
+    assert not isinstance(parse(good, "t"), FileProblem)
     for field in good.keys() - {"lost_bytes"}:
         for value in NEVER_RIGHT:
-            assert isinstance(parse({**good, field: value}, "t"), Problem), (field, value)
+            assert isinstance(parse({**good, field: value}, "t"), FileProblem), (field, value)
         missing = {name: good[name] for name in good.keys() - {field}}
-        assert isinstance(parse(missing, "t"), Problem) is (field not in OPTIONAL), field
+        assert isinstance(parse(missing, "t"), FileProblem) is (field not in OPTIONAL), field
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_rejects_missing_fields_and_invalid_values(file: str) -> None:
     ],
 )  # fmt: skip
 def test_rejects_a_claim_without_a_valid_process(change: dict[str, object]) -> None:
-    assert isinstance(claim_of({**CLAIM, **change}, "t"), Problem)
+    assert isinstance(parse_claim({**CLAIM, **change}, "t"), FileProblem)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_rejects_a_claim_without_a_valid_process(change: dict[str, object]) -> N
     ],
 )
 def test_rejects_a_result_without_exactly_one_end(change: dict[str, object]) -> None:
-    assert isinstance(result_of({**RESULT, **change}, "t"), Problem)
+    assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
 
 
 def test_message_is_converted_to_valid_utf_8() -> None:
-    found = result_of({**RESULT, "message": "x\ud800"}, "t")
-    assert not isinstance(found, Problem)
+    found = parse_result({**RESULT, "message": "x\ud800"}, "t")
+    assert not isinstance(found, FileProblem)
     assert found.message == "x?"
 
 
@@ -149,20 +149,20 @@ def test_unusable_spec_is_not_launched(tmp_path: Path) -> None:
     assert is_usable(tmp_path, "t")
     assert not is_usable(tmp_path, "u")
     for field in SPEC:
-        assert wrong_field({name: SPEC[name] for name in SPEC.keys() - {field}}, SPEC_FIELDS) is not None
+        assert invalid_field({name: SPEC[name] for name in SPEC.keys() - {field}}, SPEC_FIELDS) is not None
     for kind in KINDS.values():
         spec.unlink() if not spec.is_dir() else spec.rename(tmp_path / os.urandom(8).hex())
         kind(spec)
         assert not is_usable(tmp_path, "t")
         with pytest.raises(OSError, match=r"spec\.json"):
-            spec_of(tmp_path)
+            read_spec(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_request_replaces_any_file_in_its_place(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "stop")
     request_stop(tmp_path, "t", "cancelled", 2.0, "kill")
-    seen: Seen = observe(tmp_path, "t")
+    seen: FolderStatus = observe(tmp_path, "t")
     assert seen.stop is not None
-    assert (seen.stop.cause, seen.strange) == ("cancelled", ())
+    assert (seen.stop.cause, seen.anomalies) == ("cancelled", ())
     assert (tmp_path / "stop.aside-1").is_dir() is kind.endswith("folder")

@@ -75,8 +75,8 @@ def test_failed_scan_for_leftovers_does_not_lose_the_result(monkeypatch: pytest.
     monkeypatch.setattr(tree, "scan", refuse)
     now = time.monotonic()
     leftovers = Leftovers("token", None, 1.0, now)
-    assert leftovers.turn(now) is not None
-    assert leftovers.turn(now + 60.0) is None
+    assert leftovers.step(now) is not None
+    assert leftovers.step(now + 60.0) is None
     assert leftovers.survivors == []
 
 

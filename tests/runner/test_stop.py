@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner.observe import nudge, observe, request_stop
-from tests.runner.attempt import Attempt, patched, wait_for
+from gpu_scheduler.runner.observe import wake_runner, observe, request_stop
+from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
 
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.05; done"
@@ -32,10 +32,10 @@ def first(*args, **more):
 """
 
 
-def command_of(attempt: Attempt) -> int:
+def command_of(attempt: PreparedAttempt) -> int:
     """Returns the pid of the command once it has printed "up"."""
-    attempt.until_said("up")
-    runner = attempt.seen().pid
+    attempt.until_logged("up")
+    runner = attempt.status().pid
     return min(pid for pid in attempt.pids() if pid != runner and os.getpgid(pid) == pid)
 
 
@@ -63,7 +63,7 @@ def test_stop_right_after_the_claim(
 
 def test_stop_ends_a_running_command(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     assert attempt.stop() is True
     result = attempt.result()
     assert (result.cause, result.signal, result.began) == ("cancelled", signal.SIGTERM, True)
@@ -72,7 +72,7 @@ def test_stop_ends_a_running_command(make: Make) -> None:
 
 def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Make) -> None:
     attempt = make(STUBBORN).launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     start = time.monotonic()
     attempt.stop(grace_s=0.5)
     assert attempt.result().signal == signal.SIGKILL
@@ -81,14 +81,14 @@ def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Mak
 
 def test_suspended_command_is_ended_too(make: Make) -> None:
     attempt = make("echo up; kill -STOP $$; exit 1").launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     attempt.stop()
     assert attempt.result().signal == signal.SIGTERM
 
 
 def test_later_request_shortens_the_grace_period(make: Make) -> None:
     attempt = make(STUBBORN).launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     attempt.stop(grace_s=60)
     attempt.stop(grace_s=0)
     assert attempt.result(5).signal == signal.SIGKILL
@@ -96,9 +96,9 @@ def test_later_request_shortens_the_grace_period(make: Make) -> None:
 
 def test_withdrawn_request_leaves_the_command_running(make: Make, tmp_path: Path) -> None:
     attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     assert attempt.stop("preempted", 0.2, "withdraw") is True
-    seen = wait_for(lambda: attempt.seen().withdrawn and attempt.seen(), "withdrawn")
+    seen = wait_for(lambda: attempt.status().withdrawn and attempt.status(), "withdrawn")
     assert seen.claim == "live"
     assert seen.stop is None
     (tmp_path / "go").touch()
@@ -108,7 +108,7 @@ def test_withdrawn_request_leaves_the_command_running(make: Make, tmp_path: Path
 
 def test_preempted_command_can_save_its_state(make: Make) -> None:
     attempt = make(SAVING).launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     attempt.stop("preempted", 5, "withdraw")
     result = attempt.result()
     assert (result.cause, result.exit_code) == ("preempted", 0)
@@ -118,11 +118,11 @@ def test_preempted_command_can_save_its_state(make: Make) -> None:
 def test_cancel_during_a_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> None:
     patch = WRITES_STOP.format(function="os.rename", when="args[0] == 'stop'").replace("5.0", "0.1")
     attempt = make(STUBBORN).launch(patched(tmp_path, patch))
-    attempt.until_said("up")
+    attempt.until_logged("up")
     attempt.stop("preempted", 0.1, "withdraw")
     result = attempt.result()
     assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
-    seen = attempt.seen()
+    seen = attempt.status()
     assert seen.stop is not None
     assert (seen.stop.cause, seen.withdrawn) == ("cancelled", False)
 
@@ -130,11 +130,11 @@ def test_cancel_during_a_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> Non
 def test_cancel_outranks_preemption_in_any_order(make: Make) -> None:
     for causes in (("preempted", "cancelled"), ("cancelled", "preempted")):
         attempt = make(STUBBORN).launch()
-        attempt.until_said("up")
+        attempt.until_logged("up")
         for cause in causes:
             attempt.stop(cause, 0.5)
         assert attempt.result().cause == "cancelled"
-        stop = attempt.seen().stop
+        stop = attempt.status().stop
         assert stop is not None
         assert stop.cause == "cancelled"
 
@@ -142,7 +142,7 @@ def test_cancel_outranks_preemption_in_any_order(make: Make) -> None:
 def test_stop_after_the_end_changes_nothing(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=0.6).launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     command = command_of(attempt)
     wait_for(lambda: not os.path.exists(f"/proc/{command}"), "the command has ended")
     attempt.stop()
@@ -160,7 +160,7 @@ def test_machine_shutdown_interrupts_the_command(
 ) -> None:
     attempt = make(script).launch()
     command = command_of(attempt)
-    runner = attempt.seen().pid
+    runner = attempt.status().pid
     assert runner is not None
     for pid in (runner, command) if runner_first else (command, runner):
         try:
@@ -174,7 +174,7 @@ def test_machine_shutdown_interrupts_the_command(
 def test_later_machine_shutdown_changes_nothing(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=1.2).launch()
-    command, runner = command_of(attempt), attempt.seen().pid
+    command, runner = command_of(attempt), attempt.status().pid
     assert runner is not None
     wait_for(lambda: not os.path.exists(f"/proc/{command}"), "the command has ended")
     late = time.monotonic() + 0.5
@@ -188,7 +188,7 @@ def test_machine_shutdown_before_the_command_begins(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "echo up; sleep 300; printf . >&3\n"
     attempt.launch()
-    command, runner = command_of(attempt), attempt.seen().pid
+    command, runner = command_of(attempt), attempt.status().pid
     assert runner is not None
     os.kill(command, signal.SIGTERM)
     os.kill(runner, signal.SIGTERM)
@@ -198,20 +198,20 @@ def test_machine_shutdown_before_the_command_begins(make: Make) -> None:
 
 def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
     attempt = make("echo up; until [ -e go ]; do sleep 0.02; done").launch()
-    attempt.until_said("up")
+    attempt.until_logged("up")
     request_stop(attempt.folder, "0" * 32, "cancelled", 0, "kill")
-    assert nudge(attempt.folder, attempt.token) is True
-    seen = attempt.seen()
+    assert wake_runner(attempt.folder, attempt.token) is True
+    seen = attempt.status()
     assert seen.stop is None
-    assert seen.strange == ("stop carries another token (00000000…); ignored",)
+    assert seen.anomalies == ("stop carries another token (00000000…); ignored",)
     (attempt.log.parent / "go").touch()
     assert attempt.result().cause is None
 
 
 def test_no_process_is_signalled_without_a_claim(tmp_path: Path) -> None:
     assert request_stop(tmp_path / "none", "t", "cancelled", 1, "kill") is False
-    assert nudge(tmp_path, "t") is False
+    assert wake_runner(tmp_path, "t") is False
     claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}
     (tmp_path / "claim").write_text(json.dumps(claim))
-    assert nudge(tmp_path, "t") is False
+    assert wake_runner(tmp_path, "t") is False
     assert observe(tmp_path, "t").claim == "dead"

@@ -18,7 +18,7 @@ import pytest
 
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.runner.folder import START, TOKEN
-from tests.runner.attempt import Attempt, wait_for
+from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
 RESIZED = (
@@ -29,7 +29,7 @@ RESIZED = (
 class Window:
     """A pseudo-terminal with a runner in it, as Screen would start it."""
 
-    def __init__(self, attempt: Attempt, rows: int, columns: int) -> None:
+    def __init__(self, attempt: PreparedAttempt, rows: int, columns: int) -> None:
         self.master, slave = os.openpty()
         self.resize(rows, columns)
         name = os.ttyname(slave)
@@ -69,9 +69,9 @@ class Window:
 def screened(make: Make, sockets: Path) -> Iterator[Make]:
     """Makes attempts in real Screen sessions, launched and claimed."""
     executor = ScreenExecutor()
-    made: list[Attempt] = []
+    made: list[PreparedAttempt] = []
 
-    def one(script: str, **spec: object) -> Attempt:
+    def one(script: str, **spec: object) -> PreparedAttempt:
         attempt = make(script, terminal=True, session=f"gpujob_0_test_{len(made)}", **spec).launch(executor)
         made.append(attempt)
         attempt.until_live()
@@ -83,9 +83,9 @@ def screened(make: Make, sockets: Path) -> Iterator[Make]:
     executor.reap()
 
 
-def screen(attempt: Attempt, *command: str) -> None:
+def screen(attempt: PreparedAttempt, *command: str) -> None:
     """Sends a Screen command to the session of the attempt."""
-    session = attempt.seen().session
+    session = attempt.status().session
     assert session is not None
     subprocess.run(
         ["screen", "-S", session, "-p", "0", "-X", *command], check=True, stdout=subprocess.DEVNULL
@@ -116,10 +116,10 @@ def test_keys_resizes_and_hangup_reach_the_command(make: Make, tmp_path: Path) -
     attempt.until_live()
     wait_for(lambda: termios.tcgetattr(window.slave)[3] & termios.ICANON == 0, "raw")
     window.type(b"x" * 5 + b"\r")
-    attempt.until_said("got xxxxx")
-    attempt.until_said("size 24 80")
+    attempt.until_logged("got xxxxx")
+    attempt.until_logged("size 24 80")
     window.resize(40, 132)
-    attempt.until_said("size 40 132")
+    attempt.until_logged("size 40 132")
     os.close(window.slave)
     os.close(window.master)
     go.touch()
@@ -145,7 +145,7 @@ def test_terminal_mode_is_restored(make: Make) -> None:
     before = termios.tcgetattr(window.slave)[3]
     try:
         attempt.result()
-        wait_for(lambda: attempt.seen().claim == "dead", "the runner has ended")
+        wait_for(lambda: attempt.status().claim == "dead", "the runner has ended")
         assert termios.tcgetattr(window.slave)[3] | termios.ICANON == before | termios.ICANON
         assert termios.tcgetattr(window.slave)[3] & termios.ICANON
     finally:
@@ -154,7 +154,7 @@ def test_terminal_mode_is_restored(make: Make) -> None:
 
 def test_ctrl_c_ends_and_ctrl_s_does_not_stop_a_command_in_screen(screened: Make) -> None:
     attempt = screened("n=0; while :; do n=$((n+1)); echo $n; sleep 0.02; done")
-    attempt.until_said("\n3\n")
+    attempt.until_logged("\n3\n")
     screen(attempt, "stuff", "^S")
     count = len(attempt.output())
     wait_for(lambda: len(attempt.output()) > count + 20, "output after Ctrl-S")
@@ -165,34 +165,34 @@ def test_ctrl_c_ends_and_ctrl_s_does_not_stop_a_command_in_screen(screened: Make
 
 def test_exit_code_and_log_survive_a_killed_screen(screened: Make, tmp_path: Path) -> None:
     attempt = screened(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo last; exit 6")
-    attempt.until_said("up")
-    session = attempt.seen().session
+    attempt.until_logged("up")
+    session = attempt.status().session
     assert session is not None
     server = int(session.partition(".")[0])
     assert server not in attempt.pids(), "a sweep must not end the session"
-    assert attempt.seen().window is True
+    assert attempt.status().window is True
     os.kill(server, signal.SIGKILL)
-    wait_for(lambda: attempt.seen().window is False, "the window gone")
+    wait_for(lambda: attempt.status().window is False, "the window gone")
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 6
     assert attempt.body() == "up\nlast\n"
-    assert attempt.seen().window is None
+    assert attempt.status().window is None
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_screen_session_can_be_attached_resized_and_detached(screened: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     attempt = screened(RESIZED.format(go=go) + "; exit 4")
-    session = attempt.seen().session
+    session = attempt.status().session
     assert session is not None
-    attempt.until_said("size 24 80")
+    attempt.until_logged("size 24 80")
     tmux = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null"]
     attach = ["screen", "-x", session]
     subprocess.run([*tmux, "new-session", "-d", "-x", "101", "-y", "31", *attach], check=True)
     try:
-        attempt.until_said(" 101")
+        attempt.until_logged(" 101")
         subprocess.run([*tmux, "resize-window", "-x", "91", "-y", "21"], check=True)
-        attempt.until_said(" 91")
+        attempt.until_logged(" 91")
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
     go.touch()

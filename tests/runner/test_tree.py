@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler.runner import chains, tree
 from gpu_scheduler.runner.folder import TOKEN
-from gpu_scheduler.runner.membership import Command
+from gpu_scheduler.runner.membership import RecordedCommand
 from tests.runner.attempt import wait_for
 
 
@@ -70,7 +70,7 @@ def test_descendants_exclude_zombies() -> None:
         assert process.pid in tree.descendants(os.getpid())
         found = tree.descendants(process.pid)
         for pid, ticks in found.items():
-            assert tree.send(pid, ticks, signal.SIGKILL)
+            assert tree.send_signal(pid, ticks, signal.SIGKILL)
         wait_for(lambda: not tree.descendants(process.pid), "none left")
     finally:
         process.kill()
@@ -82,11 +82,11 @@ def test_process_with_another_start_is_not_signalled() -> None:
     try:
         ticks = tree.ticks_of(process.pid)
         assert ticks is not None
-        assert tree.send(process.pid, ticks + 1, signal.SIGKILL) is False
+        assert tree.send_signal(process.pid, ticks + 1, signal.SIGKILL) is False
         assert process.poll() is None
-        assert tree.send(process.pid, ticks, signal.SIGKILL) is True
+        assert tree.send_signal(process.pid, ticks, signal.SIGKILL) is True
         assert process.wait() == -signal.SIGKILL
-        assert tree.send(process.pid, ticks, signal.SIGKILL) is False
+        assert tree.send_signal(process.pid, ticks, signal.SIGKILL) is False
     finally:
         process.kill()
         process.wait()
@@ -143,10 +143,10 @@ def test_reused_process_group_is_not_signalled() -> None:
     try:
         ticks = tree.ticks_of(process.pid)
         assert ticks is not None
-        earlier = Command(process.pid, ticks - 1, tree.autogroup(process.pid))
-        assert not chains.send_group(earlier, "x", signal.SIGTERM)
-        same = Command(process.pid, ticks, tree.autogroup(process.pid))
-        wait_for(lambda: chains.send_group(same, "x", signal.SIGTERM), "its signal")
+        earlier = RecordedCommand(process.pid, ticks - 1, tree.autogroup(process.pid))
+        assert not chains.signal_group(earlier, "x", signal.SIGTERM)
+        same = RecordedCommand(process.pid, ticks, tree.autogroup(process.pid))
+        wait_for(lambda: chains.signal_group(same, "x", signal.SIGTERM), "its signal")
         assert process.wait(30) == -signal.SIGTERM
     finally:
         process.kill()
@@ -162,8 +162,8 @@ def test_nothing_is_signalled_if_proc_shows_another_pid_namespace(
             assert ticks is not None
             with monkeypatch.context() as other:
                 other.setattr(os, "getpid", lambda: 1)
-                assert not tree.send(process.pid, ticks, signal.SIGKILL)
+                assert not tree.send_signal(process.pid, ticks, signal.SIGKILL)
             assert process.poll() is None
-            assert tree.send(process.pid, ticks, signal.SIGKILL)
+            assert tree.send_signal(process.pid, ticks, signal.SIGKILL)
         finally:
             process.kill()

@@ -16,14 +16,14 @@ from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import backups
-from gpu_scheduler.store.backups import Backup, DamagedError, Extent
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(Home.of(str(tmp_path / "s.json")), create=True)
+    return Store(DataDir.of(str(tmp_path / "s.json")), create=True)
 
 
 def add(store: Store, count: int = 1) -> None:
@@ -32,11 +32,11 @@ def add(store: Store, count: int = 1) -> None:
 
 
 def make(store: Store) -> Backup:
-    return backups.make(store.db.connection, store.home)
+    return backups.make_backup(store.db.connection, store.data_dir)
 
 
 def names(store: Store) -> list[str]:
-    return sorted(os.listdir(store.home.backups))
+    return sorted(os.listdir(store.data_dir.backups))
 
 
 def test_keeps_the_last_three_backups_private_and_intact(store: Store) -> None:
@@ -44,10 +44,10 @@ def test_keeps_the_last_three_backups_private_and_intact(store: Store) -> None:
         add(store)
         made = make(store)
     assert names(store) == ["scheduler-3.db", "scheduler-4.db", "scheduler-5.db"]
-    assert [backup.number for backup in backups.backups(store.home)] == [5, 4, 3]
-    assert backups.extent_of(made.path, immutable=True) == Extent(jobs=5)
-    assert stat.S_IMODE(store.home.backups.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in store.home.backups.iterdir()} == {0o600}
+    assert [backup.number for backup in backups.list_backups(store.data_dir)] == [5, 4, 3]
+    assert backups.highest_ids(made.path, immutable=True) == HighestIds(jobs=5)
+    assert stat.S_IMODE(store.data_dir.backups.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in store.data_dir.backups.iterdir()} == {0o600}
 
 
 def test_a_store_with_fewer_jobs_does_not_replace_a_backup(store: Store) -> None:
@@ -66,7 +66,7 @@ def test_a_damaged_store_does_not_replace_a_backup(store: Store) -> None:
     make(store)
     store.db.connection.execute("PRAGMA writable_schema = 1")
     store.db.connection.execute("UPDATE sqlite_master SET rootpage = 3 WHERE name = 'job_identity'")
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedDatabaseError):
         make(store)
     assert names(store) == ["scheduler-1.db"]
 
@@ -74,8 +74,8 @@ def test_a_damaged_store_does_not_replace_a_backup(store: Store) -> None:
 def test_ignores_an_unfinished_backup_of_a_killed_scheduler(store: Store) -> None:
     add(store)
     make(store)
-    (store.home.backups / ".scheduler.db.new").write_bytes(b"half")
-    assert len(backups.backups(store.home)) == 1
+    (store.data_dir.backups / ".scheduler.db.new").write_bytes(b"half")
+    assert len(backups.list_backups(store.data_dir)) == 1
     make(store)
     assert names(store) == ["scheduler-1.db", "scheduler-2.db"]
 
@@ -92,17 +92,17 @@ class HandClock(Clock):
 def test_backs_up_soon_after_the_start_and_then_daily(store: Store) -> None:
     clock = HandClock()
     timer = BackupTimer(store, clock)
-    timer.turn()
-    assert not store.home.backups.exists(), "the first jobs are launched before it"
+    timer.back_up_if_due()
+    assert not store.data_dir.backups.exists(), "the first jobs are launched before it"
     clock.boot = timer.again_at
-    timer.turn()
+    timer.back_up_if_due()
     assert names(store) == ["scheduler-1.db"]
     assert timer.again_at == clock.boot + 86_400
     clock.boot += 86_399
-    timer.turn()
+    timer.back_up_if_due()
     assert names(store) == ["scheduler-1.db"]
     clock.boot += 1
-    timer.turn()
+    timer.back_up_if_due()
     assert names(store) == ["scheduler-1.db", "scheduler-2.db"]
 
 
@@ -114,15 +114,15 @@ def test_logs_a_failed_backup_once_and_retries_it(
     clock = HandClock()
     timer = BackupTimer(store, clock)
 
-    def full(record: sqlite3.Connection, data_dir: Home) -> Backup:
+    def full(record: sqlite3.Connection, data_dir: DataDir) -> Backup:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(backups, "make", full)
         for _ in range(2):
             clock.boot = timer.again_at
-            timer.turn()
+            timer.back_up_if_due()
     assert caplog.messages == ["cannot back up the store: database or disk is full"]
     clock.boot += 3600
-    timer.turn()
+    timer.back_up_if_due()
     assert names(store) == ["scheduler-1.db"]

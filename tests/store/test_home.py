@@ -15,12 +15,12 @@ import pytest
 
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState
-from gpu_scheduler.doctor.files import record
+from gpu_scheduler.doctor.files import store_findings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.intake.statewatch import StateWatch
+from gpu_scheduler.intake.statewatch import StateFileWatcher
 from gpu_scheduler.store import home as homes
 from gpu_scheduler.store import host as hosts
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.host import Host, claim_host, read_host, this_host, write_host
 from gpu_scheduler.store.store import Store
 
@@ -44,9 +44,9 @@ def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kinds:
 
 def test_the_data_directory_is_beside_the_state_file_on_a_local_disk(tmp_path: Path, kinds: Kinds) -> None:
     kinds()
-    data_dir = Home.of(str(tmp_path / "a" / "x.json"))
-    assert (data_dir.folder, data_dir.moved, data_dir.problem) == (tmp_path / "a" / "x.d", False, None)
-    assert Home.of(str(tmp_path / "plain")).folder == tmp_path / "plain.d"
+    data_dir = DataDir.of(str(tmp_path / "a" / "x.json"))
+    assert (data_dir.folder, data_dir.is_fallback, data_dir.problem) == (tmp_path / "a" / "x.d", False, None)
+    assert DataDir.of(str(tmp_path / "plain")).folder == tmp_path / "plain.d"
 
 
 def test_the_data_directory_is_in_the_users_state_home_on_a_network_file_system(
@@ -55,13 +55,13 @@ def test_the_data_directory_is_in_the_users_state_home_on_a_network_file_system(
     kinds(net="nfs4")
     (tmp_path / "net").mkdir()
     (tmp_path / "link").symlink_to("net")
-    data_dir = Home.of(str(tmp_path / "net" / "x.json"))
-    assert (data_dir.moved, data_dir.problem) == (True, None)
+    data_dir = DataDir.of(str(tmp_path / "net" / "x.json"))
+    assert (data_dir.is_fallback, data_dir.problem) == (True, None)
     assert data_dir.folder.parent == tmp_path / "state" / "gpu_scheduler"
-    assert Home.of(str(tmp_path / "net" / "." / "x.json")).folder == data_dir.folder
-    assert Home.of(str(tmp_path / "net" / "y.json")).folder != data_dir.folder
+    assert DataDir.of(str(tmp_path / "net" / "." / "x.json")).folder == data_dir.folder
+    assert DataDir.of(str(tmp_path / "net" / "y.json")).folder != data_dir.folder
     kinds(net="nfs4", link="nfs4")
-    assert Home.of(str(tmp_path / "link" / "x.json")).folder == data_dir.folder
+    assert DataDir.of(str(tmp_path / "link" / "x.json")).folder == data_dir.folder
 
 
 def test_the_state_home_without_xdg_is_local_state(
@@ -71,19 +71,19 @@ def test_the_state_home_without_xdg_is_local_state(
     monkeypatch.setenv("HOME", str(tmp_path / "u"))
     for value in ("", "not/absolute"):
         monkeypatch.setenv("XDG_STATE_HOME", value)
-        folder = Home.of(str(tmp_path / "net" / "x.json")).folder
+        folder = DataDir.of(str(tmp_path / "net" / "x.json")).folder
         assert folder.parent == tmp_path / "u" / ".local" / "state" / "gpu_scheduler"
 
 
 def test_refuses_a_start_without_any_local_disk(tmp_path: Path, kinds: Kinds) -> None:
     kinds(net="nfs4", state="fuse.sshfs")
-    data_dir = Home.of(str(tmp_path / "net" / "x.json"))
+    data_dir = DataDir.of(str(tmp_path / "net" / "x.json"))
     for create in (True, False):
         with pytest.raises(SchedulerError, match=r"\(nfs4\).*\(fuse\.sshfs\).*--data-dir /local/folder"):
             Store(data_dir, create=create)
     assert not (tmp_path / "state").exists()
-    chosen = Home.of(str(tmp_path / "net" / "x.json"), str(tmp_path / "net" / "mine"))
-    assert (chosen.folder, chosen.moved, chosen.problem) == (tmp_path / "net" / "mine", False, None)
+    chosen = DataDir.of(str(tmp_path / "net" / "x.json"), str(tmp_path / "net" / "mine"))
+    assert (chosen.folder, chosen.is_fallback, chosen.problem) == (tmp_path / "net" / "mine", False, None)
     Store(chosen, create=True).close()
 
 
@@ -91,17 +91,17 @@ def test_refuses_a_start_if_a_store_is_already_on_the_network(tmp_path: Path, ki
     kinds()
     (tmp_path / "net").mkdir()
     state = str(tmp_path / "net" / "x.json")
-    Store(Home.of(state), create=True).close()
+    Store(DataDir.of(state), create=True).close()
     kinds(net="nfs")
-    data_dir = Home.of(state)
+    data_dir = DataDir.of(state)
     with pytest.raises(SchedulerError, match=rf"x\.d, on nfs.*move that folder to {data_dir.folder}"):
         data_dir.create()
     data_dir.folder.parent.mkdir(parents=True)
     os.rename(tmp_path / "net" / "x.d", data_dir.folder)
-    Store(Home.of(state)).close()
+    Store(DataDir.of(state)).close()
     # An old copy that reappears beside the state file changes nothing.
     shutil.copytree(data_dir.folder, tmp_path / "net" / "x.d")
-    assert (Home.of(state).folder, Home.of(state).problem) == (data_dir.folder, None)
+    assert (DataDir.of(state).folder, DataDir.of(state).problem) == (data_dir.folder, None)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_refuses_a_start_if_a_store_is_already_on_the_network(tmp_path: Path, ki
     ],
 )
 def test_compares_hosts_by_machine_id_then_by_name(one: Host, other: Host, same: bool) -> None:
-    assert one.is_same(other) is other.is_same(one) is same
+    assert one.is_same_machine(other) is other.is_same_machine(one) is same
 
 
 @pytest.mark.parametrize(
@@ -136,22 +136,22 @@ def test_an_invalid_host_file_names_no_host(tmp_path: Path, text: str) -> None:
 
 
 def test_a_start_makes_this_host_the_owner(tmp_path: Path) -> None:
-    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.create()
-    assert data_dir.foreign() is None
-    data_dir.own()
-    assert read_host(data_dir.host) == this_host()
-    write_host(data_dir.host, Host("an earlier name", this_host().machine or "x"))
+    assert data_dir.other_host() is None
+    data_dir.take_ownership()
+    assert read_host(data_dir.host_file) == this_host()
+    write_host(data_dir.host_file, Host("an earlier name", this_host().machine or "x"))
     if this_host().machine is not None:
-        assert data_dir.foreign() is None
-    data_dir.own()
-    assert read_host(data_dir.host) == this_host()
+        assert data_dir.other_host() is None
+    data_dir.take_ownership()
+    assert read_host(data_dir.host_file) == this_host()
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Home:
+def elsewhere(tmp_path: Path) -> DataDir:
     """A store of another host with one job and a write-ahead log that is not checkpointed."""
-    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir = DataDir.of(str(tmp_path / "s.json"))
     store = Store(data_dir, create=True)
     store.insert_job(JobSpec("command", "echo hello", "/", command="echo hello"), "cli")
     assert data_dir.database.with_name("scheduler.db-wal").stat().st_size > 0
@@ -161,7 +161,7 @@ def elsewhere(tmp_path: Path) -> Home:
     store.close()
     for name in ("scheduler.db", "scheduler.db-wal"):
         (data_dir.folder / f"kept-{name}").rename(data_dir.folder / name)
-    write_host(data_dir.host, ELSEWHERE)
+    write_host(data_dir.host_file, ELSEWHERE)
     return data_dir
 
 
@@ -169,13 +169,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_another_host_can_read_but_changes_nothing(elsewhere: Home) -> None:
+def test_another_host_can_read_but_changes_nothing(elsewhere: DataDir) -> None:
     before = contents(elsewhere.folder)
     store = Store(elsewhere)
-    assert store.foreign == ELSEWHERE
+    assert store.other_host == ELSEWHERE
     assert [row["text"] for row in store.open_jobs([JobState.QUEUED])] == ["echo hello"]
     with pytest.raises(SchedulerError, match="belongs to host gpu-other") as caught:
-        store.wish("cancel", "1")
+        store.add_request("cancel", "1")
     assert "start --take-over" in str(caught.value)
     with pytest.raises(SchedulerError, match="gpu-other"):
         store.db.set_meta("a", "b")
@@ -187,7 +187,7 @@ def test_another_host_can_read_but_changes_nothing(elsewhere: Home) -> None:
 
 
 def test_reports_a_store_that_keeps_changing_while_it_is_copied(
-    elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+    elsewhere: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpu_scheduler.store import foreign
 
@@ -198,71 +198,71 @@ def test_reports_a_store_that_keeps_changing_while_it_is_copied(
         Store(elsewhere)
 
 
-def test_another_host_starts_only_with_take_over(elsewhere: Home) -> None:
-    for refused in (elsewhere.check_owner, elsewhere.own):
+def test_another_host_starts_only_with_take_over(elsewhere: DataDir) -> None:
+    for refused in (elsewhere.check_owner, elsewhere.take_ownership):
         with pytest.raises(SchedulerError, match="gpu-other"):
             refused(take_over=False)
-    assert read_host(elsewhere.host) == ELSEWHERE
-    elsewhere.own(take_over=True)
+    assert read_host(elsewhere.host_file) == ELSEWHERE
+    elsewhere.take_ownership(take_over=True)
     store = Store(elsewhere)
-    assert store.foreign is None
-    store.wish("cancel", "1")
+    assert store.other_host is None
+    store.add_request("cancel", "1")
     store.close()
 
 
 @pytest.fixture
-def shared(tmp_path: Path, kinds: Kinds) -> Home:
+def shared(tmp_path: Path, kinds: Kinds) -> DataDir:
     """The data directory on a local disk of this host, for a state file on the network."""
     kinds(net="nfs4")
     (tmp_path / "net").mkdir()
-    return Home.of(str(tmp_path / "net" / "x.json"))
+    return DataDir.of(str(tmp_path / "net" / "x.json"))
 
 
-def test_a_file_beside_a_state_file_on_the_network_names_the_owner_host(shared: Home) -> None:
-    assert shared.host == shared.state_file.with_name("x.host")
+def test_a_file_beside_a_state_file_on_the_network_names_the_owner_host(shared: DataDir) -> None:
+    assert shared.host_file == shared.state_file.with_name("x.host")
     shared.create()
-    shared.own()
-    assert read_host(shared.host) == this_host(str(shared.folder))
-    assert [path.name for path in shared.host.parent.iterdir()] == ["x.host"]
+    shared.take_ownership()
+    assert read_host(shared.host_file) == this_host(str(shared.folder))
+    assert [path.name for path in shared.host_file.parent.iterdir()] == ["x.host"]
     store = Store(shared, create=True)
-    StateWatch(store).write(1000.0)
+    StateFileWatcher(store).write(1000.0)
     store.close()
     assert json.loads(shared.state_file.read_text())["_scheduler"] == {"paused_gpus": []}
     # The same folder on a host without a store.
-    write_host(shared.host, replace(ELSEWHERE, record="/home/u/there"))
+    write_host(shared.host_file, replace(ELSEWHERE, record="/home/u/there"))
     message = r"belongs to host gpu-other \(there: /home/u/there\)"
     with pytest.raises(SchedulerError, match=message):
         Store(shared)
-    for refused in (shared.check_owner, shared.own):
+    for refused in (shared.check_owner, shared.take_ownership):
         with pytest.raises(SchedulerError, match=message):
             refused(take_over=False)
     for text in ("{broken", '{"_scheduler": {}}'):  # whatever the state file contains
         shared.state_file.write_text(text)
-        assert shared.foreign() is not None
-    shared.own(take_over=True)
-    assert shared.foreign() is None
-    shared.own()
+        assert shared.other_host() is not None
+    shared.take_ownership(take_over=True)
+    assert shared.other_host() is None
+    shared.take_ownership()
 
 
-def test_refuses_a_start_with_an_invalid_host_file_until_take_over(shared: Home) -> None:
+def test_refuses_a_start_with_an_invalid_host_file_until_take_over(shared: DataDir) -> None:
     shared.create()
-    shared.host.write_text("")
-    for refused in (shared.check_owner, shared.own):
+    shared.host_file.write_text("")
+    for refused in (shared.check_owner, shared.take_ownership):
         with pytest.raises(SchedulerError, match=r"x\.host does not name the host .*--take-over"):
             refused(take_over=False)
-    shared.own(take_over=True)
-    assert read_host(shared.host) == this_host(str(shared.folder))
+    shared.take_ownership(take_over=True)
+    assert read_host(shared.host_file) == this_host(str(shared.folder))
 
 
-def test_reports_a_host_file_that_cannot_be_read(shared: Home) -> None:
-    shared.host.mkdir()
+def test_reports_a_host_file_that_cannot_be_read(shared: DataDir) -> None:
+    shared.host_file.mkdir()
     with pytest.raises(SchedulerError, match=r"cannot read .*x\.host \(is not a regular file\)"):
         shared.check_owner(take_over=False)
 
 
 @pytest.mark.parametrize("links", [True, False])
 def test_only_one_of_two_hosts_that_start_at_once_becomes_the_owner(
-    shared: Home, monkeypatch: pytest.MonkeyPatch, links: bool
+    shared: DataDir, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     def forbidden(*names: object) -> None:
         raise PermissionError(errno.EPERM, "no links here")
@@ -275,34 +275,34 @@ def test_only_one_of_two_hosts_that_start_at_once_becomes_the_owner(
         monkeypatch.setattr(os, "link", forbidden)
     monkeypatch.setattr(homes, "claim_host", come_first)
     with pytest.raises(SchedulerError, match="gpu-other"):
-        shared.own()
-    assert read_host(shared.host) == ELSEWHERE
-    assert [path.name for path in shared.host.parent.iterdir()] == ["x.host"]
+        shared.take_ownership()
+    assert read_host(shared.host_file) == ELSEWHERE
+    assert [path.name for path in shared.host_file.parent.iterdir()] == ["x.host"]
 
 
-def test_a_full_disk_leaves_no_partial_host_file(shared: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_host_file(shared: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "fsync", full)
     for take_over in (False, True):
         with pytest.raises(OSError, match="full"):
-            shared.own(take_over=take_over)
-    assert list(shared.host.parent.iterdir()) == []
+            shared.take_ownership(take_over=take_over)
+    assert list(shared.host_file.parent.iterdir()) == []
 
 
-def test_removes_the_host_file_only_of_this_host(shared: Home, tmp_path: Path) -> None:
-    shared.own()
-    shared.disown()
-    assert not shared.host.exists()
-    write_host(shared.host, ELSEWHERE)
-    shared.disown()
-    assert read_host(shared.host) == ELSEWHERE
-    beside = Home.of(str(tmp_path / "s.json"))
+def test_removes_the_host_file_only_of_this_host(shared: DataDir, tmp_path: Path) -> None:
+    shared.take_ownership()
+    shared.drop_ownership()
+    assert not shared.host_file.exists()
+    write_host(shared.host_file, ELSEWHERE)
+    shared.drop_ownership()
+    assert read_host(shared.host_file) == ELSEWHERE
+    beside = DataDir.of(str(tmp_path / "s.json"))
     beside.create()
-    beside.own()
-    beside.disown()
-    assert read_host(beside.host) == this_host()
+    beside.take_ownership()
+    beside.drop_ownership()
+    assert read_host(beside.host_file) == this_host()
 
 
 def test_the_host_file_does_not_contain_the_machine_id(
@@ -311,13 +311,13 @@ def test_the_host_file_does_not_contain_the_machine_id(
     identity = "0123456789abcdef0123456789abcdef"
     (tmp_path / "machine-id").write_text(f"{identity}\n")
     monkeypatch.setattr(hosts, "_MACHINE_ID", (str(tmp_path / "machine-id"),))
-    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.create()
-    data_dir.own()
+    data_dir.take_ownership()
     machine = this_host().machine
     assert machine is not None
-    assert machine in data_dir.host.read_text()
-    assert identity not in data_dir.host.read_text()
+    assert machine in data_dir.host_file.read_text()
+    assert identity not in data_dir.host_file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_the_host_file_does_not_contain_the_machine_id(
 def test_a_data_directory_that_cannot_be_entered_names_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, parts: list[str]
 ) -> None:
-    data_dir = Home.of(str(tmp_path / "x.json"))
+    data_dir = DataDir.of(str(tmp_path / "x.json"))
     data_dir.check_access()  # it is not there yet
     Store(data_dir, create=True).close()
     data_dir.check_access()
@@ -359,7 +359,7 @@ def test_a_data_directory_that_cannot_be_entered_names_its_owner(
         data_dir.check_access()
     with pytest.raises(SchedulerError):
         Store(data_dir)
-    (found,) = [finding for finding in record(data_dir) if finding.check == "database"]
+    (found,) = [finding for finding in store_findings(data_dir) if finding.check == "database"]
     monkeypatch.undo()
     assert [part for part in parts if part not in str(caught.value)] == []
     assert found.grade == "bad"

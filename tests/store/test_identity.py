@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.copies import settled
+from gpu_scheduler.copies import in_own_folder
 from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.recordfolder import Place, Recorded, Unknown, Verdict, judge
+from gpu_scheduler.core.recordfolder import ObservedFolder, RecordedFolder, UnreadableFolder, FolderRelation, compare_folders
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import identity
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 
-KNOWN = Recorded("id", "/old/X.d", 7)
-OLD = Place("/old/X.d", 1, 7, "id")
-NEW = Place("/new/X.d", 1, 9, "id")
+KNOWN = RecordedFolder("id", "/old/X.d", 7)
+OLD = ObservedFolder("/old/X.d", 1, 7, "id")
+NEW = ObservedFolder("/new/X.d", 1, 9, "id")
 
 
 @pytest.mark.parametrize(
@@ -27,41 +27,41 @@ NEW = Place("/new/X.d", 1, 9, "id")
     [
         pytest.param(OLD, OLD, "same", id="untouched"),
         pytest.param(
-            Place("/old/X.d", 2, 7, "id"), None, "same", id="another device number, as after a reboot"
+            ObservedFolder("/old/X.d", 2, 7, "id"), None, "same", id="another device number, as after a reboot"
         ),
-        pytest.param(Place("/old/X.d", 1, 8, "id"), None, "same", id="another inode, as after a restore"),
-        pytest.param(Place("/old/X.d", 1, 8, None), None, "same", id="restored without the file of the id"),
-        pytest.param(Place("/new/X.d", 1, 7, "id"), None, "same", id="renamed"),
+        pytest.param(ObservedFolder("/old/X.d", 1, 8, "id"), None, "same", id="another inode, as after a restore"),
+        pytest.param(ObservedFolder("/old/X.d", 1, 8, None), None, "same", id="restored without the file of the id"),
+        pytest.param(ObservedFolder("/new/X.d", 1, 7, "id"), None, "same", id="renamed"),
         pytest.param(
-            Place("/new/X.d", 1, 7, "id"),
-            Place("/new/X.d", 1, 7, "id"),
+            ObservedFolder("/new/X.d", 1, 7, "id"),
+            ObservedFolder("/new/X.d", 1, 7, "id"),
             "same",
             id="reached by another path, as through a bind mount",
         ),
         pytest.param(
-            Place("/new/X.d", 1, 7, "id"),
-            Place("/old/X.d", 1, 8, "id"),
+            ObservedFolder("/new/X.d", 1, 7, "id"),
+            ObservedFolder("/old/X.d", 1, 8, "id"),
             "same",
             id="the original, renamed, with a copy at its old path",
         ),
         pytest.param(
-            Place("/new/X.d", 1, 7, "id"),
-            Place("/old/X.d", 1, 8, "other"),
+            ObservedFolder("/new/X.d", 1, 7, "id"),
+            ObservedFolder("/old/X.d", 1, 8, "other"),
             "same",
             id="renamed, with another store at its old path",
         ),
         pytest.param(NEW, None, "moved", id="moved to another file system"),
         pytest.param(
-            NEW, Place("/old/X.d", 1, 8, "other"), "moved", id="moved, with another store at its old path"
+            NEW, ObservedFolder("/old/X.d", 1, 8, "other"), "moved", id="moved, with another store at its old path"
         ),
         pytest.param(NEW, OLD, "copied", id="a copy"),
-        pytest.param(NEW, Place("/old/X.d", 1, 8, "id"), "copied", id="a copy of one restored since"),
+        pytest.param(NEW, ObservedFolder("/old/X.d", 1, 8, "id"), "copied", id="a copy of one restored since"),
         pytest.param(
-            NEW, Place("/old/X.d", 1, 7, None), "copied", id="a copy of one without the file of the id"
+            NEW, ObservedFolder("/old/X.d", 1, 7, None), "copied", id="a copy of one without the file of the id"
         ),
-        pytest.param(NEW, Unknown(), "copied", id="perhaps a copy: the old path is not accessible"),
+        pytest.param(NEW, UnreadableFolder(), "copied", id="perhaps a copy: the old path is not accessible"),
         pytest.param(
-            Place("/new/X.d", 2, 7, "id"),
+            ObservedFolder("/new/X.d", 2, 7, "id"),
             OLD,
             "copied",
             id="a copy on another file system, by chance with the same inode",
@@ -69,29 +69,29 @@ NEW = Place("/new/X.d", 1, 9, "id")
     ],
 )
 def test_judges_same_moved_and_copied_folders(
-    here: Place, there: Place | Unknown | None, verdict: Verdict
+    here: ObservedFolder, there: ObservedFolder | UnreadableFolder | None, verdict: FolderRelation
 ) -> None:
-    assert judge(KNOWN, here, there) == verdict
+    assert compare_folders(KNOWN, here, there) == verdict
 
 
 def test_a_store_without_a_recorded_folder_counts_as_in_place() -> None:
-    assert judge(None, NEW, None) == "same"
+    assert compare_folders(None, NEW, None) == "same"
 
 
-def made(folder: Path) -> Home:
+def made(folder: Path) -> DataDir:
     """A store that has recorded its folder."""
     folder.mkdir()
-    data_dir = Home.of(str(folder / "s.json"))
+    data_dir = DataDir.of(str(folder / "s.json"))
     store = Store(data_dir, create=True)
-    identity.settle_in(store)
+    identity.adopt_folder(store)
     store.close()
     return data_dir
 
 
-def verdict_in(folder: Path) -> Verdict:
-    store = Store(Home.of(str(folder / "s.json")))
+def verdict_in(folder: Path) -> FolderRelation:
+    store = Store(DataDir.of(str(folder / "s.json")))
     try:
-        return identity.verdict(store)
+        return identity.location_verdict(store)
     finally:
         store.close()
 
@@ -100,10 +100,10 @@ def test_a_copy_is_refused_until_it_gets_its_own_id(tmp_path: Path) -> None:
     made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert (verdict_in(tmp_path / "a"), verdict_in(tmp_path / "b")) == ("same", "copied")
-    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
+    store = Store(DataDir.of(str(tmp_path / "b" / "s.json")))
     with pytest.raises(SchedulerError, match=f"copy of {tmp_path}/a/s.d.*\n.*--as-copy.*--fresh"):
         identity.refuse_copy(store)
-    identity.settle_in(store, new=True)
+    identity.adopt_folder(store, new_id=True)
     identity.refuse_copy(store)
     store.close()
     assert (verdict_in(tmp_path / "a"), verdict_in(tmp_path / "b")) == ("same", "same")
@@ -119,8 +119,8 @@ def test_a_copy_whose_original_is_removed_counts_as_moved(
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "a" / "s.d")
     assert verdict_in(tmp_path / "b") == "moved"
-    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
-    identity.settle_in(store)
+    store = Store(DataDir.of(str(tmp_path / "b" / "s.json")))
+    identity.adopt_folder(store)
     store.close()
     assert f"moved here from {tmp_path}/a/s.d, which no longer exists" in caplog.text
     assert verdict_in(tmp_path / "b") == "same"
@@ -148,7 +148,7 @@ def test_recreates_a_missing_id_file(tmp_path: Path) -> None:
     before = (data_dir.folder / "id").read_text()
     (data_dir.folder / "id").unlink()
     store = Store(data_dir)
-    identity.settle_in(store)
+    identity.adopt_folder(store)
     store.close()
     assert (data_dir.folder / "id").read_text() == before
     assert (data_dir.folder / "id").stat().st_mode & 0o777 == 0o600
@@ -169,16 +169,16 @@ def test_an_inaccessible_old_folder_may_be_the_original(tmp_path: Path) -> None:
 def test_refuses_a_copy_made_with_hard_links(tmp_path: Path) -> None:
     made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=os.link)
-    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
+    store = Store(DataDir.of(str(tmp_path / "b" / "s.json")))
     for options in (StartOptions(as_copy=True), StartOptions(fresh=True)):
         with (
             pytest.raises(SchedulerError, match=r"hard link.*\n.*`cp -r`"),
-            settled(store, options, Settings()),
+            in_own_folder(store, options, Settings()),
         ):
             pass
     store.close()
     shutil.rmtree(tmp_path / "b")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    store = Store(Home.of(str(tmp_path / "b" / "s.json")))
-    identity.refuse_links(store)
+    store = Store(DataDir.of(str(tmp_path / "b" / "s.json")))
+    identity.refuse_hard_link(store)
     store.close()

@@ -17,8 +17,8 @@ import pytest
 from gpu_scheduler import service
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import instance
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.instance import InstanceLock, locking_programs, scheduler_pid
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.instance import InstanceLock, locking_pids, scheduler_pid
 
 _HOLDER = (
     "import sys, pathlib\nfrom gpu_scheduler.store.instance import InstanceLock\n"
@@ -52,7 +52,7 @@ def test_removing_the_lock_file_admits_no_second_scheduler(tmp_path: Path, other
         assert scheduler_pid(path) == child.pid
         second = InstanceLock(path)
         assert not second.acquire()
-        assert second.holder() == child.pid
+        assert second.holder_pid() == child.pid
         second.release()
     assert scheduler_pid(path) is None
     third = InstanceLock(path)
@@ -103,11 +103,11 @@ def test_a_program_that_locks_the_folder_is_not_taken_for_a_scheduler(
     fd = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(fd, how | fcntl.LOCK_NB)
     assert scheduler_pid(path) is None
-    assert locking_programs(tmp_path) == [os.getpid()]
+    assert locking_pids(tmp_path) == [os.getpid()]
     lock = InstanceLock(path)
     assert not lock.acquire()
     os.close(fd)
-    assert locking_programs(tmp_path) == []
+    assert locking_pids(tmp_path) == []
     assert lock.acquire()
     lock.release()
 
@@ -117,7 +117,7 @@ def test_distinguishes_a_scheduler_in_another_pid_namespace_from_none(
 ) -> None:
     monkeypatch.setattr(instance, "_asked", lambda fd: 0)  # F_GETLK where the pid cannot be named
     lock = InstanceLock(tmp_path / "lock")
-    assert lock.holder() == 0
+    assert lock.holder_pid() == 0
     lock.release()
     assert scheduler_pid(tmp_path / "lock") == 0
 
@@ -126,9 +126,9 @@ def test_the_holder_recreates_the_lock_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = InstanceLock(path)
     assert lock.acquire()
-    assert lock.keep()
+    assert lock.restore_lock_file()
     path.unlink()
-    assert lock.keep()
+    assert lock.restore_lock_file()
     assert "lock" in os.listdir(tmp_path)
     path.unlink()
     old = (  # an older version, which locks only the file
@@ -140,7 +140,7 @@ def test_the_holder_recreates_the_lock_file(tmp_path: Path) -> None:
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "True\n"
-    assert not lock.keep()
+    assert not lock.restore_lock_file()
     child.kill()
     child.communicate()
     lock.release()
@@ -151,11 +151,11 @@ def test_a_replaced_folder_is_not_the_locked_one(tmp_path: Path) -> None:
     folder.mkdir()
     lock = InstanceLock(folder / "lock")
     assert lock.acquire()
-    assert lock.is_of(folder)
+    assert lock.locks_folder(folder)
     folder.rename(tmp_path / "Y.d")
-    assert not lock.is_of(folder)
+    assert not lock.locks_folder(folder)
     folder.mkdir()
-    assert not lock.is_of(folder)
+    assert not lock.locks_folder(folder)
     second = InstanceLock(folder / "lock")
     assert second.acquire()
     second.release()
@@ -181,7 +181,7 @@ def test_the_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
         assert scheduler_pid(path) == child.pid
         second = InstanceLock(path)
         assert not second.acquire()
-        assert second.holder() == child.pid
+        assert second.holder_pid() == child.pid
     assert scheduler_pid(path) is None
     assert second.acquire()
     second.release()
@@ -192,17 +192,17 @@ def test_a_start_names_the_program_that_locks_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance, "_LEFT_BEHIND_S", 0.0)
-    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.create()
     fd = os.open(data_dir.folder, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     pid = os.getpid()
     message = f"{data_dir.folder} is locked by another program \\(pid {pid}\\), which is not a scheduler"
     with pytest.raises(SchedulerError, match=message):
-        service._locked(data_dir, take_over=False)
+        service._acquire_lock(data_dir, take_over=False)
     with monkeypatch.context() as hidden:  # as /proc/locks may be
         hidden.setattr(instance, "_lives", lambda pid: False)
         with pytest.raises(SchedulerError, match="a program that is not visible from here"):
-            service._locked(data_dir, take_over=False)
+            service._acquire_lock(data_dir, take_over=False)
     os.close(fd)
-    service._locked(data_dir, take_over=False).release()
+    service._acquire_lock(data_dir, take_over=False).release()

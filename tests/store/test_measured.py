@@ -12,15 +12,15 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import Ask, family_of
+from gpu_scheduler.core.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.sighting import Sighting
+from gpu_scheduler.core.sighting import AttemptStatus
 from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.attempts import attempt_fact, booked_shares
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.measured import Learned, quantile, seen
-from gpu_scheduler.store.recorder import Recorder
-from gpu_scheduler.store.started import Started, note
+from gpu_scheduler.store.attempts import attempt_from_row, allocated_shares
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.measured import LearnedNeeds, quantile, class_usages
+from gpu_scheduler.store.recorder import StoreWriter
+from gpu_scheduler.store.started import RecordedOptions, record_options
 from gpu_scheduler.store.store import Store
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -31,14 +31,14 @@ Sample = tuple[str, int | None, float | None]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store(Home.of(str(tmp_path / "s.json")), create=True)
+    made = Store(DataDir.of(str(tmp_path / "s.json")), create=True)
     samples = [GpuSample(uuid, index, "card", 24576, 0, 0.0) for index, uuid in enumerate(BOTH)]
-    Recorder(made, Settings()).note_gpus(samples, BOTH, NOW)
+    StoreWriter(made, Settings()).record_gpus(samples, BOTH, NOW)
     return made
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return Recorder(store, Settings()).record(actions, NOW)
+    return StoreWriter(store, Settings()).record(actions, NOW)
 
 
 def add(store: Store, text: str = "python train.py", **values: object) -> int:
@@ -50,12 +50,12 @@ def start(store: Store, job: int, gpus: tuple[str, ...] = ("U0",), **values: Any
 
 
 def use(store: Store, job: int, attempt: int, at: float, *samples: Sample) -> None:
-    record(store, act.NoteUse(job, attempt, at, samples))
+    record(store, act.RecordUsage(job, attempt, at, samples))
 
 
 def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
     values = {"state": JobState.FINISHED, "job_outcome": outcome, **values}
-    record(store, act.Close(job, attempt, outcome, **values))
+    record(store, act.FinishAttempt(job, attempt, outcome, **values))
 
 
 def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
@@ -102,7 +102,7 @@ def test_records_each_gpu_on_which_a_job_exceeds_its_memory(store: Store) -> Non
     job = add(store)
     attempt = start(store, job, BOTH, vram=9000)
     for uuid in BOTH:
-        record(store, act.NoteExceeded(job, attempt, uuid, 12000, 9000))
+        record(store, act.RecordOveruse(job, attempt, uuid, 12000, 9000))
     assert json.loads(row_of(store, attempt)["exceeded"]) == list(BOTH)
 
 
@@ -125,8 +125,8 @@ def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
 ) -> None:
     job = add(store)
     attempt = start(store, job, BOTH, **values)
-    [row] = [row for row in store.unsettled() if row["id"] == attempt]
-    assert attempt_fact(row, Sighting()).budgets == budgets
+    [row] = [row for row in store.active_attempts() if row["id"] == attempt]
+    assert attempt_from_row(row, AttemptStatus()).budgets == budgets
     end(store, job, attempt)
     assert last(store, job)["budgets"] == (list(budgets.values()) or None)
     assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
@@ -169,21 +169,21 @@ def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Stor
     record(store, act.SetAttribute(job, "name", "bert"))
     row = store.job(job)
     assert row is not None
-    assert (row["raised_mib"], Ask.from_key(row["ask"]).raised) == (9000, 9000)
+    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).min_vram_mib) == (9000, 9000)
     record(store, act.SetAttribute(job, "vram", 6000))
     row = store.job(job)
     assert row is not None
-    assert (row["raised_mib"], Ask.from_key(row["ask"]).raised) == (None, None)
-    assert Ask.from_key(row["ask"]).vram == 6000
+    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).min_vram_mib) == (None, None)
+    assert ResourceSpec.from_key(row["ask"]).vram == 6000
 
 
 def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
     jobs = [add(store, vram=99999) for _ in range(7)]
     row = store.job(jobs[0])
     assert row is not None
-    record(store, act.Wait(row["ask"], "needs a GPU", False))
+    record(store, act.SetWaitReason(row["ask"], "needs a GPU", False))
     assert store.db.rows("SELECT * FROM history WHERE state = 'infeasible'") == []
-    record(store, act.Wait(row["ask"], "infeasible: too much", True))
+    record(store, act.SetWaitReason(row["ask"], "infeasible: too much", True))
     rows = store.db.rows("SELECT job_id, reason FROM history WHERE state = 'infeasible' ORDER BY rowid")
     assert [tuple(one) for one in rows] == [(job, "infeasible: too much") for job in jobs[:5]]
 
@@ -208,7 +208,7 @@ def test_keeps_the_newest_measurements_of_each_workload_class(
     for peak in (1000, 2000, 3000):
         ran(store, "python a.py", peak)
         ran(store, "python b.py", peak + 1)
-    assert [(one.program, one.peaks) for one in seen(store)] == [
+    assert [(one.program, one.peaks) for one in class_usages(store)] == [
         ("a.py", (2000, 3000)), ("b.py", (2001, 3001)),
     ]  # fmt: skip
 
@@ -217,7 +217,7 @@ def test_summarises_the_usage_of_a_workload_class(store: Store) -> None:
     ran(store, "python a.py --llm qwen", 1000, 900, vram=3000, started_at=100.0, ended_at=100.0)
     ran(store, "python a.py --llm qwen", 9999, outcome=Outcome.FAILED)
     ran(store, "python a.py --llm qwen", 2000, vram=4000)
-    [one] = seen(store)
+    [one] = class_usages(store)
     assert (one.program, one.llm, one.peaks, one.p95) == ("a.py", "qwen", (1000, 2000), 2000)
     assert (one.declared, one.gpus, one.seconds) == (4000, 1, (0.0,))
 
@@ -233,12 +233,12 @@ def test_quantile_uses_the_nearest_rank(count: int, nearest: int) -> None:
 
 
 def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    learned = Learned(store, 0.10)
+    learned = LearnedNeeds(store, 0.10)
     assert learned.needs() == {}
     ran(store, "python ä.py", 1000)
     job = store.job(1)
     assert job is not None
-    family = family_of(JobSpec.from_json(job["spec"]))
+    family = workload_class_of(JobSpec.from_json(job["spec"]))
     assert learned.needs() == {family: 1100}
     ran(store, "python ä.py", 2000)
     ran(store, "python b.py", 10)
@@ -253,21 +253,21 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     end(store, job, start(store, job), Outcome.FAILED, **again)
     attempt = start(store, job, vram=9000, whole=True)
     use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
-    record(store, act.NoteExceeded(job, attempt, "U0", 9900, 9000))
-    row = next(row for row in store.unsettled() if row["id"] == attempt)
-    fact = attempt_fact(row, Sighting())
+    record(store, act.RecordOveruse(job, attempt, "U0", 9900, 9000))
+    row = next(row for row in store.active_attempts() if row["id"] == attempt)
+    fact = attempt_from_row(row, AttemptStatus())
     assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)
-    assert (fact.exceeded, fact.oom_used, fact.fail_used) == (("U0",), 1, 2)
+    assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)
 
 
 def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: Store) -> None:
-    note(store, Started(spike=0.5))
+    record_options(store, RecordedOptions(spike_buffer=0.5))
     job = add(store)
     attempt = start(store, job, vram=6144)
-    assert booked_shares(store) == {"U0": 250, "U1": 0}
+    assert allocated_shares(store) == {"U0": 250, "U1": 0}
     use(store, job, attempt, 6.5, ("U0", 8192, 20.0))
-    assert booked_shares(store) == {"U0": 500, "U1": 0}
+    assert allocated_shares(store) == {"U0": 500, "U1": 0}
     end(store, job, attempt)
-    assert booked_shares(store)["U0"] == 500
-    record(store, act.Release(attempt))
-    assert booked_shares(store) == {"U0": 0, "U1": 0}
+    assert allocated_shares(store)["U0"] == 500
+    record(store, act.ReleaseAllocation(attempt))
+    assert allocated_shares(store) == {"U0": 0, "U1": 0}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.errors import NoRecordError, SchemaError
+from gpu_scheduler.errors import StoreNotFoundError, SchemaError
 from gpu_scheduler.store import database
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 
 MIGRATIONS = Path(database.__file__).with_name("migrations")
@@ -22,7 +22,7 @@ def columns(store: Store) -> dict[str, list[str]]:
     return {table: [row["name"] for row in store.db.rows(f"PRAGMA table_info({table})")] for table in tables}
 
 
-def upgraded(data_dir: Home) -> Store:
+def upgraded(data_dir: DataDir) -> Store:
     """Opens the store as `start` does."""
     store = Store(data_dir, create=True)
     with store.db.upgraded():
@@ -31,7 +31,7 @@ def upgraded(data_dir: Home) -> Store:
 
 
 def test_upgrades_the_declared_memory_of_open_attempts(tmp_path: Path) -> None:
-    data_dir = Home.of(str(tmp_path / "old.json"))
+    data_dir = DataDir.of(str(tmp_path / "old.json"))
     data_dir.create()
     old = sqlite3.connect(data_dir.database)
     before = sorted(path for path in MIGRATIONS.glob("*.sql") if path.name < "0005")
@@ -76,12 +76,12 @@ def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
     make_old(path, 3)
     with closing(database.Database(path, create=True)) as db:
         with pytest.raises(ZeroDivisionError), db.upgraded():
-            print(1 // (db.schema - database.newest_schema()))
-        assert db.schema == 3
+            print(1 // (db.schema_version - database.newest_schema_version()))
+        assert db.schema_version == 3
         with db.upgraded():
             pass
         with closing(database.Database(path)) as reader:
-            assert reader.schema == len(list(MIGRATIONS.glob("*.sql")))
+            assert reader.schema_version == len(list(MIGRATIONS.glob("*.sql")))
 
 
 @pytest.mark.parametrize("version", [1, 9])
@@ -91,7 +91,7 @@ def test_a_reader_keeps_another_schema_and_names_the_remedy(tmp_path: Path, vers
     before = path.read_bytes()
     with pytest.raises(SchemaError) as raised:
         database.Database(path)
-    newest = database.newest_schema()
+    newest = database.newest_schema_version()
     assert str(raised.value) == (
         f"the store in {tmp_path} has schema {version}; this version reads schema {newest}:"
         " `start` with this version upgrades it"
@@ -103,14 +103,14 @@ def test_a_reader_keeps_another_schema_and_names_the_remedy(tmp_path: Path, vers
 def test_a_reader_treats_an_empty_database_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.db"
     path.touch()
-    with pytest.raises(NoRecordError):
+    with pytest.raises(StoreNotFoundError):
         database.Database(path)
     assert path.stat().st_size == 0
 
 
 def test_upgrades_a_database_of_the_first_version(tmp_path: Path) -> None:
-    fresh = Store(Home.of(str(tmp_path / "fresh.json")), create=True)
-    data_dir = Home.of(str(tmp_path / "old.json"))
+    fresh = Store(DataDir.of(str(tmp_path / "fresh.json")), create=True)
+    data_dir = DataDir.of(str(tmp_path / "old.json"))
     data_dir.create()
     old = sqlite3.connect(data_dir.database)
     old.executescript((MIGRATIONS / "0001_initial.sql").read_text() + "\nPRAGMA user_version = 1;")

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.doctor.files import record
+from gpu_scheduler.doctor.files import store_findings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.database import peek
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.database import query_read_only
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.instance import InstanceLock
 from gpu_scheduler.store.store import Store
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path) -> Home:
+def data_dir(tmp_path: Path) -> DataDir:
     """The data directory of a scheduler that has ended."""
-    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir = DataDir.of(str(tmp_path / "s.json"))
     Store(data_dir, create=True).close()
     return data_dir
 
@@ -32,20 +32,20 @@ def modes(folder: Path) -> set[str]:
     }
 
 
-def refusal(data_dir: Home) -> str:
+def refusal(data_dir: DataDir) -> str:
     """The message with which `start` and `doctor` refuse the data directory."""
     with pytest.raises(SchedulerError) as start:
         Store(data_dir, create=True)
-    (found,) = [finding for finding in record(data_dir) if finding.check == "database"]
+    (found,) = [finding for finding in store_findings(data_dir) if finding.check == "database"]
     assert found.grade == "bad"
-    assert str(start.value).startswith(found.says)
+    assert str(start.value).startswith(found.message)
     return str(start.value)
 
 
 def test_creates_a_private_data_directory_with_any_umask(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        data_dir = Home.of(str(tmp_path / "s.json"))
+        data_dir = DataDir.of(str(tmp_path / "s.json"))
         assert data_dir.create() == []
     finally:
         os.umask(old)
@@ -53,7 +53,7 @@ def test_creates_a_private_data_directory_with_any_umask(tmp_path: Path) -> None
     assert modes(data_dir.folder) == {"700", "600"}
 
 
-def test_refuses_a_link_in_place_of_the_data_directory(data_dir: Home, tmp_path: Path) -> None:
+def test_refuses_a_link_in_place_of_the_data_directory(data_dir: DataDir, tmp_path: Path) -> None:
     data_dir.folder.rename(tmp_path / "real")
     data_dir.folder.symlink_to("real")
     assert re.search(r"s\.d is a link, .*--data-dir", refusal(data_dir))
@@ -64,12 +64,12 @@ def test_refuses_a_link_in_place_of_the_data_directory(data_dir: Home, tmp_path:
 
 
 def test_refuses_a_file_in_place_of_the_data_directory(tmp_path: Path) -> None:
-    data_dir = Home.of(str(tmp_path / "s.json"))
+    data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.folder.touch()
     assert "s.d is not a folder" in refusal(data_dir)
 
 
-def test_refuses_the_data_directory_of_another_user(data_dir: Home, tmp_path: Path, stranger: int) -> None:
+def test_refuses_the_data_directory_of_another_user(data_dir: DataDir, tmp_path: Path, stranger: int) -> None:
     tmp_path.chmod(0o1777)
     os.chown(data_dir.folder, stranger, stranger)
     data_dir.folder.chmod(0o777)
@@ -79,11 +79,11 @@ def test_refuses_the_data_directory_of_another_user(data_dir: Home, tmp_path: Pa
     with pytest.raises(PermissionError, match="belongs to another user"):
         InstanceLock(data_dir.lock)
     assert stat.S_IMODE(data_dir.folder.stat().st_mode) == 0o777
-    assert peek(data_dir.database, "SELECT 1") is None, "queries before the store is opened"
+    assert query_read_only(data_dir.database, "SELECT 1") is None, "queries before the store is opened"
 
 
 def test_root_accepts_a_data_directory_of_the_owner_of_a_mounted_folder(
-    data_dir: Home, tmp_path: Path, stranger: int
+    data_dir: DataDir, tmp_path: Path, stranger: int
 ) -> None:
     for path in (tmp_path, data_dir.folder, data_dir.database):
         os.chown(path, stranger, stranger)
@@ -96,7 +96,7 @@ def test_root_accepts_a_data_directory_of_the_owner_of_a_mounted_folder(
 @pytest.mark.parametrize(
     "name", ["scheduler.db", "scheduler.db-wal", "runs", "doorbell", "lock", "id", "new"]
 )
-def test_refuses_a_link_in_the_data_directory(data_dir: Home, tmp_path: Path, name: str) -> None:
+def test_refuses_a_link_in_the_data_directory(data_dir: DataDir, tmp_path: Path, name: str) -> None:
     path, elsewhere = data_dir.folder / name, tmp_path / "elsewhere"
     if path.exists():
         path.rename(elsewhere)
@@ -106,7 +106,7 @@ def test_refuses_a_link_in_the_data_directory(data_dir: Home, tmp_path: Path, na
     assert elsewhere.exists() == there, "nothing is created through it"
 
 
-def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: Home, stranger: int) -> None:
+def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: DataDir, stranger: int) -> None:
     planted = data_dir.runs / "1" / "1-planted"
     planted.mkdir(parents=True)
     os.chown(planted, stranger, stranger)
@@ -121,7 +121,7 @@ def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: Home,
     assert f"{data_dir.doorbell} belongs to another user" in refusal(data_dir)
 
 
-def test_makes_open_files_private_and_reports_them_once(data_dir: Home) -> None:
+def test_makes_open_files_private_and_reports_them_once(data_dir: DataDir) -> None:
     deep = data_dir.runs / "1"
     deep.mkdir(mode=0o700)
     modes_before = (
@@ -144,7 +144,7 @@ def test_makes_open_files_private_and_reports_them_once(data_dir: Home) -> None:
 
 
 def test_refuses_a_file_system_that_keeps_no_permissions(
-    data_dir: Home, monkeypatch: pytest.MonkeyPatch
+    data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_dir.folder.chmod(0o777)
     monkeypatch.setattr(os, "fchmod", lambda fd, mode: None)
@@ -154,23 +154,23 @@ def test_refuses_a_file_system_that_keeps_no_permissions(
         data_dir.create()
 
 
-def test_a_replacement_of_the_locked_folder_is_not_accepted(data_dir: Home, tmp_path: Path) -> None:
+def test_a_replacement_of_the_locked_folder_is_not_accepted(data_dir: DataDir, tmp_path: Path) -> None:
     lock = InstanceLock(data_dir.lock)
     try:
         assert lock.acquire()
         data_dir.folder.rename(tmp_path / "away")
         data_dir.folder.symlink_to("away")
-        assert not lock.is_of(data_dir.folder)
+        assert not lock.locks_folder(data_dir.folder)
         data_dir.folder.unlink()
         data_dir.folder.mkdir()
-        assert not lock.is_of(data_dir.folder)
-        assert lock.keep(), "the lock file is looked up in the locked folder"
+        assert not lock.locks_folder(data_dir.folder)
+        assert lock.restore_lock_file(), "the lock file is looked up in the locked folder"
         assert list(data_dir.folder.iterdir()) == []
     finally:
         lock.release()
 
 
-def test_a_link_to_an_own_store_names_how_to_use_that(data_dir: Home, tmp_path: Path) -> None:
+def test_a_link_to_an_own_store_names_how_to_use_that(data_dir: DataDir, tmp_path: Path) -> None:
     data_dir.create()
     data_dir.database.touch()
     data_dir.folder.rename(tmp_path / "a real one")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobline import Parsed, parse_line
+from gpu_scheduler.core.jobline import ParsedJob, parse_line
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lines import Line, parsed_line
+from gpu_scheduler.core.lines import Line, line_from_result
 from gpu_scheduler.store import identity, readings
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.relocate import Relocation
 from gpu_scheduler.store.store import Store
 
@@ -24,8 +24,8 @@ def old(tmp_path: Path) -> Path:
     (tmp_path / "else").mkdir()
     for name in ("jobs.txt", "t.py"):
         (folder / name).touch()
-    store = Store(Home.of(str(folder / "s.json")), create=True)
-    identity.settle_in(store)
+    store = Store(DataDir.of(str(folder / "s.json")), create=True)
+    identity.adopt_folder(store)
     path = str(folder / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(folder), script=str(folder / "t.py"))
     job = store.insert_job(spec, f"file:{path}")
@@ -46,8 +46,8 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
         shutil.copytree(old, new)
     if way == "moved":
         shutil.rmtree(old)
-    store = Store(Home.of(str(new / "s.json")))
-    identity.settle_in(store, new=way == "copied")
+    store = Store(DataDir.of(str(new / "s.json")))
+    identity.adopt_folder(store, new_id=way == "copied")
     first, second = store.job(1), store.job(2)
     assert first is not None
     assert second is not None
@@ -74,8 +74,8 @@ def test_lines_run_beside_their_file_whatever_is_at_the_old_path(
         old.mkdir()
     if left == "hidden files":
         (old / ".git").touch()
-    store = Store(Home.of(str(new / "s.json")))
-    identity.settle_in(store)
+    store = Store(DataDir.of(str(new / "s.json")))
+    identity.adopt_folder(store)
     assert [tuple(row) for row in store.jobs_files()] == [(f"{new}/jobs.txt", str(new), None)]
     [row] = readings.load(store, f"{new}/jobs.txt")
     assert row.job_id == 1
@@ -87,11 +87,11 @@ def test_lines_run_beside_their_file_whatever_is_at_the_old_path(
 def test_a_moved_reading_replaces_an_older_one_at_the_same_path(tmp_path: Path, old: Path) -> None:
     new = tmp_path / "new"
     old.rename(new)
-    store = Store(Home.of(str(new / "s.json")))
+    store = Store(DataDir.of(str(new / "s.json")))
     path, raws = f"{new}/jobs.txt", ["echo another\n"]
     readings.working_folder(store, path, str(new))
     readings.save(store, path, (), (line(raws, 0, str(new), store),))
-    identity.settle_in(store)
+    identity.adopt_folder(store)
     assert [tuple(row) for row in store.jobs_files()] == [(path, str(new), None)]
     assert [row.job_id for row in readings.load(store, path)] == [1]
     store.close()
@@ -101,8 +101,8 @@ def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Pat
     new = tmp_path / "new"
     new.mkdir()
     (old / "s.d").rename(new / "s.d")
-    store = Store(Home.of(str(new / "s.json")))
-    identity.settle_in(store)
+    store = Store(DataDir.of(str(new / "s.json")))
+    identity.adopt_folder(store)
     assert [tuple(row) for row in store.jobs_files()] == [(f"{old}/jobs.txt", str(old), None)]
     store.close()
 
@@ -112,11 +112,11 @@ def test_only_files_that_were_moved_along_get_a_new_path(tmp_path: Path) -> None
         (tmp_path / name).mkdir(parents=True)
     for copied, both in ((False, "a/both"), (True, "b/both")):
         to = Relocation(f"{tmp_path}/a", f"{tmp_path}/b", copied=copied)
-        assert to.path(f"{tmp_path}/a/both") == f"{tmp_path}/{both}"
-        assert to.path(f"{tmp_path}/a/moved") == f"{tmp_path}/b/moved"
-        assert to.path(f"{tmp_path}/a/stayed") == f"{tmp_path}/a/stayed"
-        assert to.path(f"{tmp_path}/a/nowhere") == f"{tmp_path}/a/nowhere"
-        assert to.path(f"{tmp_path}/ab") == f"{tmp_path}/ab"
+        assert to.new_path(f"{tmp_path}/a/both") == f"{tmp_path}/{both}"
+        assert to.new_path(f"{tmp_path}/a/moved") == f"{tmp_path}/b/moved"
+        assert to.new_path(f"{tmp_path}/a/stayed") == f"{tmp_path}/a/stayed"
+        assert to.new_path(f"{tmp_path}/a/nowhere") == f"{tmp_path}/a/nowhere"
+        assert to.new_path(f"{tmp_path}/ab") == f"{tmp_path}/ab"
 
 
 ABSOLUTE = ("0,{0}/t.py,,,\n", "[cwd={0}/sub] true\n", "[venv={0}/env cwd=sub] 0,t.py,,two,\n")
@@ -130,8 +130,8 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     (old / "env").mkdir()
     for name in ("jobs.txt", "t.py", "sub/t.py"):
         (old / name).touch()
-    store = Store(Home.of(str(old / "s.json")), create=True)
-    identity.settle_in(store)
+    store = Store(DataDir.of(str(old / "s.json")), create=True)
+    identity.adopt_folder(store)
     path, read = str(old / "jobs.txt"), [raw.format(old) for raw in ABSOLUTE]
     readings.working_folder(store, path, str(old))
     readings.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
@@ -140,8 +140,8 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     shutil.copytree(old, new)
     if way == "moved":
         shutil.rmtree(old)
-    store = Store(Home.of(str(new / "s.json")))
-    identity.settle_in(store, new=way == "copied")
+    store = Store(DataDir.of(str(new / "s.json")))
+    identity.adopt_folder(store, new_id=way == "copied")
 
     # The text of the file has not changed: nothing is to be done.
     reading = readings.load(store, f"{new}/jobs.txt")
@@ -155,7 +155,7 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
 
     # Its user writes the new folder into the lines: what has run, or runs, is known; what waits is replaced.
     written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
-    known = readings.newest_facts(store, frozenset(filter(None, written)))
+    known = readings.newest_job_facts(store, frozenset(filter(None, written)))
     assert set(known) == (set() if way == "copied" or state == "queued" else set(written))
     store.close()
 
@@ -163,6 +163,6 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
 def line(raws: list[str], index: int, cwd: str, store: Store | None = None) -> Line:
     """A line of a jobs file as it is read in that folder; with a job of its own where there is a store."""
     parsed = parse_line(raws[index], cwd, "/home/me")
-    assert isinstance(parsed, Parsed)
+    assert isinstance(parsed, ParsedJob)
     job = None if store is None else store.insert_job(parsed.spec, f"file:{cwd}/jobs.txt")
-    return parsed_line(index + 1, raws[index], parsed).bound(job)
+    return line_from_result(index + 1, raws[index], parsed).with_job(job)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler import safefile
-from gpu_scheduler.safefile import Content, FileProblem, Kind, read
+from gpu_scheduler.safefile import Content, FileProblem, ProblemKind, read
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -43,18 +43,18 @@ def test_rejects_everything_but_regular_files(
     NOT_FILES[kind](path)
     found = read(path)
     assert isinstance(found, FileProblem)
-    assert (found.kind, str(found)) == (Kind.NOT_REGULAR, "is not a regular file")
+    assert (found.kind, str(found)) == (ProblemKind.NOT_REGULAR, "is not a regular file")
 
 
 def test_distinguishes_a_missing_file_from_an_unreadable_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    assert read(path) == FileProblem(Kind.MISSING)
+    assert read(path) == FileProblem(ProblemKind.MISSING)
     path.symlink_to(path)
     found = read(path)
     assert isinstance(found, FileProblem)
     assert str(found) == f"cannot be read: {os.strerror(errno.ELOOP)}"
-    assert found.error(path).errno == errno.ELOOP
-    assert isinstance(FileProblem(Kind.MISSING).error(path), FileNotFoundError)
+    assert found.as_error(path).errno == errno.ELOOP
+    assert isinstance(FileProblem(ProblemKind.MISSING).as_error(path), FileNotFoundError)
 
 
 @pytest.mark.parametrize(("size", "is_read"), [(0, True), (1000, True), (1001, False), (5_000_000, False)])
@@ -67,7 +67,7 @@ def test_reads_up_to_the_limit(tmp_path: Path, size: int, is_read: bool) -> None
         assert (found.data, found.status.st_size) == (b"x" * size, size)
     else:
         assert isinstance(found, FileProblem)
-        assert found.kind is Kind.TOO_LARGE
+        assert found.kind is ProblemKind.TOO_LARGE
 
 
 def test_names_the_limit(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_rejects_a_file_that_grows_past_the_limit_while_it_is_read(
     monkeypatch.setattr(os, "read", growing)
     found = read(path, 1_000_000)
     assert isinstance(found, FileProblem)
-    assert found.kind is Kind.TOO_LARGE
+    assert found.kind is ProblemKind.TOO_LARGE
 
 
 def test_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_reads_a_pipe_to_its_end_or_to_the_limit() -> None:
         os.close(ours)
         writer.join()
         assert (len(found) if isinstance(found, bytes) else found.kind) == (
-            150_000 if whole else Kind.TOO_LARGE
+            150_000 if whole else ProblemKind.TOO_LARGE
         )
 
 
@@ -169,12 +169,12 @@ def status_of(mode: int, uid: int, size: int = 0, gid: int = 100) -> os.stat_res
     ],
 )
 def test_checks_kind_owner_and_permissions_of_a_file(mode: int, uid: int, says: str | None) -> None:
-    found = safefile.judge(status_of(mode, uid), None, (ME, ROOT))
-    assert (None if found is None else found.says) == says
-    trusted = safefile.judge(status_of(mode, uid), None)
+    found = safefile.check_status(status_of(mode, uid), None, (ME, ROOT))
+    assert (None if found is None else found.description) == says
+    trusted = safefile.check_status(status_of(mode, uid), None)
     assert (trusted is None) == (mode & 0o170000 == 0o100000)
     if found is not None and trusted is None:
-        assert "`start --trust-files`" in str(found.error(Path("x")))
+        assert "`start --trust-files`" in str(found.as_error(Path("x")))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_root_trusts_the_folders_owner_if_nobody_else_may_write_the_folder(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: me)
     monkeypatch.setattr(os, "stat", lambda path: status_of(folder_mode, folder_owner))
-    assert safefile.owners("folder/file") == expected
+    assert safefile.trusted_owners("folder/file") == expected
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -201,7 +201,7 @@ def test_rejects_a_world_writable_file_unless_files_are_trusted(tmp_path: Path, 
     path = tmp_path / "file"
     path.write_text("x")
     path.chmod(0o666)
-    read_it, looked = read(path, trust=trust), safefile.look(path, None, trust=trust)
+    read_it, looked = read(path, trust=trust), safefile.inspect(path, None, trust=trust)
     assert isinstance(read_it, Content) == trust
     assert isinstance(looked, os.stat_result) == trust
     path.chmod(0o664)
@@ -209,7 +209,7 @@ def test_rejects_a_world_writable_file_unless_files_are_trusted(tmp_path: Path, 
     link = tmp_path / "link"
     link.symlink_to(path)
     assert isinstance(read(link, trust=trust), Content)
-    assert safefile.look(link, None, trust=trust, follow=False) == FileProblem(Kind.LINK)
+    assert safefile.inspect(link, None, trust=trust, follow_links=False) == FileProblem(ProblemKind.LINK)
 
 
 def test_rejects_files_and_links_of_another_user(tmp_path: Path, stranger: int) -> None:
@@ -217,7 +217,7 @@ def test_rejects_files_and_links_of_another_user(tmp_path: Path, stranger: int) 
     for path in (ours, theirs):
         path.write_text("x")
     os.chown(theirs, stranger, stranger)
-    assert read(theirs) == FileProblem(Kind.FOREIGN, str(stranger))
+    assert read(theirs) == FileProblem(ProblemKind.OTHER_OWNER, str(stranger))
     links = {name: tmp_path / name for name in ("our link to theirs", "their link to ours")}
     links["our link to theirs"].symlink_to(theirs)
     links["their link to ours"].symlink_to(ours)
@@ -227,12 +227,12 @@ def test_rejects_files_and_links_of_another_user(tmp_path: Path, stranger: int) 
     path.symlink_to(tmp_path / "new")
     os.chown(path, stranger, stranger, follow_symlinks=False)
     expected = {
-        "our link to theirs": FileProblem(Kind.FOREIGN, str(stranger)),
-        "their link to ours": FileProblem(Kind.FOREIGN_LINK, str(stranger)),
-        "their link to nothing": FileProblem(Kind.FOREIGN_LINK, str(stranger)),
+        "our link to theirs": FileProblem(ProblemKind.OTHER_OWNER, str(stranger)),
+        "their link to ours": FileProblem(ProblemKind.OTHER_OWNER_LINK, str(stranger)),
+        "their link to nothing": FileProblem(ProblemKind.OTHER_OWNER_LINK, str(stranger)),
     }
     assert {name: read(path) for name, path in links.items()} == expected
-    assert {name: safefile.look(path, None) for name, path in links.items()} == expected
+    assert {name: safefile.inspect(path, None) for name, path in links.items()} == expected
 
 
 def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stranger: int) -> None:
@@ -246,11 +246,11 @@ def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stran
     other.mkdir(mode=0o777)
     planted = other / "link"
     planted.symlink_to(path)  # a link in our folder leads to another user's file
-    assert read(planted) == FileProblem(Kind.FOREIGN, str(stranger))
+    assert read(planted) == FileProblem(ProblemKind.OTHER_OWNER, str(stranger))
     tmp_path.chmod(0o775)
     assert isinstance(read(path), Content), "the group is theirs alone"
     os.chown(tmp_path, stranger, stranger + 1)
-    assert read(path) == FileProblem(Kind.FOREIGN, str(stranger))
+    assert read(path) == FileProblem(ProblemKind.OTHER_OWNER, str(stranger))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o40775, {ROOT, ANN}), (0o40777, {ROOT})])
@@ -260,4 +260,4 @@ def test_a_private_group_of_the_folders_owner_counts_as_the_owner(
     # The umask 002, usual with a private group for each user, creates such folders.
     monkeypatch.setattr(os, "geteuid", lambda: ROOT)
     monkeypatch.setattr(os, "stat", lambda path: status_of(mode, ANN, gid=ANN))
-    assert safefile.owners("folder/file") == expected
+    assert safefile.trusted_owners("folder/file") == expected

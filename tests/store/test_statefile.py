@@ -15,42 +15,42 @@ from gpu_scheduler.core.gpu import GpuSample
 from gpu_scheduler.core.needs import LlmConfig
 from gpu_scheduler.core.planning import plan
 from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.intake.pauses import pause, take_in, wished_pauses
-from gpu_scheduler.intake.statewatch import StateWatch
-from gpu_scheduler.looking import look
+from gpu_scheduler.intake.pauses import request_pauses, apply_edit, requested_pauses
+from gpu_scheduler.intake.statewatch import StateFileWatcher
+from gpu_scheduler.looking import read_facts
 from gpu_scheduler.store import statefile
-from gpu_scheduler.store.events import events
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.events import events_after
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.events import line
+from gpu_scheduler.views.events import log_line
 
 
 class Machine:
     """A store with four GPUs, and rounds that carry out requests."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = Store(Home.of(str(folder / "s.json")), create=True)
-        self.recorder = Recorder(self.store, Settings())
+        self.store = Store(DataDir.of(str(folder / "s.json")), create=True)
+        self.recorder = StoreWriter(self.store, Settings())
         self.clock = Clock()
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
-        self.recorder.note_gpus(samples, [s.uuid for s in samples], self.clock.now())
-        self.watch = StateWatch(self.store)
-        self.path = self.store.home.state_file
+        self.recorder.record_gpus(samples, [s.uuid for s in samples], self.clock.now())
+        self.watch = StateFileWatcher(self.store)
+        self.path = self.store.data_dir.state_file
         self.now = 1000.0
 
     def begin(self) -> None:
         """Starts a scheduler."""
-        self.watch = StateWatch(self.store)
-        self.watch.begin(self.now)
+        self.watch = StateFileWatcher(self.store)
+        self.watch.start(self.now)
         self.round()
 
     def round(self) -> None:
         """Reads the file, carries out requests, writes the file."""
         self.now += 2
-        self.watch.look(self.now)
+        self.watch.check(self.now)
         while True:
-            facts = look(self.store, GpuWatch(), LlmConfig(), Settings(), self.clock.now())
+            facts = read_facts(self.store, GpuWatch(), LlmConfig(), Settings(), self.clock.now())
             actions = plan(facts)
             if not actions:
                 break
@@ -89,7 +89,7 @@ def test_an_edit_takes_effect_and_unknown_keys_stay(machine: Machine) -> None:
 
 def test_an_edit_after_the_last_read_survives_the_next_write(machine: Machine) -> None:
     machine.edit(3)
-    pause(machine.store, ["U1"], True, "cli", scheduler_is_up=False)
+    request_pauses(machine.store, ["U1"], True, "cli", scheduler_is_up=False)
     machine.edit(3, 2)  # after the command read the file
     machine.round()
     assert machine.pauses() == ([1, 2, 3], [1, 2, 3])
@@ -100,7 +100,7 @@ def test_examines_a_version_that_was_edited_while_it_was_replaced(machine: Machi
     state = json.loads(before)
     state["paused_gpus"] = [0]
     machine.path.write_text(json.dumps(state))  # this version was never read
-    pause(machine.store, [], True, "nobody", scheduler_is_up=False)
+    request_pauses(machine.store, [], True, "nobody", scheduler_is_up=False)
     with machine.store.db.transaction():
         machine.store.db.set_meta("statefile_examined", statefile.digest(before))
         machine.store.db.set_meta("statefile_edit", "null")
@@ -113,16 +113,16 @@ def test_examines_a_version_that_was_edited_while_it_was_replaced(machine: Machi
 def test_the_next_start_examines_a_replaced_version_left_by_a_crash(machine: Machine) -> None:
     state = json.loads(machine.path.read_text())
     state["paused_gpus"] = [1]
-    statefile.displaced(machine.path).write_text(json.dumps(state))
+    statefile.displaced_path(machine.path).write_text(json.dumps(state))
     machine.begin()
     assert machine.pauses() == ([1], [1])
-    assert not statefile.displaced(machine.path).exists()
+    assert not statefile.displaced_path(machine.path).exists()
 
 
 def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(machine: Machine) -> None:
     machine.edit(2)
-    pause(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
-    pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later request
+    request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
+    request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later request
     machine.begin()
     assert machine.pauses() == ([0], [0])
 
@@ -130,20 +130,20 @@ def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(ma
 def test_no_version_is_examined_twice(machine: Machine) -> None:
     machine.edit(2)
     content = machine.path.read_bytes()
-    assert take_in(machine.store, content) == []
-    assert wished_pauses(machine.store)["U2"]
-    pause(machine.store, ["U2"], False, "cli", scheduler_is_up=False)
-    assert take_in(machine.store, content) == []
-    assert not wished_pauses(machine.store)["U2"]
+    assert apply_edit(machine.store, content) == []
+    assert requested_pauses(machine.store)["U2"]
+    request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=False)
+    assert apply_edit(machine.store, content) == []
+    assert not requested_pauses(machine.store)["U2"]
 
 
 def test_an_edit_and_a_repeated_command_give_one_event_each(machine: Machine) -> None:
     machine.edit(2)
     machine.round()
     for _ in range(2):
-        pause(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
+        request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
         machine.round()
-    messages = [line(event)[1] for event in events(machine.store, 0, 10)]
+    messages = [log_line(event)[1] for event in events_after(machine.store, 0, 10)]
     assert messages == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
 
 
@@ -156,7 +156,7 @@ def test_reports_once_the_gpus_resumed_by_removing_the_file(
     with caplog.at_level("INFO"):
         machine.begin()
     assert caplog.messages == [f"{machine.path} was removed; writing it again with no GPU paused"]
-    messages = [line(event)[1] for event in events(machine.store, 0, 10)]
+    messages = [log_line(event)[1] for event in events_after(machine.store, 0, 10)]
     assert messages[1:] == ["GPU 1 resumed because the state file was removed"]
 
 
@@ -183,7 +183,7 @@ def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, pau
     machine = Machine(tmp_path)
     older = {**json.loads(text), "sessions": {"a": "/tmp/gpujob_0"}, "note": None}
     machine.path.write_text(json.dumps(older))
-    assert take_in(machine.store, machine.path.read_bytes())[0].startswith(
+    assert apply_edit(machine.store, machine.path.read_bytes())[0].startswith(
         "a state file of the older scheduler"
     )
     machine.begin()
@@ -191,7 +191,7 @@ def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, pau
     state = json.loads(machine.path.read_text())
     assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
     assert (state["sessions"], state["note"]) == (older["sessions"], None)
-    assert take_in(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
+    assert apply_edit(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
 
 
 def test_rejects_text_that_is_no_gpu_number() -> None:
@@ -224,14 +224,14 @@ def test_compares_and_renames_where_names_cannot_be_exchanged(
     machine.edit(1)
     edited = machine.path.read_bytes()
     assert statefile.exchange(machine.path, b"{}") == edited
-    assert statefile.displaced(machine.path).read_bytes() == edited
+    assert statefile.displaced_path(machine.path).read_bytes() == edited
     machine.begin()
     assert machine.pauses() == ([1], [1])
 
 
 def test_reports_and_ignores_an_unmanaged_gpu(machine: Machine) -> None:
     machine.edit(9)
-    assert take_in(machine.store, machine.path.read_bytes()) == [
+    assert apply_edit(machine.store, machine.path.read_bytes()) == [
         "GPU 9 in paused_gpus is not managed; ignored"
     ]
 
@@ -244,12 +244,12 @@ def test_broken_json_changes_nothing_and_is_set_aside_after_two_seconds(
     machine.round()
     machine.path.write_text(broken, encoding="latin-1")
     machine.now += 5
-    machine.watch.look(machine.now)
+    machine.watch.check(machine.now)
     machine.watch.write(machine.now)
     assert machine.path.read_text(encoding="latin-1") == broken
-    machine.watch.look(machine.now + 1.9)
+    machine.watch.check(machine.now + 1.9)
     assert machine.path.exists()
-    machine.watch.look(machine.now + 2.1)
+    machine.watch.check(machine.now + 2.1)
     aside = machine.path.with_name("s.json.bad")
     assert aside.read_text(encoding="latin-1") == broken
     machine.round()
@@ -268,7 +268,7 @@ def test_a_pause_after_the_file_was_removed_takes_precedence(machine: Machine) -
     machine.edit(0, 1)
     machine.round()
     machine.path.unlink()
-    pause(machine.store, ["U2"], True, "cli", scheduler_is_up=False)
+    request_pauses(machine.store, ["U2"], True, "cli", scheduler_is_up=False)
     machine.begin()
     assert machine.pauses() == ([2], [2])
 
@@ -277,15 +277,15 @@ def test_rewrites_a_broken_file_after_its_removal(machine: Machine) -> None:
     machine.edit(1)
     machine.round()
     machine.path.write_text("{")
-    machine.watch.look(machine.now)
+    machine.watch.check(machine.now)
     machine.path.unlink()
     machine.round()
     assert machine.pauses() == ([1], [1])
-    assert machine.watch.again_at is None
+    assert machine.watch.due_at is None
 
 
 def test_does_not_replace_a_file_that_is_being_written(machine: Machine) -> None:
-    pause(machine.store, ["U0"], True, "cli", scheduler_is_up=True)
+    request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=True)
     writer = machine.path.open("w")
     machine.round()
     assert machine.path.read_text() == ""
@@ -317,22 +317,22 @@ def test_does_not_write_an_unchanged_state(machine: Machine) -> None:
 
 def test_writes_at_most_once_a_second(machine: Machine) -> None:
     machine.round()
-    pause(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
+    request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
     machine.recorder.record(
-        plan(look(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        plan(read_facts(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
         machine.clock.now(),
     )
     machine.watch.write(machine.now + 1.1)
     assert machine.pauses()[1] == [0]
     machine.recorder.record([], machine.clock.now())
-    pause(machine.store, ["U0"], False, "cli", scheduler_is_up=False)
+    request_pauses(machine.store, ["U0"], False, "cli", scheduler_is_up=False)
     machine.recorder.record(
-        plan(look(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        plan(read_facts(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
         machine.clock.now(),
     )
     machine.watch.write(machine.now + 1.5)
     assert machine.pauses()[1] == [0]
-    assert machine.watch.again_at == pytest.approx(machine.now + 2.1)
+    assert machine.watch.due_at == pytest.approx(machine.now + 2.1)
     machine.watch.write(machine.now + 2.2)
     assert machine.pauses()[1] == []
 
@@ -351,7 +351,7 @@ def test_keeps_several_broken_versions(machine: Machine, caplog: pytest.LogCaptu
     for number in range(7):
         machine.path.write_text(f'{{"paused_gpus": "{number}"}}')
         machine.now += 5
-        machine.watch.look(machine.now)
+        machine.watch.check(machine.now)
         machine.round()
         machine.round()
     names = ["s.json.bad", *(f"s.json.bad.{number}" for number in (1, 2, 3, 4))]
@@ -364,7 +364,7 @@ def test_keeps_several_broken_versions(machine: Machine, caplog: pytest.LogCaptu
 
 
 def test_keeps_a_broken_version_that_was_replaced(machine: Machine) -> None:
-    statefile.displaced(machine.path).write_text("{")
+    statefile.displaced_path(machine.path).write_text("{")
     machine.begin()
     assert machine.path.with_name("s.json.bad").read_text() == "{"
-    assert not statefile.displaced(machine.path).exists()
+    assert not statefile.displaced_path(machine.path).exists()

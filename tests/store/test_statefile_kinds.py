@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.intake.pauses import imports_older, pause, pause_in_file
+from gpu_scheduler.intake.pauses import imports_old_state_file, request_pauses, edit_pauses_in_file
 from gpu_scheduler.store import statefile
 from tests.store.test_statefile import Machine
 
@@ -51,9 +51,9 @@ def test_reports_an_unusable_file_once_and_keeps_it(
         machine.round()
     assert caplog.text.count(f"cannot be read or written ({why}); jobs continue, will retry") == 1
     assert (machine.path.lstat().st_ino, machine.path.lstat().st_mode) == (status.st_ino, status.st_mode)
-    pause(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
-    assert not imports_older(machine.store.home)
-    assert {row["target"] for row in machine.store.open_wishes()} == {"U3"}
+    request_pauses(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
+    assert not imports_old_state_file(machine.store.data_dir)
+    assert {row["target"] for row in machine.store.open_requests()} == {"U3"}
     machine.path.rename(machine.path.with_name("away"))
     machine.round()
     assert machine.pauses() == ([1, 3], [1, 3])
@@ -65,7 +65,7 @@ def test_the_first_pause_refuses_an_unusable_file(tmp_path: Path, kind: str) -> 
     path = tmp_path / "s.json"
     make(path)
     with pytest.raises(OSError, match=why):
-        pause_in_file(path, [1], True)
+        edit_pauses_in_file(path, [1], True)
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
@@ -73,7 +73,7 @@ def test_sets_aside_an_unusable_replaced_version(
     machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, why = UNUSABLE[kind]
-    spare = statefile.displaced(machine.path)
+    spare = statefile.displaced_path(machine.path)
     make(spare)
     machine.begin()
     assert not os.path.lexists(spare)
@@ -85,7 +85,7 @@ def test_sets_aside_an_unusable_replaced_version(
 
 
 def test_a_fifo_at_the_temporary_path_blocks_nothing(machine: Machine) -> None:
-    os.mkfifo(statefile.displaced(machine.path))
+    os.mkfifo(statefile.displaced_path(machine.path))
     with pytest.raises(OSError, match="No such device"):
         statefile.exchange(machine.path, b"{}")
     assert machine.pauses() == ([], [])
@@ -181,7 +181,7 @@ class TestLink:
         real, link = tmp_path / "real.json", tmp_path / "link.json"
         real.write_text('{"mine": 1}')
         link.symlink_to(real)
-        pause_in_file(link, [1], True)
+        edit_pauses_in_file(link, [1], True)
         assert link.is_symlink()
         assert json.loads(real.read_text()) == {"mine": 1, "paused_gpus": [1]}
 

@@ -115,9 +115,9 @@ def test_keeps_unknown_keys_if_the_scheduler_dies_before_restoring_them(
 def test_accepts_an_edit_still_being_written_when_the_file_is_replaced(machine: Machine) -> None:
     state = json.loads(machine.path.read_text())
     wanted = json.dumps({**state, "paused_gpus": [2], "mine": "kept"}).encode()
-    os.replace(machine.path, statefile.displaced(machine.path))
+    os.replace(machine.path, statefile.displaced_path(machine.path))
     machine.path.write_text(json.dumps(state))
-    with open(statefile.displaced(machine.path), "wb", buffering=0) as file:
+    with open(statefile.displaced_path(machine.path), "wb", buffering=0) as file:
         file.write(wanted[:40])
         machine.edit(1)
         machine.round()

@@ -15,12 +15,12 @@ from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.facts import Settings
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import Ask
+from gpu_scheduler.core.needs import ResourceSpec
 from gpu_scheduler.core.now import Now
 from gpu_scheduler.core.states import IllegalTransitionError, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.home import Home
-from gpu_scheduler.store.recorder import Recorder
+from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.recorder import StoreWriter
 from gpu_scheduler.store.store import Store
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -32,21 +32,21 @@ def spec(text: str = "true", **values: object) -> JobSpec:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(Home.of(str(tmp_path / "s.json")), create=True)
+    return Store(DataDir.of(str(tmp_path / "s.json")), create=True)
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return Recorder(store, Settings()).record(actions, NOW)
+    return StoreWriter(store, Settings()).record(actions, NOW)
 
 
 def test_creates_only_private_files(store: Store) -> None:
-    for path in [store.home.folder, *store.home.folder.iterdir()]:
+    for path in [store.data_dir.folder, *store.data_dir.folder.iterdir()]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
 def test_a_missing_store_error_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(SchedulerError, match=str(tmp_path)):
-        Store(Home.of(str(tmp_path / "none.json")))
+        Store(DataDir.of(str(tmp_path / "none.json")))
     assert not list(tmp_path.iterdir())
 
 
@@ -54,12 +54,12 @@ def test_refuses_and_keeps_a_newer_or_damaged_store(store: Store) -> None:
     store.db.connection.execute("PRAGMA user_version = 99")
     store.close()
     with pytest.raises(SchedulerError, match="use the newer version"):
-        Store(store.home)
-    store.home.database.write_bytes(b"this is not a database at all" * 100)
-    before = store.home.database.read_bytes()
+        Store(store.data_dir)
+    store.data_dir.database.write_bytes(b"this is not a database at all" * 100)
+    before = store.data_dir.database.read_bytes()
     with pytest.raises(SchedulerError, match="`start --restore`"):
-        Store(store.home)
-    assert store.home.database.read_bytes() == before
+        Store(store.data_dir)
+    assert store.data_dir.database.read_bytes() == before
 
 
 def test_never_reuses_ids(store: Store) -> None:
@@ -73,7 +73,7 @@ def test_records_a_round_atomically(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     with pytest.raises(IllegalTransitionError, match="queued"):
         record(
-            store, act.Hold(job, "user", "held"), act.Start(job, ("U0",), 1000), act.Start(job, ("U0",), 1000)
+            store, act.HoldJob(job, "user", "held"), act.Start(job, ("U0",), 1000), act.Start(job, ("U0",), 1000)
         )
     row = store.job(job)
     assert row is not None
@@ -93,8 +93,8 @@ def test_a_start_opens_an_attempt_with_its_own_token(store: Store) -> None:
 def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     attempt = record(store, act.Start(job, ("U0",), 1000))[job]
-    record(store, act.OpenCancel(job, "cancelled", 5.0))
-    record(store, act.Close(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7))
+    record(store, act.RecordCancel(job, "cancelled", 5.0))
+    record(store, act.FinishAttempt(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7))
     row = store.job(job)
     assert row is not None
     assert (row["state"], row["outcome"], row["exit_code"], row["cancel_cause"]) == (
@@ -104,7 +104,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
         None,
     )
     assert [step["state"] for step in store.history(job)] == ["queued", "starting", "finished"]
-    record(store, act.Requeue(job, "retried"))
+    record(store, act.RequeueJob(job, "retried"))
     row = store.job(job)
     assert row is not None
     assert (row["state"], row["outcome"], row["exit_code"]) == ("queued", None, None)
@@ -115,34 +115,34 @@ def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by:
     job = store.insert_job(spec(vram=4096), "cli")
     attempt = record(store, act.Start(job, ("U0",), 0, (), 4096))[job]
     state, outcome = (JobState.QUEUED, None) if by else (JobState.FINISHED, Outcome.FAILED)
-    end = act.Close(job, attempt, Outcome.FAILED, state, outcome, oom_used=2, fail_used=1, raised_mib=5120)
+    end = act.FinishAttempt(job, attempt, Outcome.FAILED, state, outcome, oom_retries_used=2, fail_retries_used=1, min_vram_mib=5120)
     record(store, end)
     if by is not None:
-        record(store, act.Hold(job, by, "held"))
-    record(store, act.Requeue(job, "queued again"))
+        record(store, act.HoldJob(job, by, "held"))
+    record(store, act.RequeueJob(job, "queued again"))
     row = store.job(job)
     assert row is not None
     assert (row["oom_used"], row["fail_used"]) == ((2, 1) if by else (0, 0))
-    assert Ask.from_key(row["ask"]) == Ask(command=True, vram=4096, raised=5120)
+    assert ResourceSpec.from_key(row["ask"]) == ResourceSpec(is_command=True, vram=4096, min_vram_mib=5120)
 
 
 def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
-    recorder = Recorder(store, Settings())
-    recorder.set_line_waits({gone: LineWait("gone", due=7.5)})
+    recorder = StoreWriter(store, Settings())
+    recorder.set_line_waits({gone: LineWait("gone", due_at=7.5)})
     for job in (later, left):
         attempt = recorder.record([act.Start(job, ("U0",), 1000)], NOW)[job]
         not_before = 1005.0 if job == later else None
-        close = act.Close(
+        close = act.FinishAttempt(
             job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1, not_before=not_before
         )
         recorder.record([close], NOW)
         if job == later:
-            recorder.record([act.Release(attempt)], NOW)
-    [ask] = store.asks()
+            recorder.record([act.ReleaseAllocation(attempt)], NOW)
+    [ask] = store.wait_reason_by_spec()
 
     def startable(boot: float, boot_id: str = "boot") -> list[int]:
-        return [row["id"] for row in store.startable(ask, boot, boot_id, 10)]
+        return [row["id"] for row in store.startable_jobs(ask, boot, boot_id, 10)]
 
     assert startable(1000.0) == [ready]
     assert startable(1005.0) == [ready, later]
@@ -150,7 +150,7 @@ def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) ->
     assert store.next_retry(NOW) == 1005.0
     assert store.next_retry(Now(0.0, 1005.0, "boot")) is None
     recorder.set_line_waits({job: LineWait("malformed", 3) for job in (ready, gone, later, left)})
-    assert store.asks() == {}
+    assert store.wait_reason_by_spec() == {}
     recorder.set_line_waits({})
     assert startable(1000.0) == [ready, gone]
 
@@ -159,7 +159,7 @@ def test_finds_each_spec_key_once(store: Store) -> None:
     with store.db.transaction():
         for n in range(300):
             store.insert_job(spec(f"job {n}", share=(n % 3 + 1) * 100), "cli")
-    assert {Ask.from_key(key).share for key in store.asks()} == {100, 200, 300}
+    assert {ResourceSpec.from_key(key).share for key in store.wait_reason_by_spec()} == {100, 200, 300}
 
 
 def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) -> None:
@@ -168,18 +168,18 @@ def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) ->
         store,
         act.SetAttribute(one, "allowed", [1, 3]),
         act.SetAttribute(one, "priority", 5),
-        act.SetPlaces(((one, 9), (two, 8))),
+        act.SetQueuePositions(((one, 9), (two, 8))),
     )
     row = store.job(one)
     assert row is not None
-    assert Ask.from_key(row["ask"]).allowed == (1, 3)
+    assert ResourceSpec.from_key(row["ask"]).allowed == (1, 3)
     assert JobSpec.from_json(row["spec"]).allowed == (1, 3)
     assert (row["priority"], row["place"]) == (5, 9)
 
 
 def test_concurrent_writers_lose_nothing(store: Store) -> None:
     def insert() -> None:
-        own = Store(store.home)
+        own = Store(store.data_dir)
         for _ in range(25):
             own.insert_job(spec(), "cli")
         own.close()
@@ -210,7 +210,7 @@ def test_a_killed_writer_loses_no_confirmed_job(tmp_path: Path) -> None:
     answered += [int(line) for line in child.stdout.read().splitlines()]
     child.wait()
     child.stdout.close()
-    kept = {row["id"] for row in Store(Home.of(state)).db.rows("SELECT id FROM job")}
+    kept = {row["id"] for row in Store(DataDir.of(state)).db.rows("SELECT id FROM job")}
     assert set(answered) <= kept
 
 
@@ -240,9 +240,9 @@ def test_a_full_disk_rolls_back_a_transaction_and_the_next_one_works(store: Stor
 
 def test_shrinks_the_write_ahead_log(store: Store) -> None:
     store.db.set_meta("key", 50_000 * "x")
-    log = store.home.database.with_name(f"{store.home.database.name}-wal")
+    log = store.data_dir.database.with_name(f"{store.data_dir.database.name}-wal")
     assert log.stat().st_size > 50_000
-    with Store(store.home).one_moment():
+    with Store(store.data_dir).snapshot():
         store.db.shrink()  # a reader is active: it is only attempted
     store.db.shrink()
     assert log.stat().st_size == 0

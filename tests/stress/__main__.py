@@ -16,11 +16,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.stress.execute import Job, carry_out
+from tests.stress.execute import PartRun, run_part
 from tests.stress.parts import PARTS, Part
 
 
-def jobs_of(words: list[str], size: str, seed: int) -> list[Job]:
+def jobs_of(words: list[str], size: str, seed: int) -> list[PartRun]:
     """Returns the runs for these words (promises or parts of names; none: all), at this size."""
     jobs = []
     for index, part in enumerate(PARTS):
@@ -28,9 +28,9 @@ def jobs_of(words: list[str], size: str, seed: int) -> list[Job]:
             continue
         factor = part.suite if size == "suite" else 1.0 if size == "full" else float(size)
         if factor is not None:
-            jobs.append(Job(index, factor, False, seed))
+            jobs.append(PartRun(index, factor, False, seed))
         if part.control is not None:
-            jobs.append(Job(index, part.control, True, seed))
+            jobs.append(PartRun(index, part.control, True, seed))
     return jobs
 
 
@@ -54,7 +54,7 @@ def main() -> int:
     done = []
     # Spawned: a process forked from this one would share its pools and pipes.
     with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(carry_out, job) for job in jobs]):
+        for future in as_completed([pool.submit(run_part, job) for job in jobs]):
             done.append(future.result())
             print(done[-1], flush=True)
     if args.out:

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpu_scheduler.executors.direct import DirectExecutor
-from tests.runner.attempt import Attempt, patched
+from tests.runner.attempt import PreparedAttempt, patched
 from tests.stress.harness import Stage, environment
 from tests.stress.kills import none_left, stage_for
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, outcomes_of
 from tests.waiting import wait_for
 
 #: Number of racers for each attempt.
@@ -29,9 +29,9 @@ os.link = link
 """
 
 
-def races(order: Order) -> Found:
+def races(order: Order) -> Findings:
     """Lets three processes claim each of 10,000 attempts at the same moment."""
-    found, rounds = Found(), order.of(10_000)
+    found, rounds = Findings(), order.scaled(10_000)
     for number in range(rounds):
         (order.folder / str(number)).mkdir()
     # In a process of its own, because a process with threads should not fork.
@@ -53,21 +53,21 @@ def races(order: Order) -> Found:
     return found
 
 
-def runners(order: Order) -> Found:
+def runners(order: Order) -> Findings:
     """Launches each of 300 attempts three times at once: whole runners race, one command starts."""
-    found, rounds = Found(), order.of(300)
+    found, rounds = Findings(), order.scaled(300)
     executor = patched(order.folder, _OPEN_CLAIM) if order.is_control else DirectExecutor()
     for number in range(rounds):
         home = order.folder / str(number)
         home.mkdir()
-        attempt = Attempt(home, f"echo start >> {home}/trace; exit 7")
+        attempt = PreparedAttempt(home, f"echo start >> {home}/trace; exit 7")
         attempt.prepare()
         for _ in range(3):
             executor.launch(attempt.folder)
         wait_for(lambda: none_left(executor), "runners gone")
         trace = home / "trace"
         started = trace.read_text().count("start") if trace.exists() else 0
-        result = attempt.seen().result
+        result = attempt.status().result
         if started != 1:
             found.fault("twice" if started else "lost", f"race {number}: {started} starts")
         elif result is None or result.exit_code != 7:
@@ -76,10 +76,10 @@ def runners(order: Order) -> Found:
     return found
 
 
-def instances(order: Order) -> Found:
+def instances(order: Order) -> Findings:
     """Starts ten schedulers at once, 20 times, and kills the winner each time; jobs are submitted each
     time."""
-    found, rounds = Found(), order.of(20)
+    found, rounds = Findings(), order.scaled(20)
     stage = stage_for(order.folder, "control" if order.is_control else "direct")
     codes = {}
     for number in range(rounds):
@@ -87,30 +87,30 @@ def instances(order: Order) -> Found:
         codes.update({n: n % 4 for n in numbers})
         lines = [f"sh {order.folder}/trace.sh {stage.trace} {n} 0.2 {codes[n]}" for n in numbers]
         stage.append(lines if order.is_control else [f"[share=0.5] {line}" for line in lines])
-        with _ten(stage, ended=0 if order.is_control else 9, found=found) as winner:
+        with _ten_schedulers(stage, ended=0 if order.is_control else 9, found=found) as winner:
             if winner is not None:
                 winner.kill()
     stage.drain(120)
-    outcomes = {} if order.is_control else said_of(stage.status())
+    outcomes = {} if order.is_control else outcomes_of(stage.status())
     verdict = judge(stage.trace, codes, outcomes if outcomes else dict(codes), killed=False)
-    verdict.tell(found)
+    verdict.report_to(found)
     found.figures = {"times": rounds, "schedulers each": 10, "jobs": len(codes)}
     return found
 
 
 @contextlib.contextmanager
-def _ten(stage: Stage, ended: int, found: Found) -> Iterator[subprocess.Popen[bytes] | None]:
+def _ten_schedulers(stage: Stage, losers: int, found: Findings) -> Iterator[subprocess.Popen[bytes] | None]:
     """Starts ten schedulers, waits until `losers` of them have given up, and yields the one that is left."""
-    at = stage.out.stat().st_size if stage.out.exists() else 0
+    at = stage.output_file.stat().st_size if stage.output_file.exists() else 0
     processes = [stage.start(ready=False) for _ in range(10)]
 
     def given_up() -> bool:
-        return sum(process.poll() is not None for process in processes) >= ended
+        return sum(process.poll() is not None for process in processes) >= losers
 
     try:
-        wait_for(given_up, f"{ended} of 10 schedulers gave up", timeout_s=60)
+        wait_for(given_up, f"{losers} of 10 schedulers gave up", timeout_s=60)
         left = [process for process in processes if process.poll() is None]
-        if ended and len(left) != 1:
+        if losers and len(left) != 1:
             found.fault("several schedulers", f"{len(left)} of 10 are up")
         for process in processes:
             if process.returncode not in (None, 1):

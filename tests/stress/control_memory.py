@@ -33,7 +33,7 @@ def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
     while True:
         if time.monotonic() >= looked_at + _EVERY_S:
             looked_at = time.monotonic()
-            uses = usage.read_uses(str(sim))
+            uses = usage.read_usages(str(sim))
             free = [total_mib - sum(use.gpus.get(gpu, 0) for use in uses) for gpu in range(gpus)]
         for line in jobs_file.read_text().splitlines()[len(children) :]:
             found = _LINE.fullmatch(line)
@@ -43,7 +43,7 @@ def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
             if not fits:
                 break
             free[fits[0]] -= needs
-            env = {**os.environ, usage.VARIABLE: str(sim), "CUDA_VISIBLE_DEVICES": str(fits[0])}
+            env = {**os.environ, usage.FOLDER_VARIABLE: str(sim), "CUDA_VISIBLE_DEVICES": str(fits[0])}
             children.append(subprocess.Popen(["bash", "-c", found[2]], env=env, start_new_session=True))
         for child in children:
             child.poll()

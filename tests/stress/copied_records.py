@@ -13,9 +13,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.stress.gated import GatedJobs, end, ended, stage_in
+from tests.stress.gated import GatedJobs, end_scheduler, killed_at_exit, stage_in
 from tests.stress.harness import Stage
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 
 _RUNNING = 2
 #: Options that start a copy after a plain start was refused. A fresh start gets no jobs file, since it would
@@ -32,12 +32,12 @@ class _Round:
     dice: random.Random
     jobs: GatedJobs
     original: Stage
-    found: Found
+    found: Findings
 
 
-def copies(order: Order) -> Found:
+def copies(order: Order) -> Findings:
     """Copies 40 of 60 folders and moves 20, with the scheduler up, killed or ended."""
-    found, dice, rounds = Found(), order.dice("copies"), order.of(60)
+    found, dice, rounds = Findings(), order.rng("copies"), order.scaled(60)
     found.figures = {"folders": rounds, "copied": 0, "moved": 0}
     for number in range(rounds):
         folder = order.folder / str(number)
@@ -46,7 +46,7 @@ def copies(order: Order) -> Found:
         one = _Round(folder, order, dice, jobs, stage_in(folder / "original", order), found)
         one.original.append(jobs.lines(_RUNNING))
         process = one.original.start()
-        with ended(process):
+        with killed_at_exit(process):
             jobs.until_started(_RUNNING)
             if order.is_control:
                 _control(one)
@@ -68,8 +68,8 @@ def _copied(one: _Round) -> Stage:
 
 def _control(one: _Round) -> None:
     copy = _copied(one)
-    with ended(copy.start()):
-        one.jobs.open()
+    with killed_at_exit(copy.start()):
+        one.jobs.open_gate()
         one.original.drain(60)
     one.jobs.judge(one.original, one.order, one.found)
 
@@ -77,17 +77,17 @@ def _control(one: _Round) -> None:
 def _copy(one: _Round, process: subprocess.Popen[bytes]) -> None:
     before = one.dice.choice([None, signal.SIGTERM, signal.SIGKILL])
     if before is not None:
-        end(process, before)
+        end_scheduler(process, before)
     copy = _copied(one)
     _refused(one, copy)
-    with ended(process if before is None else one.original.start()):
+    with killed_at_exit(process if before is None else one.original.start()):
         chosen = one.dice.choice(_COPY_OPTIONS)
         one.found.count(f"with {chosen[0]}")
         own = GatedJobs(copy.folder, one.dice)
         if chosen == ["--as-copy"]:
             copy.append(own.lines(1, gated=False))
         copy.drain(60, *chosen)
-        one.jobs.open()
+        one.jobs.open_gate()
     one.original.drain(60)
     one.jobs.judge(one.original, one.order, one.found)
     if own.codes and (not own.trace.exists() or own.trace.read_text().count(" start ") != 1):
@@ -97,7 +97,7 @@ def _copy(one: _Round, process: subprocess.Popen[bytes]) -> None:
 def _refused(one: _Round, copy: Stage) -> None:
     """Checks that a plain start, and commands that would end jobs, exit with 1."""
     if copy.start(ready=False).wait(60) != 1:
-        one.found.fault("copy accepted", f"start in a copy: {copy.out.read_text()[-500:]}")
+        one.found.fault("copy accepted", f"start in a copy: {copy.output_file.read_text()[-500:]}")
     words = one.dice.choice([["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]])
     if copy.cli(*words).returncode != 1:
         one.found.fault("copy accepted", f"{words} in a copy")
@@ -112,7 +112,7 @@ def _move(one: _Round, process: subprocess.Popen[bytes]) -> None:
     dice, here = one.dice, one.folder / "moved"
     renamed = dice.random() < 0.6
     if not renamed or dice.random() < 0.5:
-        end(process, dice.choice([signal.SIGTERM, signal.SIGKILL]))
+        end_scheduler(process, dice.choice([signal.SIGTERM, signal.SIGKILL]))
     if renamed:
         one.original.folder.rename(here)
     else:
@@ -123,8 +123,8 @@ def _move(one: _Round, process: subprocess.Popen[bytes]) -> None:
         one.found.fault("wrong end", f"a scheduler whose folder was moved ended with {code}")
     moved = stage_in(here, one.order)
     moved.append(one.jobs.lines(1, gated=False))
-    with ended(moved.start()):
+    with killed_at_exit(moved.start()):
         one.jobs.until_started(_RUNNING + 1)
-        one.jobs.open()
+        one.jobs.open_gate()
     moved.drain(60)
     one.jobs.judge(moved, one.order, one.found, interrupted=not renamed)

@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.gated import GatedJobs, each_folder, end_scheduler, killed_at_exit
 from tests.stress.harness import Stage, kill, runners_of
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, number_of, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
 _RUNNING = 3
@@ -63,25 +63,25 @@ _DAMAGES: tuple[Callable[[Path], None], ...] = (
 )  # fmt: skip
 
 
-def damages(order: Order) -> Found:
+def damages(order: Order) -> Findings:
     """Damages one of three running attempts in each of 120 folders."""
-    found, dice, rounds = Found(), order.dice("damages"), order.of(120)
+    found, dice, rounds = Findings(), order.rng("damages"), order.scaled(120)
     found.figures = {"folders": rounds}
     for stage, jobs in each_folder(order, dice, rounds):
         _one(stage, jobs, order, dice, found)
     return found
 
 
-def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found: Found) -> None:
+def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found: Findings) -> None:
     stage.append(jobs.lines(_RUNNING))
     process = stage.start()
-    with ended(process):
+    with killed_at_exit(process):
         jobs.until_started(_RUNNING)
         wait_for(lambda: len(runners_of(stage.folder)) == _RUNNING, "claims")
         # Mostly under a running scheduler; the negative control ends at once.
         before = None if order.is_control else dice.choice([None, None, signal.SIGTERM, signal.SIGKILL])
         if before is not None:
-            end(process, before)
+            end_scheduler(process, before)
         pid, attempt = dice.choice(runners_of(stage.folder))
         label = f"{_damage(attempt, order, dice)}, {before or 'up'}"
         killed = not order.is_control and dice.random() < 0.3
@@ -91,19 +91,19 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
         if order.is_control:
             wait_for(lambda: process.poll() is not None, "its end", 5)
             found.fault("scheduler ended", f"{label}: {process.returncode}")
-            jobs.open()
+            jobs.open_gate()
             return
         if before is not None:
             process = stage.start()
-        with ended(process):
+        with killed_at_exit(process):
             stage.append(jobs.lines(1, gated=False))
             jobs.until_started(_RUNNING + 1)
             if process.poll() is not None:
-                found.fault("scheduler ended", f"{label}: {stage.out.read_text()[-1500:]}")
-            end(process, dice.choice([signal.SIGTERM, signal.SIGKILL]))
-            with ended(again := stage.start()):
-                jobs.open()
-                end(again)
+                found.fault("scheduler ended", f"{label}: {stage.output_file.read_text()[-1500:]}")
+            end_scheduler(process, dice.choice([signal.SIGTERM, signal.SIGKILL]))
+            with killed_at_exit(again := stage.start()):
+                jobs.open_gate()
+                end_scheduler(again)
     stage.drain(60)
     _judge(stage, jobs, int(attempt.parent.name), label, found, killed=killed)
 
@@ -117,13 +117,13 @@ def _damage(attempt: Path, order: Order, dice: random.Random) -> str:
     return f"{damage.__name__.strip('_').replace('_', ' ')} for {name}"
 
 
-def _judge(stage: Stage, jobs: GatedJobs, damaged: int, label: str, found: Found, *, killed: bool) -> None:
+def _judge(stage: Stage, jobs: GatedJobs, damaged: int, label: str, found: Findings, *, killed: bool) -> None:
     """Compares the trace with the recorded outcomes.
 
     killed: the runner of the damaged attempt was killed, so its job may have been ended by SIGTERM.
     """
     status = stage.status()
-    outcomes = said_of(status)
+    outcomes = outcomes_of(status)
     [number] = [number_of(job["command"]) for job in status["jobs"] if job["id"] == damaged]
     found.count("interrupted" if outcomes[number] == "interrupted" else "ended as it did")
     for one, is_damaged in ((number, True), *((n, False) for n in jobs.codes if n != number)):

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.gated import GatedJobs, each_folder, end_scheduler, killed_at_exit
 from tests.stress.harness import Stage
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _RUNNING = 2
@@ -24,34 +24,34 @@ _UP = re.compile(rb"scheduler up,|^ready$", re.MULTILINE)
 _RIVALS = 3
 
 
-def deletions(order: Order) -> Found:
+def deletions(order: Order) -> Findings:
     """Takes the lock from half of 60 schedulers, and the database or data directory from the others."""
-    found, dice, rounds = Found(), order.dice("deletions"), order.of(60)
+    found, dice, rounds = Findings(), order.rng("deletions"), order.scaled(60)
     found.figures = {"records": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
         stage.append(jobs.lines(_RUNNING))
         process = stage.start()
-        with ended(process):
+        with killed_at_exit(process):
             jobs.until_started(_RUNNING)
             if number % 2 == 0:
                 _lose_lock(stage, process, jobs, dice, found)
             else:
                 _lose_record(stage, process, jobs, dice, found)
-            jobs.open()
+            jobs.open_gate()
         stage.drain(60)
         jobs.judge(stage, order, found)
     return found
 
 
 def _lose_lock(
-    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Found
+    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Findings
 ) -> None:
     """Damages the lock; the first scheduler must stay the only one and keep working."""
     damage = dice.choice(_LOCK_DAMAGES)
     found.count(damage.__name__.strip("_").replace("_", " "))
     damage(stage.home.lock)
     with _rivals(stage) as rivals:
-        wait_for(lambda: all(rival.poll() is not None for rival in rivals) or _say_up(stage), "rivals", 60)
+        wait_for(lambda: all(rival.poll() is not None for rival in rivals) or _second_is_up(stage), "rivals", 60)
         stage.append(jobs.lines(2, gated=False))
         jobs.until_started(_RUNNING + 2)
         _count_up([process, *rivals], found)
@@ -59,9 +59,9 @@ def _lose_lock(
         found.fault("ended", f"the first scheduler ended with {process.returncode}")
 
 
-def _say_up(stage: Stage) -> bool:
+def _second_is_up(stage: Stage) -> bool:
     """Returns whether a second scheduler reported that it is up."""
-    return len(_UP.findall(stage.out.read_bytes())) > 1
+    return len(_UP.findall(stage.output_file.read_bytes())) > 1
 
 
 def _delete(lock: Path) -> None:
@@ -84,7 +84,7 @@ _LOCK_DAMAGES: tuple[Callable[[Path], None], ...] = (_delete, _replace, _copy_ov
 
 
 def _lose_record(
-    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Found
+    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Findings
 ) -> None:
     """Removes or replaces the store; the scheduler must end with 1 and start nothing more.
 
@@ -115,18 +115,18 @@ def _lose_record(
         _count_up(rivals, found)
 
 
-def _refused(stage: Stage, jobs: GatedJobs, found: Found) -> None:
+def _refused(stage: Stage, jobs: GatedJobs, found: Findings) -> None:
     """Checks that a data directory with attempts but no database is not taken for a new one."""
     with _rivals(stage) as rivals:
         codes = [rival.wait(60) for rival in rivals]
     if codes != [1] * _RIVALS or jobs.started() != _RUNNING:
-        found.fault("taken for a new record", f"{codes}: {stage.out.read_text()[-1000:]}")
+        found.fault("taken for a new record", f"{codes}: {stage.output_file.read_text()[-1000:]}")
     if stage.home.database.exists():
         found.fault("taken for a new record", "there is a new database")
         stage.home.database.unlink()
 
 
-def _count_up(processes: list[subprocess.Popen[bytes]], found: Found) -> None:
+def _count_up(processes: list[subprocess.Popen[bytes]], found: Findings) -> None:
     up = [process.pid for process in processes if process.poll() is None]
     if len(up) != 1:
         found.fault("several schedulers" if up else "no scheduler", f"{len(up)} are up: {up}")
@@ -135,7 +135,7 @@ def _count_up(processes: list[subprocess.Popen[bytes]], found: Found) -> None:
 @contextlib.contextmanager
 def _rivals(stage: Stage) -> Iterator[list[subprocess.Popen[bytes]]]:
     rivals = [stage.start(ready=False) for _ in range(_RIVALS)]
-    with ended(*rivals):
+    with killed_at_exit(*rivals):
         yield rivals
         for rival in rivals:
-            end(rival)
+            end_scheduler(rival)

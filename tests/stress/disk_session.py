@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import Stage, scheduler
 from tests.stress.no_fsync import disable_fsync
@@ -38,7 +38,7 @@ def before(out: Path, is_control: bool) -> None:
     running = Stage(here, command=scheduler(out, program=module)).start()
     if is_control:
         disable_fsync()
-    store = Store(Home.of(STATE))
+    store = Store(DataDir.of(STATE))
     told: set[int] = set()
     with open(out / "acks", "a", buffering=1) as acks:
         for number in range(1_000_000):
@@ -48,8 +48,8 @@ def before(out: Path, is_control: bool) -> None:
             else:
                 spec = JobSpec("command", line, str(here), command=line, share=500)
                 print("job", store.insert_job(spec, "stress"), file=acks)
-                store.home.ring()
-            _tell(store, told, acks)
+                store.data_dir.ring_doorbell()
+            _acknowledge_ends(store, told, acks)
             time.sleep(0.015)
             assert running.poll() is None
 
@@ -62,10 +62,10 @@ def _append(path: Path, line: str) -> None:
     os.close(fd)
 
 
-def _tell(store: Store, told: set[int], acks: TextIO) -> None:
+def _acknowledge_ends(store: Store, acknowledged: set[int], acks: TextIO) -> None:
     for row in store.db.rows("SELECT id, exit_code FROM job WHERE state = 'finished'"):
-        if row["id"] not in told:
-            told.add(row["id"])
+        if row["id"] not in acknowledged:
+            acknowledged.add(row["id"])
             print("done", row["id"], row["exit_code"], file=acks)
 
 

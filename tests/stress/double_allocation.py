@@ -21,24 +21,24 @@ from gpu_scheduler.probes import usage
 from gpu_scheduler.store.store import Store
 from tests.stress import memory_judge as judging
 from tests.stress.harness import Stage, pause, program_for, scheduler
-from tests.stress.memory_judge import Other, Watcher
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, said_of
+from tests.stress.memory_judge import ForeignProcess, Watcher
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, outcomes_of
 from tests.waiting import wait_for
 
-_GPUS, _CARD_MIB = 2, 24 * 1024
+_GPUS, _GPU_MIB = 2, 24 * 1024
 #: Declarations of the jobs, GiB.
 _BIG, _SMALL = 14, 8
 #: MiB that fit beside a big job and a small one.
-_BESIDE_MIB = _CARD_MIB - (_BIG + _SMALL) * 1024 - 512
+_BESIDE_MIB = _GPU_MIB - (_BIG + _SMALL) * 1024 - 512
 _USE = Path(__file__).with_name("memory_use.py")
 #: Seconds within which the appended jobs must have ended.
 _ALL_S = 60.0
 
 
-def booking(order: Order) -> Found:
+def allocations(order: Order) -> Findings:
     """Runs 200 rounds."""
-    found, rounds = Found(), order.of(200, 2)
+    found, rounds = Findings(), order.scaled(200, 2)
     round_ = _Rounds(order, found)
     try:
         done = all(round_.run(number) for number in range(rounds)) and round_.until_left(0)
@@ -57,24 +57,24 @@ class _Rounds:
     codes: exit code of each job, by number; why: the reason of a standstill.
     """
 
-    def __init__(self, order: Order, found: Found) -> None:
+    def __init__(self, order: Order, found: Findings) -> None:
         self.codes: dict[int, int] = {}
         self.why = ""
         self._sent_at: dict[int, float] = {}
-        self._found, self._is_control, self._dice = found, order.is_control, order.dice("memory")
+        self._found, self._is_control, self._dice = found, order.is_control, order.rng("memory")
         self._stage = _stage(order)
         self._process = self._stage.start()
         self._store = None if self._is_control else self._stage.store()
         sim = self._stage.home.simulation
         sim.mkdir(exist_ok=True)
-        self._others = _Others(sim, self._dice, found)
+        self._foreign = _ForeignProcesses(sim, self._dice, found)
         home = None if self._is_control else self._stage.home
-        self._watcher = Watcher(home, sim, _CARD_MIB, lambda: [*self._others.all])
+        self._watcher = Watcher(home, sim, _GPU_MIB, lambda: [*self._foreign.all])
         self._watcher.start()
 
     def close(self) -> None:
         """Ends the scheduler, the foreign processes and the watcher."""
-        self._others.go()
+        self._foreign.end_all()
         self._process.kill()
         self._process.wait()
         if self._store is not None:
@@ -93,10 +93,10 @@ class _Rounds:
         if not self.until_left(0 if large else dice.choice((0, 1, 3, 4))):
             return False
         if large:
-            self._others.go()
+            self._foreign.end_all()
             # A big job fits beside some of them; beside most it only seems to fit while they are low.
             peak_mib = dice.choice((dice.randint(2000, 10_000), *[dice.randint(10_300, 16_000)] * 3))
-            self._others.come(peak_mib, self._store)
+            self._foreign.start_one(peak_mib, self._store)
             pause(dice.choice((0.0, 0.3)))
         self._append(_BIG, _BIG)
         pause(dice.choice((0.0, dice.uniform(0, 0.2), dice.uniform(0, 0.6))))
@@ -109,10 +109,10 @@ class _Rounds:
             pause(dice.choice((0.0, dice.uniform(0, 0.4))))
             self._process = self._stage.start(ready=dice.random() < 0.5)
         if kind == 0 and not self._is_control:
-            self._others.come(dice.randint(200, _BESIDE_MIB))
+            self._foreign.start_one(dice.randint(200, _BESIDE_MIB))
         if dice.random() < 0.7:
             pause(dice.uniform(0, 0.3))
-            self._others.go()
+            self._foreign.end_all()
         return True
 
     def _append(self, *sizes: int) -> None:
@@ -139,7 +139,7 @@ class _Rounds:
             ended = self._process.poll() is not None
             if ended or time.monotonic() > end:
                 what = "the scheduler ended" if ended else f"jobs were left after {_ALL_S:.0f} s"
-                self.why = f"{what}; its output: {self._stage.out.read_text()[-2000:]}"
+                self.why = f"{what}; its output: {self._stage.output_file.read_text()[-2000:]}"
                 return False
             pause(0.01)
         return True
@@ -158,48 +158,48 @@ class _Rounds:
 
     def judge(self) -> None:
         """Adds the faults and figures of all rounds to the findings."""
-        found, others = self._found, self._others.all
+        found, others = self._found, self._foreign.all
         outcomes: dict[int, int | str | None] = {**self.codes}
         if not self._is_control:
-            outcomes = said_of(self._stage.status())
-        judge(self._stage.trace, self.codes, outcomes, killed=False).tell(found)
-        lived, full = judging.of_trace(self._stage.trace)
-        for text in judging.crowded([*lived.values(), *others], _CARD_MIB):
+            outcomes = outcomes_of(self._stage.status())
+        judge(self._stage.trace, self.codes, outcomes, killed=False).report_to(found)
+        lived, full = judging.spans_in_trace(self._stage.trace)
+        for text in judging.overcommitments([*lived.values(), *others], _GPU_MIB):
             found.fault("double allocations", f"by the traces of the jobs: {text}")
         for text in self._watcher.overfull.values():
             found.fault("GPUs over-full", text)
         for number in full:
             found.fault("out of memory", f"job {number}")
-        found.figures["waited for an end"] = judging.waited(lived, self._sent_at)
-        found.figures["samples"] = self._watcher.looks
+        found.figures["waited for an end"] = judging.count_waits(lived, self._sent_at)
+        found.figures["samples"] = self._watcher.samples
         if not self._is_control:
             self._judge_record(lived)
 
     def _judge_record(self, lived: dict[int, judging.Span]) -> None:
         store = self._stage.store()
         try:
-            held = judging.of_record(store)
+            held = judging.spans_in_store(store)
         finally:
             store.close()
         spans = [span for spans in held.values() for span in spans]
-        for text in judging.crowded([*spans, *self._others.all], _CARD_MIB):
+        for text in judging.overcommitments([*spans, *self._foreign.all], _GPU_MIB):
             self._found.fault("double allocations", f"by the store: {text}")
-        for text in self._watcher.doubled.values():
+        for text in self._watcher.double_allocations.values():
             self._found.fault("double allocations", f"observed: {text}")
-        for text in judging.let_go_early(lived, held):
+        for text in judging.released_early(lived, held):
             self._found.fault("released early", text)
-        self._found.figures["peak allocation, MiB"] = self._watcher.most
+        self._found.figures["peak allocation, MiB"] = self._watcher.peak_mib
 
 
-class _Others:
+class _ForeignProcesses:
     """Foreign processes, at most one on each GPU. all: those that have ended as well."""
 
-    def __init__(self, sim: Path, dice: random.Random, found: Found) -> None:
-        self.all: list[Other] = []
+    def __init__(self, sim: Path, dice: random.Random, found: Findings) -> None:
+        self.all: list[ForeignProcess] = []
         self._sim, self._dice, self._found = sim, dice, found
-        self._live: dict[int, tuple[Other, subprocess.Popen[str]]] = {}
+        self._live: dict[int, tuple[ForeignProcess, subprocess.Popen[str]]] = {}
 
-    def come(self, peak_mib: int, shown_to: Store | None = None) -> None:
+    def start_one(self, peak_mib: int, observed_by: Store | None = None) -> None:
         """Starts one on a free GPU.
 
         observed_by: waits until its peak is in this store before it counts and drops.
@@ -210,23 +210,23 @@ class _Others:
         gpu = self._dice.choice(free)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_USE), "other", *map(str, (gpu, peak_mib, peak_mib // 5))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={usage.VARIABLE: str(self._sim)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={usage.FOLDER_VARIABLE: str(self._sim)},
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
-        other = Other(f"process {process.pid}", gpu, peak_mib, time.monotonic(), pid=process.pid)
+        other = ForeignProcess(f"process {process.pid}", gpu, peak_mib, time.monotonic(), pid=process.pid)
         self._live[gpu] = other, process
         if process.stdout.readline() != "there\n":
             return  # its exit code reports that later
-        if shown_to is not None:
-            wait_for(lambda: _is_shown(shown_to, other), f"{other} is in the store")
+        if observed_by is not None:
+            wait_for(lambda: _is_observed(observed_by, other), f"{other} is in the store")
             other.begin = time.monotonic()
         self.all.append(other)
         process.stdin.write("\n")
         process.stdin.flush()
         self._found.count("foreign processes")
 
-    def go(self) -> None:
+    def end_all(self) -> None:
         """Ends all of them."""
         for other, process in self._live.values():
             other.end = time.monotonic()
@@ -236,7 +236,7 @@ class _Others:
         self._live.clear()
 
 
-def _is_shown(store: Store, other: Other) -> bool:
+def _is_observed(store: Store, other: ForeignProcess) -> bool:
     held = [one for row in store.gpus() for one in json.loads(row["held"])]
     return any(pid == other.pid and mib >= other.mib for pid, _, mib in held)
 
@@ -248,5 +248,5 @@ def _stage(order: Order) -> Stage:
         command = scheduler(order.folder, *options, gpus=_GPUS, program=program_for(order))
         return Stage(order.folder, command=command)
     stage = Stage(order.folder)
-    words = map(str, (stage.jobs_file, stage.home.simulation, _GPUS, _CARD_MIB))
+    words = map(str, (stage.jobs_file, stage.home.simulation, _GPUS, _GPU_MIB))
     return Stage(order.folder, command=[sys.executable, "-m", "tests.stress.control_memory", *words])

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpu_scheduler.runner.folder import START
 from tests.stress.harness import Stage, environment, kill, pause, program_for, scheduler
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.stress.trace import number_of
 
 #: Run as `sh end.sh TRACE N SECONDS END`. END is an exit code, or a signal that it sends to itself, such as
@@ -36,11 +36,11 @@ s*) kill -"${4#s}" $$; sleep 5 ;;
 esac
 """
 #: Ways in which jobs are ended from outside; all others end by themselves.
-_OUTSIDE = ("cancel", "term", "term group", "signal")
+_ENDED_FROM_OUTSIDE = ("cancel", "term", "term group", "signal")
 
 
 @dataclass
-class Fact:
+class JobFacts:
     """The facts about a job that do not come from the store. runner_died: its runner died with the claim,
     without a result."""
 
@@ -53,16 +53,16 @@ class Fact:
     ended: str | None = None
     sent: set[int] = field(default_factory=set)
     cancelled: bool = False
-    told: bool = False
-    dead: bool = False
+    end_requested: bool = False
+    runner_died: bool = False
 
 
-def direct(order: Order) -> Found:
+def direct(order: Order) -> Findings:
     """Runs 2,000 jobs and kills 670 runners, without a terminal."""
-    return _endings(order, order.of(2000), order.of(670))
+    return _endings(order, order.scaled(2000), order.scaled(670))
 
 
-def lying_screen(order: Order) -> Found:
+def lying_screen(order: Order) -> Findings:
     """Runs 1,000 jobs and kills 330 runners, in a Screen that reports falsehoods."""
     real = shutil.which("screen")
     assert real is not None
@@ -72,11 +72,11 @@ def lying_screen(order: Order) -> Found:
     fake.chmod(0o755)
     env = environment()
     env["PATH"] = f"{order.folder / 'bin'}:{env['PATH']}"
-    return _endings(order, order.of(1000), order.of(330), env, "--screen")
+    return _endings(order, order.scaled(1000), order.scaled(330), env, "--screen")
 
 
-def _endings(order: Order, count: int, kills: int, env: dict[str, str] | None = None, *mode: str) -> Found:
-    found, dice = Found(), order.dice("endings")
+def _endings(order: Order, count: int, kills: int, env: dict[str, str] | None = None, *mode: str) -> Findings:
+    found, dice = Findings(), order.rng("endings")
     (order.folder / "end.sh").write_text(_JOB)
     (order.folder / "jobs.txt").touch()
     command = scheduler(order.folder, *mode, program=program_for(order))
@@ -86,7 +86,7 @@ def _endings(order: Order, count: int, kills: int, env: dict[str, str] | None = 
     stage = Stage(order.folder, command=command, env=env)
     facts = {n: _fact(dice) for n in range(count)}
     lines = [_line(order, stage, n, fact, dice) for n, fact in facts.items()]
-    disturber = _Torturer(order, stage, facts, kills, dice)
+    disturber = _Disturber(order, stage, facts, kills, dice)
     victim = stage.start()
     (order.folder / "lie").touch()
     try:
@@ -105,32 +105,32 @@ def _endings(order: Order, count: int, kills: int, env: dict[str, str] | None = 
     return found
 
 
-def _fact(dice: random.Random) -> Fact:
-    way = dice.choices(["code", "own signal", *_OUTSIDE], [50, 15, 12, 8, 8, 7])[0]
+def _fact(dice: random.Random) -> JobFacts:
+    way = dice.choices(["code", "own signal", *_ENDED_FROM_OUTSIDE], [50, 15, 12, 8, 8, 7])[0]
     if way == "own signal":
-        return Fact(way, f"s{dice.randint(1, 15)}", 0.0)
-    return Fact(way, str(dice.choice([0, 0, dice.randint(0, 255)])), dice.uniform(0, 0.3))
+        return JobFacts(way, f"s{dice.randint(1, 15)}", 0.0)
+    return JobFacts(way, str(dice.choice([0, 0, dice.randint(0, 255)])), dice.uniform(0, 0.3))
 
 
-def _line(order: Order, stage: Stage, number: int, fact: Fact, dice: random.Random) -> str:
+def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.Random) -> str:
     # Nobody ends what the negative control has lost.
     longest = 3 if order.is_control else 60
-    seconds = longest if fact.way in _OUTSIDE else dice.uniform(0, 0.2)
+    seconds = longest if fact.way in _ENDED_FROM_OUTSIDE else dice.uniform(0, 0.2)
     line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"
     return line if order.is_control else f"[share=0.125] {line}"
 
 
-class _Torturer:
+class _Disturber:
     """Ends jobs and kills runners, and records what it did."""
 
     def __init__(
-        self, order: Order, stage: Stage, facts: dict[int, Fact], kills: int, dice: random.Random
+        self, order: Order, stage: Stage, facts: dict[int, JobFacts], kills: int, dice: random.Random
     ) -> None:
         self._order, self._stage, self._facts, self._dice = order, stage, facts, dice
         self._kills, self._read, self._state_at = kills, 0, 0.0
         self._open = len(facts)
         self.figures: dict[str, int | float | str] = dict.fromkeys(
-            ["runners killed", "before the claim", "with a result", "interrupted", *_OUTSIDE], 0
+            ["runners killed", "before the claim", "with a result", "interrupted", *_ENDED_FROM_OUTSIDE], 0
         )
 
     def busy(self) -> bool:
@@ -147,7 +147,7 @@ class _Torturer:
                     for number, fact in self._facts.items()
                 )
             else:
-                counts = store.counts()
+                counts = store.state_counts()
                 self._open = len(self._facts) - counts.get("finished", 0) - counts.get("held", 0)
                 store.close()
         return self._open > 0
@@ -157,7 +157,7 @@ class _Torturer:
         self.read_trace()
         now = time.monotonic()
         for fact in self._facts.values():
-            if fact.way in _OUTSIDE and fact.pid and now >= fact.at and not fact.told:
+            if fact.way in _ENDED_FROM_OUTSIDE and fact.pid and now >= fact.at and not fact.end_requested:
                 self._end(fact)
         if self._kills > int(self.figures["runners killed"]) and self._dice.random() < 0.8:
             self._kill_a_runner()
@@ -181,13 +181,13 @@ class _Torturer:
             else:
                 fact.ended = words[2]
 
-    def _end(self, fact: Fact) -> None:
-        fact.told = True
+    def _end(self, fact: JobFacts) -> None:
+        fact.end_requested = True
         way = "term" if self._order.is_control and fact.way == "cancel" else fact.way
         if way == "cancel":
             store = self._stage.store()
-            store.wish("cancel", str(fact.job_id), "stress", grace_s=5.0)
-            store.home.ring()
+            store.add_request("cancel", str(fact.job_id), "stress", grace_s=5.0)
+            store.data_dir.ring_doorbell()
             store.close()
             fact.cancelled = True
         else:
@@ -219,9 +219,9 @@ class _Torturer:
             return
         finally:
             os.close(process)
-        self._note_death(pid, folder)
+        self._record_death(pid, folder)
 
-    def _note_death(self, pid: int, folder: str) -> None:
+    def _record_death(self, pid: int, folder: str) -> None:
         """Records a killed runner by the files in its folder, which are final now."""
         self.figures["runners killed"] = int(self.figures["runners killed"]) + 1
         if self._order.is_control:
@@ -232,15 +232,15 @@ class _Torturer:
             kind = "before the claim"
             if claim:
                 # A second runner, or the command of the first just before its exec.
-                self._fact_of(path).sent.add(int(signal.SIGKILL))
+                self._facts_of(path).sent.add(int(signal.SIGKILL))
         elif (path / "result").exists():
             kind = "with a result"
         else:
             kind = "interrupted"
-            self._fact_of(path).dead = True
+            self._facts_of(path).runner_died = True
         self.figures[kind] = int(self.figures[kind]) + 1
 
-    def _fact_of(self, folder: Path) -> Fact:
+    def _facts_of(self, folder: Path) -> JobFacts:
         store = self._stage.store()
         row = store.job(int(folder.parent.name))
         store.close()
@@ -284,7 +284,7 @@ def _command_of(pid: int) -> bytes:
         return b""
 
 
-def _judge(number: int, fact: Fact, job: dict[str, Any], found: Found) -> None:
+def _judge(number: int, fact: JobFacts, job: dict[str, Any], found: Findings) -> None:
     """Checks that everything reported of a job did happen to it."""
     report = f"job {number} ({fact}) is {job['state']} {job['outcome']} {job['exit_code']} {job['signal']}"
     code, number_sent = job["exit_code"], job["signal"]
@@ -293,13 +293,13 @@ def _judge(number: int, fact: Fact, job: dict[str, Any], found: Found) -> None:
     elif job["state"] not in ("finished", "held"):
         found.fault("stuck", report)
     elif job["outcome"] == "completed":
-        if fact.ended != "0" or code != 0 or fact.dead:
+        if fact.ended != "0" or code != 0 or fact.runner_died:
             found.fault("false successes", report)
     elif job["outcome"] == "cancelled":
         if not fact.cancelled:
             found.fault("wrong ends", report)
-    elif fact.dead or job["state"] == "held":
-        if not (fact.dead and job["state"] == "held"):
+    elif fact.runner_died or job["state"] == "held":
+        if not (fact.runner_died and job["state"] == "held"):
             found.fault("wrong ends", report)
     elif number_sent is not None:
         if number_sent not in fact.sent and fact.ended != f"s{number_sent}":

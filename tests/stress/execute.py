@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.runner.attempt import socket_folder
-from tests.signals import heard
-from tests.stress.part import Found, Order
+from tests.signals import default_signals
+from tests.stress.part import Findings, Order
 from tests.stress.parts import PARTS
 
 
 @dataclass(frozen=True)
-class Job:
+class PartRun:
     """One part, or its negative control, at a size."""
 
     part: int
@@ -26,7 +26,7 @@ class Job:
 
 
 @dataclass
-class Done:
+class PartResult:
     """The result of a run. good: the scheduler has no faults, or the negative control has some."""
 
     promise: str
@@ -39,30 +39,30 @@ class Done:
     skipped: str | None = None
     figures: dict[str, int | float | str] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        found = Found(self.figures, self.faults, self.told, self.skipped)
+        found = Findings(self.figures, self.faults, self.messages, self.skipped)
         mark = "ok  " if self.good else "FAIL"
         control = ", negative control" if self.is_control else ""
         lines = [f"{mark} {self.promise} {self.name}{control}: {found} in {self.seconds:.0f} s"]
-        return "\n".join(lines + [f"       {text}" for text in self.told if not self.good])
+        return "\n".join(lines + [f"       {text}" for text in self.messages if not self.good])
 
 
-def carry_out(job: Job) -> Done:
+def run_part(job: PartRun) -> PartResult:
     """Runs it in a temporary folder, with Screen sessions of its own."""
     part = PARTS[job.part]
     began = time.monotonic()
     try:
-        with heard(), tempfile.TemporaryDirectory(prefix="stress-") as folder, socket_folder() as sockets:
+        with default_signals(), tempfile.TemporaryDirectory(prefix="stress-") as folder, socket_folder() as sockets:
             os.environ["SCREENDIR"] = str(sockets)
             found = part.run(Order(job.seed, job.factor, Path(folder), job.is_control))
     except Exception:  # noqa: BLE001 - a part that breaks must not hide the others
-        found = Found()
+        found = Findings()
         found.fault("aborted", traceback.format_exc()[-3000:])
     seconds = time.monotonic() - began
     good = found.skipped is not None or (found.clean != job.is_control and "aborted" not in found.faults)
-    return Done(
+    return PartResult(
         part.promise, part.name, job.is_control, job.factor, job.seed, round(seconds, 1), good,
-        found.skipped, found.figures, found.faults, found.told,
+        found.skipped, found.figures, found.faults, found.messages,
     )  # fmt: skip

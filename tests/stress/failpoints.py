@@ -8,37 +8,37 @@ from pathlib import Path
 
 from gpu_scheduler.core import actions as act
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import Stage
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.stress.trace import JOB, judge, number_of
 
 _CODES = (0, 7, 0, 3)
 #: The failpoints of a round that jobs pass; see the loop and the launcher.
 _STEPS = (
     "planned", "recorded", "folder made",
-    *(f"performed {action.__name__}" for action in (act.Start, act.Move, act.Close, act.Release, act.Cooled)),
+    *(f"performed {action.__name__}" for action in (act.Start, act.Transition, act.FinishAttempt, act.ReleaseAllocation, act.RecordMemoryReleased)),
 )  # fmt: skip
 
 
-def failpoints(order: Order) -> Found:
+def failpoints(order: Order) -> Findings:
     """Kills the scheduler five times at each failpoint, with both executors."""
-    found = Found()
+    found = Findings()
     for step in _STEPS:
-        for nth in range(1, 1 + order.of(5)):
+        for nth in range(1, 1 + order.scaled(5)):
             for executor in ("direct", "screen"):
                 _die(order.folder / f"{step} {nth} {executor}".replace(" ", "_"), step, nth, executor, found)
     found.figures = {"steps": len(_STEPS), **found.figures}
     return found
 
 
-def _die(folder: Path, step: str, nth: int, executor: str, found: Found) -> None:
+def _die(folder: Path, step: str, nth: int, executor: str, found: Findings) -> None:
     """Kills the scheduler the nth time that it reaches the step, drains the rest, and compares."""
     folder.mkdir()
     (folder / "trace.sh").write_text(JOB)
     stage = Stage(folder, command=[sys.executable, "-m", "tests.loop.crashing"])
-    store = Store(Home.of(str(folder / "state.json")), create=True)
+    store = Store(DataDir.of(str(folder / "state.json")), create=True)
     for n, code in enumerate(_CODES):
         command = f"sh {folder}/trace.sh {stage.trace} {n} 0.02 {code}"
         store.insert_job(JobSpec("command", command, str(folder), command=command, share=500), "stress")
@@ -47,4 +47,4 @@ def _die(folder: Path, step: str, nth: int, executor: str, found: Found) -> None
     stage.start("", "1", executor, ready=False).wait(60)
     exit_codes = {number_of(row["text"]): row["exit_code"] for row in store.db.rows("SELECT * FROM job")}
     store.close()
-    judge(stage.trace, dict(enumerate(_CODES)), dict(exit_codes), killed=False).tell(found)
+    judge(stage.trace, dict(enumerate(_CODES)), dict(exit_codes), killed=False).report_to(found)

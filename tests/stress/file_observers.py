@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpu_scheduler.core.states import JobState, Outcome
 from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine
-from tests.core.jobsworld import World
+from tests.core.jobsworld import JobsFileWorld
 
 
-class Eye(World):
+class JobsFileObserver(JobsFileWorld):
     """Reads the file as the scheduler does.
 
     started: number of starts of a job, by its text; problem: the reason the whole file cannot be read.
@@ -34,35 +34,35 @@ class Eye(World):
         """Polls the file until nothing new is accepted."""
         while True:
             poll = self._reader.poll(self.reading, self.facts(), self.now)
-            self.waits, self.next_look, self.malformed = poll.waits, poll.next_look, poll.malformed
+            self.waits, self.next_check, self.malformed = poll.waits, poll.recheck_at, poll.malformed
             self.problem = poll.problem
             if poll.accepted is None:
                 return
-            self.take(poll.accepted)
+            self.accept(poll.accepted)
 
     def ready(self) -> set[int]:
         """Returns the jobs that run, or would be started if a GPU were free."""
         return {
             number
             for number, job in self.jobs.items()
-            if job.state is JobState.RUNNING or (job.state is JobState.QUEUED and number not in self.gone)
+            if job.state is JobState.RUNNING or (job.state is JobState.QUEUED and number not in self.waiting_for_lines)
         }
 
     def open_texts(self) -> list[str]:
         """Returns the texts of these jobs."""
         return [self.jobs[number].spec.text for number in self.ready()]
 
-    def run_some(self, dice: random.Random, chance: float) -> None:
+    def start_and_end_some(self, dice: random.Random, chance: float) -> None:
         """Starts some of the jobs that may start, and ends some that run."""
         for number, job in self.jobs.items():
             if job.state is JobState.RUNNING and dice.random() < chance:
                 self.end(number, Outcome.COMPLETED)
-            elif job.state is JobState.QUEUED and number not in self.gone and dice.random() < chance:
+            elif job.state is JobState.QUEUED and number not in self.waiting_for_lines and dice.random() < chance:
                 self.start(number)
                 self.started[job.spec.text] += 1
 
 
-class BelievingEye:
+class CredulousObserver:
     """Negative control: takes every line that it has not read before for a job, immediately."""
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class BelievingEye:
                 if text.strip() and text not in self.started:
                     self.started[text] = 1
 
-    def run_some(self, dice: random.Random, chance: float) -> None:
+    def start_and_end_some(self, dice: random.Random, chance: float) -> None:
         """Does nothing: all jobs have been started already."""
 
     def open_texts(self) -> list[str]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.stress.harness import Stage, scheduler
-from tests.stress.part import Found, Order
-from tests.stress.trace import GATED_JOB, judge, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import GATED_JOB, judge, outcomes_of
 from tests.waiting import wait_for
 
 _CODES = (0, 0, 3, 7, 42)
@@ -39,7 +39,7 @@ class GatedJobs:
             for number in numbers
         ]
 
-    def open(self) -> None:
+    def open_gate(self) -> None:
         """Opens the gate, so that all of them end."""
         self._gate.touch()
 
@@ -58,7 +58,7 @@ class GatedJobs:
         """Returns whether every job has written its end."""
         return self._count("end") >= len(self.codes)
 
-    def judge(self, stage: Stage, order: Order, found: Found, *, interrupted: bool = False) -> None:
+    def judge(self, stage: Stage, order: Order, found: Findings, *, interrupted: bool = False) -> None:
         """Checks that each job started once, got no signal, and has its end in the store of this stage.
 
         interrupted: their runners were killed or lost, so "interrupted" may be right. The negative control is
@@ -66,8 +66,8 @@ class GatedJobs:
         """
         outcomes: dict[int, int | str | None] = {**self.codes}
         if not order.is_control:
-            outcomes = said_of(stage.status())
-        judge(self.trace, self.codes, outcomes, killed=interrupted).tell(found)
+            outcomes = outcomes_of(stage.status())
+        judge(self.trace, self.codes, outcomes, killed=interrupted).report_to(found)
 
 
 def stage_in(folder: Path, order: Order, *options: str, gpus: int = 4) -> Stage:
@@ -90,16 +90,16 @@ def each_folder(order: Order, dice: random.Random, rounds: int) -> Iterator[tupl
 
 
 @contextlib.contextmanager
-def ended(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
+def killed_at_exit(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kills these schedulers at the end of the block."""
     try:
         yield
     finally:
         for process in processes:
-            end(process, signal.SIGKILL)
+            end_scheduler(process, signal.SIGKILL)
 
 
-def end(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+def end_scheduler(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
     """Signals a scheduler, waits for its end and returns its exit code."""
     if process.poll() is None:
         process.send_signal(number)

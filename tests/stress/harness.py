@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.cli import main
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.part import Order
 from tests.waiting import wait_for
@@ -36,7 +36,7 @@ def scheduler(folder: Path, *options: str, gpus: int = 4, program: str = "gpu_sc
 
 def program_for(order: Order) -> str:
     """Returns the module to run: the program at full size, else one with a shorter launch deadline."""
-    return "gpu_scheduler" if order.long else "tests.stress.short_deadlines"
+    return "gpu_scheduler" if order.full_length else "tests.stress.short_deadlines"
 
 
 class Stage:
@@ -52,8 +52,8 @@ class Stage:
         self.folder = folder
         self.jobs_file = folder / "jobs.txt"
         self.trace = folder / "trace"
-        self.out = folder / "scheduler.out"
-        self.home = Home.of(str(folder / "gpu_scheduler_state.json"))
+        self.output_file = folder / "scheduler.out"
+        self.home = DataDir.of(str(folder / "gpu_scheduler_state.json"))
         self.env = dict(env or environment())
         self._command = list(command or scheduler(folder, gpus=gpus))
         #: A command to run the scheduler with, such as `setpriv`.
@@ -61,7 +61,7 @@ class Stage:
 
     def start(self, *options: str, ready: bool = True) -> subprocess.Popen[bytes]:
         """Starts a scheduler. ready: waits until it reports that it is up."""
-        with self.out.open("ab") as out:
+        with self.output_file.open("ab") as out:
             at = out.tell()
             process = subprocess.Popen(
                 [*self.prefix, *self._command, *options],
@@ -75,8 +75,8 @@ class Stage:
         """Waits until a scheduler reports that it is up, in its output from byte `at` on."""
 
         def is_up() -> bool:
-            assert process.poll() is None, f"the scheduler ended: {self.out.read_text()[-2000:]}"
-            with self.out.open("rb") as out:
+            assert process.poll() is None, f"the scheduler ended: {self.output_file.read_text()[-2000:]}"
+            with self.output_file.open("rb") as out:
                 out.seek(at)
                 output = out.read()
             return b"scheduler up" in output or b"ready" in output
@@ -93,7 +93,7 @@ class Stage:
 
     def drain(self, timeout_s: float, *options: str) -> int:
         """Runs a scheduler until no job is left that could run; returns its exit code."""
-        with self.out.open("ab") as out:
+        with self.output_file.open("ab") as out:
             return subprocess.run(
                 [*self.prefix, *self._command, "--drain", *options],
                 cwd=self.folder, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
@@ -110,12 +110,12 @@ class Stage:
 
     def status(self) -> dict[str, Any]:
         """Returns the parsed output of `status --json --all`."""
-        code, output = self.ask("status", "--json", "--all")
+        code, output = self.run_cli("status", "--json", "--all")
         assert code == 0, output
         found: dict[str, Any] = json.loads(output)
         return found
 
-    def ask(self, *words: str) -> tuple[int, str]:
+    def run_cli(self, *words: str) -> tuple[int, str]:
         """Runs a command in this process, which saves starting an interpreter; returns exit code and
         output."""
         output = io.StringIO()
@@ -128,7 +128,7 @@ class Stage:
         return Store(self.home)
 
 
-def newest_attempts(home: Home, jobs: int) -> list[Path]:
+def newest_attempts(home: DataDir, jobs: int) -> list[Path]:
     """Returns the complete attempt folders of the newest `jobs` jobs."""
     newest = sorted((path for path in home.runs.iterdir()), key=lambda path: int(path.name))[-jobs:]
     return [path for job in newest for path in sorted(job.iterdir()) if (path / "spec.json").exists()]

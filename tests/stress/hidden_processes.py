@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tests.stress.gated import stage_in
 from tests.stress.harness import Stage, kill, pause, runners_of
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, number_of, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
 #: Run as `sh hidden.sh TRACE N SECONDS CODE LOCK`.
@@ -47,16 +47,16 @@ _WAYS = {
 }
 _CODES = (0, 0, 3, 42)
 #: Seconds in which a process may still end after every attempt was reconciled.
-_GONE_S = 10.0
+_EXIT_GRACE_S = 10.0
 
 
-def hidden(order: Order) -> Found:
+def hidden(order: Order) -> Findings:
     """Runs 300 jobs on two GPUs, kills about half of their runners, and cancels some jobs."""
-    found, dice, count = Found(), order.dice("hidden"), order.of(300, 5)
+    found, dice, count = Findings(), order.rng("hidden"), order.scaled(300, 5)
     stage = stage_in(order.folder, order, gpus=2)
     (order.folder / "hidden.sh").write_text(_SCRIPT)
     codes = {number: dice.choice(_CODES) for number in range(count)}
-    longest = 2.0 if order.long else 0.6
+    longest = 2.0 if order.full_length else 0.6
     lines = [_line(stage, number, code, dice.uniform(0.2, longest)) for number, code in codes.items()]
     found.figures = {"jobs": count, "runners killed": 0, "cancelled": 0, "schedulers killed": 0}
     with _bystanders(stage, found):
@@ -77,7 +77,7 @@ def _line(stage: Stage, number: int, code: int, seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def _bystanders(stage: Stage, found: Found) -> Iterator[None]:
+def _bystanders(stage: Stage, found: Findings) -> Iterator[None]:
     """Runs three processes that nobody may signal."""
     script = stage.folder / "bystander.sh"
     script.write_text(_BYSTANDER)
@@ -102,7 +102,7 @@ def _bystanders(stage: Stage, found: Found) -> Iterator[None]:
 
 
 def _run(
-    stage: Stage, lines: list[str], order: Order, dice: random.Random, found: Found
+    stage: Stage, lines: list[str], order: Order, dice: random.Random, found: Findings
 ) -> tuple[set[int], set[int]]:
     """Runs all lines; returns the ids of jobs whose runner was killed, and of cancelled jobs."""
     killed: set[int] = set()
@@ -128,8 +128,8 @@ def _run(
                 _, job_id = dice.choice(running)
                 cancelled.add(job_id)
                 store = stage.store()
-                store.wish("cancel", str(job_id), "stress", grace_s=1.0)
-                store.home.ring()
+                store.add_request("cancel", str(job_id), "stress", grace_s=1.0)
+                store.data_dir.ring_doorbell()
                 store.close()
                 found.count("cancelled")
     finally:
@@ -143,7 +143,7 @@ def _run(
 def _open(stage: Stage, count: int) -> bool:
     """Returns whether some job can still change."""
     store = stage.store()
-    counts = store.counts()
+    counts = store.state_counts()
     store.close()
     return counts.get("finished", 0) + counts.get("held", 0) < count
 
@@ -153,7 +153,7 @@ def _runners(stage: Stage) -> list[tuple[int, int]]:
     return [(pid, int(folder.parent.name)) for pid, folder in runners_of(stage.folder)]
 
 
-def _nothing_left(stage: Stage, found: Found) -> None:
+def _nothing_left(stage: Stage, found: Findings) -> None:
     """Checks that no process has a script of this folder in its command line."""
     marks = [str(stage.folder / "hidden.sh").encode(), str(stage.trace).encode()]
 
@@ -167,7 +167,7 @@ def _nothing_left(stage: Stage, found: Found) -> None:
         return pids
 
     try:
-        wait_for(lambda: not left(), "nothing left of the jobs", _GONE_S)
+        wait_for(lambda: not left(), "nothing left of the jobs", _EXIT_GRACE_S)
     except AssertionError:
         for pid in left():
             found.fault("left behind", Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
@@ -175,13 +175,13 @@ def _nothing_left(stage: Stage, found: Found) -> None:
 
 
 def _judge(
-    stage: Stage, order: Order, codes: dict[int, int], killed: set[int], cancelled: set[int], found: Found
+    stage: Stage, order: Order, codes: dict[int, int], killed: set[int], cancelled: set[int], found: Findings
 ) -> None:
     outcomes: dict[int, int | str | None] = {**codes}
     ids: dict[int, int] = {}
     if not order.is_control:
         status = stage.status()
-        outcomes, ids = said_of(status), {number_of(job["command"]): job["id"] for job in status["jobs"]}
+        outcomes, ids = outcomes_of(status), {number_of(job["command"]): job["id"] for job in status["jobs"]}
     for line in stage.trace.read_text().splitlines():
         if line.split()[1] == "beside":
             found.fault(
@@ -193,4 +193,4 @@ def _judge(
         if outcome == "interrupted" and ids.get(number) not in killed:
             found.fault("wrong codes", f"job {number} is interrupted, but nobody killed its runner")
     judged = {number: code for number, code in codes.items() if ids.get(number) not in cancelled}
-    judge(stage.trace, judged, outcomes, killed=True).tell(found)
+    judge(stage.trace, judged, outcomes, killed=True).report_to(found)

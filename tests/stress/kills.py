@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_scheduler.executors.direct import DirectExecutor
-from tests.isolation import HAS_CONDA, SYSTEM_CONDA
+from tests.isolation import SYSTEM_CONDA_REASON, SYSTEM_CONDA
 from tests.stress.harness import Stage, environment, newest_attempts, pause, program_for, scheduler
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.stress.submit import SCRIPT
-from tests.stress.trace import JOB, judge, number_of, said_of
+from tests.stress.trace import JOB, judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
 Variant = Literal["direct", "screen", "control"]
@@ -29,21 +29,21 @@ _WAYS = {"file": 0.65, "add": 0.1, "insert": 0.25}
 _PYTHON = '#!/bin/sh\nshift\nexec /bin/sh "$@"\n'
 
 
-def direct(order: Order) -> Found:
+def direct(order: Order) -> Findings:
     """Kills the scheduler 500 times during 2,500 jobs without a terminal."""
-    return kills(order, "control" if order.is_control else "direct", order.of(500), order.of(2500))
+    return kills(order, "control" if order.is_control else "direct", order.scaled(500), order.scaled(2500))
 
 
-def screen(order: Order) -> Found:
+def screen(order: Order) -> Findings:
     """Kills the scheduler 500 times during 2,500 jobs in Screen."""
-    return kills(order, "screen", order.of(500), order.of(2500))
+    return kills(order, "screen", order.scaled(500), order.scaled(2500))
 
 
-def kills(order: Order, variant: Variant, times: int, count: int) -> Found:
+def kills(order: Order, variant: Variant, times: int, count: int) -> Findings:
     """Kills a scheduler `times` times during `count` jobs."""
     if SYSTEM_CONDA is not None:
-        return Found(skipped=HAS_CONDA)  # not the `python` that this part provides
-    found, dice = Found(), order.dice(variant)
+        return Findings(skipped=SYSTEM_CONDA_REASON)  # not the `python` that this part provides
+    found, dice = Findings(), order.rng(variant)
     stage = stage_for(order.folder, variant, program_for(order))
     codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(count)}
     jobs = [_job(stage, n, code, variant, dice) for n, code in codes.items()]
@@ -58,7 +58,7 @@ def kills(order: Order, variant: Variant, times: int, count: int) -> Found:
             victim = stage.start(ready=dice.random() < 0.75)
             pause(dice.uniform(0.005, 0.25))
             if variant != "control" and dice.random() < 0.5:
-                _launch_again(stage, again, dice, found)
+                _launch_second_runner(stage, again, dice, found)
             victim.kill()
             victim.wait()
         submitter.submit(jobs[times * per_round :])
@@ -136,7 +136,7 @@ class _Submitter:
         self._process.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
         self._process.stdin.flush()
 
-    def close(self, found: Found) -> None:
+    def close(self, found: Findings) -> None:
         """Waits until all are acknowledged; counts a refusal as a fault."""
         if self._process is None:
             return
@@ -150,7 +150,7 @@ class _Submitter:
             found.fault("refused", f"{self._sent} were submitted, {len(acks)} acknowledged")
 
 
-def _launch_again(stage: Stage, executor: DirectExecutor, dice: random.Random, found: Found) -> None:
+def _launch_second_runner(stage: Stage, executor: DirectExecutor, dice: random.Random, found: Findings) -> None:
     """Starts one more runner for one of the newest attempts, whatever its state."""
     newest = newest_attempts(stage.home, 20)
     if newest:
@@ -159,7 +159,7 @@ def _launch_again(stage: Stage, executor: DirectExecutor, dice: random.Random, f
 
 
 def _judge(
-    stage: Stage, variant: Variant, codes: dict[int, int], found: Found, code: int, least: int
+    stage: Stage, variant: Variant, codes: dict[int, int], found: Findings, code: int, least: int
 ) -> None:
     """Compares the trace with the recorded outcomes, and checks the exit code of the drain.
 
@@ -170,8 +170,8 @@ def _judge(
         state = json.loads((stage.folder / "control.json").read_text())
         outcomes = {number_of(line): job["code"] for line, job in state.items()}
     else:
-        outcomes = said_of(stage.status())
+        outcomes = outcomes_of(stage.status())
         if not least <= code <= max(codes.values()):
             text = f"the drain exits {code}, which is not from {least} to {max(codes.values())}"
             found.fault("wrong codes", text)
-    judge(stage.trace, codes, outcomes, killed=False).tell(found)
+    judge(stage.trace, codes, outcomes, killed=False).report_to(found)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.probes import usage
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.trace import number_of
 
 #: Seconds by which different clocks may disagree.
 _CLOCKS_S = 0.005
 #: Seconds between two samples of the watcher.
-_EVERY_S = 0.004
+_INTERVAL_S = 0.004
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass
-class Other(Span):
+class ForeignProcess(Span):
     """A foreign process at its peak, from when the scheduler must know it until it is told to end."""
 
     pid: int = 0
@@ -44,7 +44,7 @@ class Other(Span):
         return self.end == math.inf and usage.start_ticks(self.pid) is not None
 
 
-def crowded(spans: Iterable[Span], total_mib: int) -> list[str]:
+def overcommitments(spans: Iterable[Span], total_mib: int) -> list[str]:
     """Describes every span that began when it did not fit beside the others on its GPU."""
     found = []
     held: dict[int, list[Span]] = {}
@@ -57,7 +57,7 @@ def crowded(spans: Iterable[Span], total_mib: int) -> list[str]:
     return found
 
 
-def of_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
+def spans_in_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
     """Returns the declared memory of each job while it lived, by number, and the jobs that ran out of
     memory."""
     spans: dict[int, Span] = {}
@@ -72,11 +72,11 @@ def of_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
     return spans, full
 
 
-def of_record(store: Store) -> dict[int, list[Span]]:
+def spans_in_store(store: Store) -> dict[int, list[Span]]:
     """Returns the allocations in the store, by job number; shortened a little at both ends."""
     wall = time.time() - time.monotonic()
     boot = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    index = store.indices()
+    index = store.gpu_indices()
     spans: dict[int, list[Span]] = {}
     for row in store.db.rows("SELECT attempt.*, job.text FROM attempt JOIN job ON job.id = job_id"):
         number = number_of(row["text"])
@@ -90,7 +90,7 @@ def of_record(store: Store) -> dict[int, list[Span]]:
     return spans
 
 
-def waited(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
+def count_waits(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
     """Counts the jobs that were appended before another one ended and started after it on the same GPU."""
     return sum(
         any(other.gpu == span.gpu and sent_at[number] < other.end <= span.begin for other in lived.values())
@@ -98,7 +98,7 @@ def waited(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
     )
 
 
-def let_go_early(lived: dict[int, Span], held: dict[int, list[Span]]) -> list[str]:
+def released_early(lived: dict[int, Span], held: dict[int, list[Span]]) -> list[str]:
     """Describes every job that lived while the store had no allocation for it."""
     found = []
     for number, span in lived.items():
@@ -117,15 +117,15 @@ class Watcher(threading.Thread):
     """
 
     def __init__(
-        self, home: Home | None, sim: Path, total_mib: int, others: Callable[[], list[Other]]
+        self, home: DataDir | None, sim: Path, total_mib: int, foreign_processes: Callable[[], list[ForeignProcess]]
     ) -> None:
         super().__init__(name="watcher")
-        self.looks = 0
-        self.most = 0
-        self.doubled: dict[object, str] = {}
+        self.samples = 0
+        self.peak_mib = 0
+        self.double_allocations: dict[object, str] = {}
         self.overfull: dict[object, str] = {}
         self.error: Exception | None = None
-        self._home, self._sim, self._total, self._others = home, str(sim), total_mib, others
+        self._home, self._sim, self._total, self._foreign_processes = home, str(sim), total_mib, foreign_processes
         self._over = threading.Event()
 
     def stop(self) -> None:
@@ -139,36 +139,36 @@ class Watcher(threading.Thread):
         """Samples until `stop` is called; keeps an error for it."""
         store = Store(self._home) if self._home is not None else None
         try:
-            while not self._over.wait(_EVERY_S):
+            while not self._over.wait(_INTERVAL_S):
                 if store is not None:
-                    self._look_at_record(store)
-                self._look_at_cards()
-                self.looks += 1
+                    self._check_store(store)
+                self._check_gpus()
+                self.samples += 1
         except Exception as error:  # noqa: BLE001 - `stop` raises it again
             self.error = error
         finally:
             if store is not None:
                 store.close()
 
-    def _look_at_record(self, store: Store) -> None:
-        index = store.indices()
+    def _check_store(self, store: Store) -> None:
+        index = store.gpu_indices()
         # Processes known before the store is read and alive after it were there at that instant.
-        known = self._others()
+        known = self._foreign_processes()
         rows = store.db.rows("SELECT id, gpus, vram FROM attempt WHERE released_boot IS NULL")
         alive = [other for other in known if other.lives()]
         for gpu in index.values():
             here = [row for row in rows if gpu in [index[uuid] for uuid in json.loads(row["gpus"])]]
             ours = sum(row["vram"] or 0 for row in here)
             theirs = sum(other.mib for other in alive if other.gpu == gpu)
-            self.most = max(self.most, ours + theirs)
+            self.peak_mib = max(self.peak_mib, ours + theirs)
             if ours + theirs > self._total:
                 ids = tuple(row["id"] for row in here)
-                self.doubled[(gpu, ids)] = f"GPU {gpu}: attempts {ids} {ours} MiB + foreign {theirs} MiB"
+                self.double_allocations[(gpu, ids)] = f"GPU {gpu}: attempts {ids} {ours} MiB + foreign {theirs} MiB"
 
-    def _look_at_cards(self) -> None:
+    def _check_gpus(self) -> None:
         # Locked, so that no memory moves from one process to another while it is added up.
         with usage.locked(self._sim):
-            uses = usage.read_uses(self._sim)
+            uses = usage.read_usages(self._sim)
         used: dict[int, int] = {}
         for use in uses:
             for gpu, mib in use.gpus.items():

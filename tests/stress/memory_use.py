@@ -38,14 +38,14 @@ def _take(folder: str, gpu: int, has: int, wants: int, *, asks: bool = True) -> 
         free = usage.free_mib(folder, gpu)
         if asks and free is not None and wants - has > free:
             raise _Full
-        usage.write_use(folder, {gpu: wants}, _LOAD)
+        usage.write_usage(folder, {gpu: wants}, _LOAD)
     return wants
 
 
 def _job(folder: str, trace: str, number: str, declared: str, *words: str) -> int:
     used, ramp_s, hold_s, code = int(words[0]), float(words[1]), float(words[2]), int(words[3])
     gpu, end = int(os.environ["CUDA_VISIBLE_DEVICES"]), ""
-    _note(trace, f"{number} start {os.getpid()} {gpu} {declared}")
+    _write_trace(trace, f"{number} start {os.getpid()} {gpu} {declared}")
     steps, has, begun = max(1, round(ramp_s / _STEP_S)), 0, time.monotonic()
     try:
         for step in range(1, steps + 1):
@@ -54,18 +54,18 @@ def _job(folder: str, trace: str, number: str, declared: str, *words: str) -> in
         time.sleep(hold_s)
     except _Full:
         code, end = 1, " oom"
-    usage.remove_use(folder)
-    _note(trace, f"{number} end {code} {gpu} {declared}", end)
+    usage.remove_usage(folder)
+    _write_trace(trace, f"{number} end {code} {gpu} {declared}", end)
     return code
 
 
-def _note(trace: str, text: str, more: str = "") -> None:
+def _write_trace(trace: str, text: str, more: str = "") -> None:
     fd = os.open(trace, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, f"{text} {time.monotonic():.6f}{more}\n".encode())
     os.close(fd)
 
 
-def _other(folder: str, gpu: int, peak: int, low: int) -> int:
+def _foreign_process(folder: str, gpu: int, peak: int, low: int) -> int:
     try:
         has = _take(folder, gpu, 0, peak)
         print("there", flush=True)
@@ -76,12 +76,12 @@ def _other(folder: str, gpu: int, peak: int, low: int) -> int:
     except _Full:
         return 1
     finally:
-        usage.remove_use(folder)
+        usage.remove_usage(folder)
     return 0
 
 
 if __name__ == "__main__":
-    sim = os.environ[usage.VARIABLE]
+    sim = os.environ[usage.FOLDER_VARIABLE]
     if sys.argv[1] == "job":
         sys.exit(_job(sim, *sys.argv[2:]))
-    sys.exit(_other(sim, *map(int, sys.argv[2:])))
+    sys.exit(_foreign_process(sim, *map(int, sys.argv[2:])))

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.core.states import JobState
-from gpu_scheduler.intake.bashcheck import completes
-from tests.stress.file_observers import Eye
-from tests.stress.part import Found, Order
+from gpu_scheduler.intake.bashcheck import is_complete
+from tests.stress.file_observers import JobsFileObserver
+from tests.stress.part import Findings, Order
 
 #: A typical jobs file; no line of it could complete another one.
 _LINES = (
@@ -84,12 +84,12 @@ def _recode(line: bytes, dice: random.Random) -> bytes:
 _WAYS: tuple[Callable[[bytes, random.Random], bytes], ...] = (_insert, _replace, _flip, _drop, _swap, _recode)
 
 
-def mutations(order: Order) -> Found:
+def mutations(order: Order) -> Findings:
     """Makes 20,000 mutations; saves, reads and repairs the file for each."""
-    found, dice, count = Found(), order.dice("mutations"), order.of(20_000, 40)
+    found, dice, count = Findings(), order.rng("mutations"), order.scaled(20_000, 40)
     path, done = order.folder / "jobs.txt", 0
-    look = _believe if order.is_control else None
-    eye = Eye(path)
+    look = _read_all_rows if order.is_control else None
+    eye = JobsFileObserver(path)
     for done in range(count):
         if done % _EPISODE == 0:
             eye = _begin(path)
@@ -115,9 +115,9 @@ def _corrupt(line: bytes, dice: random.Random) -> bytes:
     return corrupted.rstrip(b"\n") + b"\n"
 
 
-def _begin(path: Path) -> Eye:
+def _begin(path: Path) -> JobsFileObserver:
     path.unlink(missing_ok=True)
-    eye = Eye(path)
+    eye = JobsFileObserver(path)
     _save(path, _LINES)
     eye.wait(30)
     return eye
@@ -129,7 +129,7 @@ def _save(path: Path, lines: tuple[bytes, ...]) -> None:
     os.replace(spare, path)
 
 
-def _one(eye: Eye, path: Path, at: int, corrupted: bytes, found: Found) -> None:
+def _one(eye: JobsFileObserver, path: Path, at: int, corrupted: bytes, found: Findings) -> None:
     others = {line.job_id: line.text for line in eye.reading if line.number != at + 1}
     own = [line.job_id for line in eye.reading if line.number == at + 1 and line.job_id is not None]
     texts, before = Counter(line.text for line in eye.reading), eye.ready()
@@ -146,7 +146,7 @@ def _one(eye: Eye, path: Path, at: int, corrupted: bytes, found: Found) -> None:
         _mend(eye, path, {*before}, texts, corrupted, found)
         return
     pieces = corrupted.split(b"\n")[:-1]
-    same = _part_of_it(eye, at, len(pieces))
+    same = _continuation_lines(eye, at, len(pieces))
     for job_id, text in others.items():
         if job_id not in ready and not any(text in whole for whole in same.values()):
             found.fault("others affected", f"{text!r} after {corrupted!r}")
@@ -163,7 +163,7 @@ def _one(eye: Eye, path: Path, at: int, corrupted: bytes, found: Found) -> None:
 
 
 def _mend(
-    eye: Eye, path: Path, kept: set[int | None], texts: Counter[str], corrupted: bytes, found: Found
+    eye: JobsFileObserver, path: Path, kept: set[int | None], texts: Counter[str], corrupted: bytes, found: Findings
 ) -> None:
     """Saves the original file: every kept job must belong to its line again."""
     _save(path, _LINES)
@@ -178,7 +178,7 @@ def _is_binary(content: bytes) -> bool:
     return 0 in content or content[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
-def _part_of_it(eye: Eye, at: int, pieces: int) -> dict[int, str]:
+def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int, str]:
     """Returns the following lines, by number, that would complete an unfinished command.
 
     They wait with it by design, because the rest of a loop must never run alone.
@@ -191,7 +191,7 @@ def _part_of_it(eye: Eye, at: int, pieces: int) -> dict[int, str]:
     }
 
 
-def _judge_reports(eye: Eye, at: int, pieces: list[bytes], same: dict[int, str], found: Found) -> bool:
+def _judge_reports(eye: JobsFileObserver, at: int, pieces: list[bytes], same: dict[int, str], found: Findings) -> bool:
     """Checks that each report names a corrupted line and what is accepted, and that none is missing.
 
     Returns whether a part of the corrupted line is reported.
@@ -200,7 +200,7 @@ def _judge_reports(eye: Eye, at: int, pieces: list[bytes], same: dict[int, str],
     for mistake in eye.malformed:
         found.count("reported")
         reported.add(mistake.number - at - 1)
-        if not mistake.accepted or not mistake.reason or f":{mistake.number}: " not in str(mistake):
+        if not mistake.accepted_form or not mistake.reason or f":{mistake.number}: " not in str(mistake):
             found.fault("unhelpful errors", str(mistake))
     for number in reported - set(range(len(pieces))):
         if number + at + 1 not in same:
@@ -229,7 +229,7 @@ def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
     if spec.command is not None:
         if spec.command not in text:
             return f"{spec.command!r} does not stand there"
-        return None if completes(spec.command) else "bash refuses it"
+        return None if is_complete(spec.command) else "bash refuses it"
     plain = text.replace('""', '"')
     if spec.script is None or os.path.basename(spec.script) not in plain:
         return f"{spec.script!r} does not stand there"
@@ -239,13 +239,13 @@ def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
     return None
 
 
-def _believe(content: bytes) -> list[list[str]]:
+def _read_all_rows(content: bytes) -> list[list[str]]:
     """Returns the rows that the `csv` module reads from the whole file (negative control)."""
     return list(csv.reader(io.StringIO(content.decode("utf-8", "replace").replace("\0", ""), newline="")))
 
 
-def _judge_control(rows: list[list[str]], at: int, corrupted: bytes, found: Found) -> None:
-    wanted = [row for n, line in enumerate(_LINES) if n != at for row in _believe(line)]
+def _judge_control(rows: list[list[str]], at: int, corrupted: bytes, found: Findings) -> None:
+    wanted = [row for n, line in enumerate(_LINES) if n != at for row in _read_all_rows(line)]
     for row in wanted:
         if row not in rows:
             found.fault("others affected", f"{row} after {corrupted!r}")

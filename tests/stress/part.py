@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 #: Number of faults that are described; all of them are counted.
-TOLD = 30
+MAX_MESSAGES = 30
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,22 @@ class Order:
     folder: Path
     is_control: bool = False
 
-    def of(self, full: int, least: int = 1) -> int:
+    def scaled(self, full: int, least: int = 1) -> int:
         """Returns `full` scaled to this size, but at least `least`."""
         return max(least, round(full * self.factor))
 
-    def dice(self, salt: str = "") -> random.Random:
+    def rng(self, salt: str = "") -> random.Random:
         """Returns a random number generator that the seed makes repeatable."""
         return random.Random(f"{self.seed} {salt}")
 
     @property
-    def long(self) -> bool:
+    def full_length(self) -> bool:
         """True if single jobs may take as long as they do at full size."""
         return self.factor >= 0.2
 
 
 @dataclass
-class Found:
+class Findings:
     """The findings of one part.
 
     figures: counts and measurements by name, for people; faults: number of faults by kind; skipped: why it
@@ -47,7 +47,7 @@ class Found:
 
     figures: dict[str, int | float | str] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     skipped: str | None = None
 
     def count(self, name: str, by: int = 1) -> None:
@@ -57,8 +57,8 @@ class Found:
     def fault(self, kind: str, text: str) -> None:
         """Counts a fault of this kind, and keeps the description of the first ones."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
-        if len(self.told) < TOLD:
-            self.told.append(f"{kind}: {text}")
+        if len(self.messages) < MAX_MESSAGES:
+            self.messages.append(f"{kind}: {text}")
 
     @property
     def clean(self) -> bool:

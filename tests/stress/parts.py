@@ -27,7 +27,7 @@ from tests.stress import (
     special_files,
     stop_during_start,
 )  # fmt: skip
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Part:
 
     promise: str
     name: str
-    run: Callable[[Order], Found]
+    run: Callable[[Order], Findings]
     suite: float | None
     control: float | None = None
 
@@ -74,7 +74,7 @@ PARTS = (
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
     Part("P2", "ten schedulers at once", claims.instances, suite=0.05, control=0.25),
-    Part("P5", "memory allocated twice", double_allocation.booking, suite=0.015, control=0.02),
+    Part("P5", "memory allocated twice", double_allocation.allocations, suite=0.015, control=0.02),
     Part("P2", "races for a claim", claims.races, suite=0.03, control=0.1),
     Part("P2", "races of runners", claims.runners, suite=None, control=0.03),
     Part("P3", "restart with many jobs running", running.ready, suite=0.05),

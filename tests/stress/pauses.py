@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.stress import editors
 from tests.stress.harness import Stage, pause
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _GPUS = 8
@@ -32,9 +32,9 @@ _AGAIN_S = 0.5
 _GAPS_S = {True: (0.0, 0.0, 0.02, 0.2, 0.6, 1.1), False: (0.0, 0.0, 0.02, 0.1)}
 
 
-def toggles(order: Order) -> Found:
+def toggles(order: Order) -> Findings:
     """Makes 5,000 changes in half an hour."""
-    found, dice, count = Found(), order.dice("toggles"), order.of(5000, 20)
+    found, dice, count = Findings(), order.rng("toggles"), order.scaled(5000, 20)
     stage = _stage(order)
     jobs_file = _identity(stage)
     process = stage.start()
@@ -45,7 +45,7 @@ def toggles(order: Order) -> Found:
     try:
         for number in range(1, count + 1):
             users.turn(found)
-            pause(dice.choice(_GAPS_S[order.long]))
+            pause(dice.choice(_GAPS_S[order.full_length]))
             if not order.is_control and number % 250 == 15:
                 process.kill()
                 process.wait()
@@ -64,10 +64,10 @@ def toggles(order: Order) -> Found:
 
 
 def _stage(order: Order) -> Stage:
-    folder, dice = order.folder, order.dice("jobs")
-    shortest, longest = (1.0, 4.0) if order.long else (0.2, 0.8)
+    folder, dice = order.folder, order.rng("jobs")
+    shortest, longest = (1.0, 4.0) if order.full_length else (0.2, 0.8)
     lines = [
-        f"[share=0.5] sleep {dice.uniform(shortest, longest):.2f}{n:05}" for n in range(order.of(9000, 50))
+        f"[share=0.5] sleep {dice.uniform(shortest, longest):.2f}{n:05}" for n in range(order.scaled(9000, 50))
     ]
     (folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     if not order.is_control:
@@ -107,9 +107,9 @@ class _Users:
         state = self._read()
         self._save({**state, **self._keys}, editors.rename)
 
-    def turn(self, found: Found) -> None:
+    def turn(self, found: Findings) -> None:
         """Lets one of them change one GPU."""
-        gpu = self._whose_turn()
+        gpu = self._next_gpu()
         writer = self._dice.randrange(len(_WRITERS))
         if not self._is_control and self._dice.random() < 0.05:
             self._wanted[gpu] = not self._wanted[gpu]
@@ -117,7 +117,7 @@ class _Users:
             done = self._stage.cli(verb, str(gpu))
             if done.returncode != 0:
                 found.fault("refused", f"{verb} {gpu}: {done.stderr}")
-            self._note(f"command {verb} {gpu}")
+            self._count_turn(f"command {verb} {gpu}")
             return
         state = self._read()
         paused = set(state.get("paused_gpus", []))
@@ -126,9 +126,9 @@ class _Users:
         self._keys["turns"] += 1
         style = self._dice.choice(_WRITERS[writer])
         self._save({**state, "paused_gpus": sorted(paused), "turns": self._keys["turns"]}, style)
-        self._note(f"{style.__name__} {'pauses' if gpu in paused else 'resumes'} {gpu}")
+        self._count_turn(f"{style.__name__} {'pauses' if gpu in paused else 'resumes'} {gpu}")
 
-    def _whose_turn(self) -> int:
+    def _next_gpu(self) -> int:
         free: list[int] = []
         while not free:
             now = time.monotonic()
@@ -138,7 +138,7 @@ class _Users:
         self._turned_at[gpu] = time.monotonic()
         return gpu
 
-    def _note(self, text: str) -> None:
+    def _count_turn(self, text: str) -> None:
         kind = text.split()[0]
         self.figures[kind] = int(self.figures.get(kind, 0)) + 1
         self._last = f"{self._last[-300:]}; {text}"
@@ -162,7 +162,7 @@ class _Users:
         for _ in style(self._path, content, self._dice):
             pause(self._dice.choice((0.0, 0.0, 0.001, 0.02)))
 
-    def check(self, found: Found) -> None:
+    def check(self, found: Findings) -> None:
         """Waits without edits and checks that the last changes hold, in the store and in the file."""
         deadline = time.monotonic() + (0.5 if self._is_control else 6.0)
         while (wrong := self._wrong()) and time.monotonic() < deadline:
@@ -197,8 +197,8 @@ class _Users:
         """Waits until a new scheduler has read the file, because a missing file would count as a change."""
         store = self._stage.store()
         try:
-            request = store.wish("release", "0", "stress")
-            store.home.ring()
-            wait_for(lambda: store.answer(request), "an answer of the scheduler", timeout_s=60)
+            request = store.add_request("release", "0", "stress")
+            store.data_dir.ring_doorbell()
+            wait_for(lambda: store.request_answer(request), "an answer of the scheduler", timeout_s=60)
         finally:
             store.close()

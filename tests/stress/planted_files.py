@@ -15,17 +15,17 @@ from pathlib import Path
 
 from gpu_scheduler.core.jobspec import JobSpec
 from gpu_scheduler.store.store import Store
-from tests.stress.gated import GatedJobs, ended, stage_in
+from tests.stress.gated import GatedJobs, killed_at_exit, stage_in
 from tests.stress.harness import Stage
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 #: Modes of a world-writable folder, with and without the sticky bit.
 _MODES = (0o1777, 0o777)
-_PRECIOUS = {"text": "precious\n", "object": '{"mine": 1}\n', "empty": ""}
+_VICTIM_CONTENTS = {"text": "precious\n", "object": '{"mine": 1}\n', "empty": ""}
 
 
-class _Stranger:
+class _OtherUser:
     """Another user, who may write in the folder of a stage. canary: written by their commands if run as
     root."""
 
@@ -78,7 +78,7 @@ class _Stranger:
 
     def log(self) -> None:
         """Plants a link to a file of root in place of the main log."""
-        self._link(self._stage.home.log, self.victim)
+        self._link(self._stage.home.main_log, self.victim)
 
     def state_file(self) -> None:
         """Plants such a link in place of the state file."""
@@ -115,19 +115,19 @@ class _Stranger:
         return mine if self._is_control else (*mine, *others)
 
 
-def planted(order: Order) -> Found:
+def planted(order: Order) -> Findings:
     """Plants something in each of 90 world-writable folders."""
     if os.geteuid() != 0:
-        return Found(skipped="only root can act as two users")
-    found, dice, rounds = Found(), order.dice("planted"), order.of(90)
+        return Findings(skipped="only root can act as two users")
+    found, dice, rounds = Findings(), order.rng("planted"), order.scaled(90)
     found.figures = {"folders": rounds}
     for number in range(rounds):
         folder = order.folder / str(number)
         folder.mkdir()
         stage, jobs = stage_in(folder / "shared", order), GatedJobs(folder, dice)
-        stranger = _Stranger(stage, order, dice)
-        precious = dice.choice(list(_PRECIOUS))
-        stranger.victim.write_text(_PRECIOUS[precious])
+        stranger = _OtherUser(stage, order, dice)
+        precious = dice.choice(list(_VICTIM_CONTENTS))
+        stranger.victim.write_text(_VICTIM_CONTENTS[precious])
         stage.folder.chmod(dice.choice(_MODES))
         attack = stranger.attacks[number % len(stranger.attacks)]
         attack()
@@ -136,7 +136,7 @@ def planted(order: Order) -> Found:
         _start(stage, stranger, found, f"{label}, {precious}")
         if stranger.canary.exists():
             found.fault("ran as root", f"{label}: {stranger.canary.read_text()}")
-        if stranger.victim.read_text() != _PRECIOUS[precious]:
+        if stranger.victim.read_text() != _VICTIM_CONTENTS[precious]:
             found.fault("a file of root changed", f"{label}, {precious}: {stranger.victim.read_text()[:300]}")
         if not order.is_control:
             _mend_and_go_on(stage, jobs, order, found)
@@ -144,12 +144,12 @@ def planted(order: Order) -> Found:
     return found
 
 
-def _start(stage: Stage, stranger: _Stranger, found: Found, label: str) -> None:
+def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> None:
     """Starts a scheduler that refuses, or stays up as long as a job needs to run."""
     out = stage.folder.parent / "out"
-    stage.out = out
+    stage.output_file = out
     process = stage.start(ready=False)
-    with ended(process):
+    with killed_at_exit(process):
         wait_for(
             lambda: process.poll() is not None or "up," in out.read_text() or "ready" in out.read_text(),
             f"a start with {label}", 60,
@@ -168,7 +168,7 @@ def _start(stage: Stage, stranger: _Stranger, found: Found, label: str) -> None:
                 found.fault("wrong end", f"{label}: {process.returncode}: {out.read_text()[-800:]}")
 
 
-def _mend_and_go_on(stage: Stage, jobs: GatedJobs, order: Order, found: Found) -> None:
+def _mend_and_go_on(stage: Stage, jobs: GatedJobs, order: Order, found: Findings) -> None:
     """Empties the folder but for a jobs file, and checks that a scheduler works there."""
     shutil.rmtree(stage.folder)
     stage_in(stage.folder, order)

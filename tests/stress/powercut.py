@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from tests.stress.harness import ROOT, environment, kill, pause
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, number_of, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
 _MIB = 360
@@ -30,27 +30,27 @@ _KINDS = {
 }
 
 
-def ext4(order: Order) -> Found:
+def ext4(order: Order) -> Findings:
     """20 power cuts."""
     return _cuts(order, "ext4")
 
 
-def xfs(order: Order) -> Found:
+def xfs(order: Order) -> Findings:
     """20 power cuts."""
     return _cuts(order, "xfs")
 
 
-def btrfs(order: Order) -> Found:
+def btrfs(order: Order) -> Findings:
     """20 power cuts."""
     return _cuts(order, "btrfs")
 
 
-def _cuts(order: Order, kind: str) -> Found:
-    found, dice = Found(), order.dice(kind)
+def _cuts(order: Order, kind: str) -> Findings:
+    found, dice = Findings(), order.rng(kind)
     found.skipped = _cannot(order.folder, kind)
     if found.skipped is not None:
         return found
-    rounds = order.of(20)
+    rounds = order.scaled(20)
     found.figures = {"power cuts": rounds, "accepted": 0, "reported as ended": 0, "were running": 0}
     for number in range(rounds):
         folder = order.folder / str(number)
@@ -173,7 +173,7 @@ def _state(pid: int) -> str:
         return "X"
 
 
-def _judge(folder: Path, kind: str, is_control: bool, found: Found) -> None:
+def _judge(folder: Path, kind: str, is_control: bool, found: Findings) -> None:
     """Mounts the copy with another boot id, reads its store, runs a scheduler in it, and compares."""
     out = folder / "out"
     (folder / "boot_id").write_text("11111111-2222-4333-8444-555555555555\n")
@@ -195,7 +195,7 @@ def _judge(folder: Path, kind: str, is_control: bool, found: Found) -> None:
     _judge_final(out, ended, is_control, found)
 
 
-def _judge_final(out: Path, ended: dict[str, str], is_control: bool, found: Found) -> None:
+def _judge_final(out: Path, ended: dict[str, str], is_control: bool, found: Findings) -> None:
     if not (out / "final.json").exists():
         return
     status = json.loads((out / "final.json").read_text())
@@ -205,4 +205,4 @@ def _judge_final(out: Path, ended: dict[str, str], is_control: bool, found: Foun
             found.fault("lost", f"job {job} was reported as ended with {code}: {by_id.get(job)}")
     found.count("were running", sum(1 for job in status["jobs"] if job["state"] == "held"))
     codes = {number: number % 5 for number in (number_of(job["command"]) for job in status["jobs"])}
-    judge(out / "trace", codes, said_of(status), killed=True).tell(found)
+    judge(out / "trace", codes, outcomes_of(status), killed=True).report_to(found)

@@ -28,7 +28,7 @@ def _looks_then_writes(folder: int, identity: dict[str, str | int | None]) -> in
         return None
     os.sched_yield()
     fd = os.open("claim", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    os.write(fd, files.to_text(identity))
+    os.write(fd, files.to_json(identity))
     fcntl.lockf(fd, fcntl.LOCK_SH)
     return fd
 

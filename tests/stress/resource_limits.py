@@ -15,10 +15,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.stress.gated import end, ended, stage_in
+from tests.stress.gated import end_scheduler, killed_at_exit, stage_in
 from tests.stress.harness import Stage, pause
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, outcomes_of
 from tests.waiting import wait_for
 
 #: Run as `bash job.sh TRACE N SECONDS CODE FIFO`; the shell itself waits, on a FIFO that nobody writes to.
@@ -38,21 +38,21 @@ _KINDS = {
 _MIB = 1 << 20
 
 
-def direct(order: Order) -> Found:
+def direct(order: Order) -> Findings:
     """Lowers some limit 120 times during 200 jobs."""
-    return _limits(order, order.of(120, 3), order.of(200, 8))
+    return _limits(order, order.scaled(120, 3), order.scaled(200, 8))
 
 
-def screen(order: Order) -> Found:
+def screen(order: Order) -> Findings:
     """Lowers some limit 60 times during 100 jobs in Screen."""
-    return _limits(order, order.of(60, 3), order.of(100, 8), "--screen")
+    return _limits(order, order.scaled(60, 3), order.scaled(100, 8), "--screen")
 
 
-def _limits(order: Order, times: int, count: int, *mode: str) -> Found:
-    found, dice = Found(), order.dice(" ".join(("limits", *mode)))
+def _limits(order: Order, times: int, count: int, *mode: str) -> Findings:
+    found, dice = Findings(), order.rng(" ".join(("limits", *mode)))
     missing = [name for name in ("setpriv", "prlimit") if shutil.which(name) is None]
     if missing:
-        return Found(skipped=f"{' and '.join(missing)} not installed")
+        return Findings(skipped=f"{' and '.join(missing)} not installed")
     uid = _uid(dice, *mode)
     stage = _stage(order, uid, *mode)
     codes = {number: dice.choice(_CODES) for number in range(count)}
@@ -63,21 +63,21 @@ def _limits(order: Order, times: int, count: int, *mode: str) -> Found:
     ]
     found.figures = {"limits": times, "jobs": count, **dict.fromkeys(_KINDS, 0)}
     process = stage.start()
-    with ended(process):
+    with killed_at_exit(process):
         per_time = -(-count // times)
         for number in range(times):
             _one(stage, process, uid, order, dice, found, lines[number * per_time : (number + 1) * per_time])
             if process.poll() is not None:
-                output = stage.out.read_text()[-1500:]
+                output = stage.output_file.read_text()[-1500:]
                 found.fault("scheduler ended", f"with {process.returncode}: {output}")
                 process = stage.start()
         with contextlib.suppress(AssertionError):
             wait_for(lambda: _has_ended(stage, count), "all jobs to end", 3 if order.is_control else 60)
-        end(process)
+        end_scheduler(process)
     if not order.is_control:
         stage.drain(60)
     outcomes: dict[int, int | str | None] = {**codes}
-    judge(stage.trace, codes, outcomes if order.is_control else said_of(stage.status()), killed=False).tell(
+    judge(stage.trace, codes, outcomes if order.is_control else outcomes_of(stage.status()), killed=False).report_to(
         found
     )
     return found
@@ -112,7 +112,7 @@ def _one(
     uid: int,
     order: Order,
     dice: random.Random,
-    found: Found,
+    found: Findings,
     lines: list[str],
 ) -> None:
     """Lowers one limit for a while, and appends jobs meanwhile."""
@@ -125,7 +125,7 @@ def _one(
     for pid in pids:
         _limit(stage, pid, kind, str(_low(kind, uid, dice)))
     stage.append(lines)
-    pause(dice.uniform(0.1, 2.0 if order.long else 0.8))
+    pause(dice.uniform(0.1, 2.0 if order.full_length else 0.8))
     for pid, soft in before.items():
         _limit(stage, pid, kind, soft)
     pause(dice.uniform(0.0, 0.5))

@@ -12,9 +12,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.gated import GatedJobs, each_folder, end_scheduler, killed_at_exit
 from tests.stress.harness import Stage
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _RUNNING = 2
@@ -60,9 +60,9 @@ _LOSSES: tuple[Callable[[Path, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-def losses(order: Order) -> Found:
+def losses(order: Order) -> Findings:
     """Damages 80 databases, half of which have a backup."""
-    found, dice, rounds = Found(), order.dice("losses"), order.of(80)
+    found, dice, rounds = Findings(), order.rng("losses"), order.scaled(80)
     found.figures = {"records": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
         loss = _missing if order.is_control else _LOSSES[number % len(_LOSSES)]
@@ -76,38 +76,38 @@ def _one(
     loss: Callable[[Path, random.Random], None],
     order: Order,
     dice: random.Random,
-    found: Found,
+    found: Findings,
 ) -> None:
     stage.append([*jobs.lines(1, gated=False), *jobs.lines(_RUNNING)])
-    with ended(process := stage.start()):
+    with killed_at_exit(process := stage.start()):
         jobs.until_started(1 + _RUNNING)
         if not order.is_control and dice.random() < 0.5:
             wait_for(lambda: any(stage.home.backups.glob("*")), "a backup", 60)
             found.count("with a backup")
             stage.append([*jobs.lines(1, gated=False), *jobs.lines(1)])
             jobs.until_started(1 + _RUNNING + 2)
-        end(process, signal.SIGKILL if order.is_control else dice.choice([signal.SIGTERM, signal.SIGKILL]))
+        end_scheduler(process, signal.SIGKILL if order.is_control else dice.choice([signal.SIGTERM, signal.SIGKILL]))
     loss(stage.home.database, dice)
     found.count(loss.__name__.strip("_").replace("_", " "))
     stage.append(jobs.lines(1, gated=False))
     if order.is_control:
-        with ended(stage.start()):
+        with killed_at_exit(stage.start()):
             jobs.until_started(len(jobs.codes) + 1)
-            jobs.open()
+            jobs.open_gate()
     else:
-        _go_on(stage, jobs, loss.__name__, found)
+        _restore(stage, jobs, loss.__name__, found)
         stage.drain(60)
     jobs.judge(stage, order, found, interrupted=True)
 
 
-def _go_on(stage: Stage, jobs: GatedJobs, label: str, found: Found) -> None:
-    at = stage.out.stat().st_size
+def _restore(stage: Stage, jobs: GatedJobs, label: str, found: Findings) -> None:
+    at = stage.output_file.stat().st_size
     process = stage.start(ready=False)
 
     def output() -> str:
-        return stage.out.read_bytes()[at:].decode(errors="replace")
+        return stage.output_file.read_bytes()[at:].decode(errors="replace")
 
-    with ended(process):
+    with killed_at_exit(process):
         wait_for(lambda: process.poll() is not None or "scheduler up" in output(), "a start", 60)
         if process.poll() is None:
             found.count("went on")
@@ -116,7 +116,7 @@ def _go_on(stage: Stage, jobs: GatedJobs, label: str, found: Found) -> None:
             if process.returncode != 1 or "Traceback" in output():
                 found.fault("wrong end", f"{label}: {process.returncode}: {output()[-1500:]}")
             process = stage.start("--restore")
-        with ended(process):
+        with killed_at_exit(process):
             jobs.until_started(len(jobs.codes))
-            jobs.open()
-            end(process)
+            jobs.open_gate()
+            end_scheduler(process)

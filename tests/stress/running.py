@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gpu_scheduler.runner.protocol import observe
 from tests.stress.harness import ROOT, Stage, environment, kill, pause, scheduler
-from tests.stress.part import Found, Order
-from tests.stress.trace import judge, number_of, said_of
+from tests.stress.part import Findings, Order
+from tests.stress.trace import judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
 #: Run as `sh talk.sh TRACE N TICKS CODE`: prints a line every quarter of a second and a last one at its end.
@@ -40,12 +40,12 @@ exit "$4"
 _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def untouched(order: Order) -> Found:
+def untouched(order: Order) -> Findings:
     """Runs 300 jobs of 3 to 10 s, mostly in Screen; ends the scheduler 300 times and SCREEN 200 times."""
-    found, dice = Found(), order.dice("untouched")
+    found, dice = Findings(), order.rng("untouched")
     stage = _stage(order)
-    count, times, screens = order.of(300, 12), order.of(300, 6), order.of(200, 4)
-    slowest = 40 if order.long else 7
+    count, times, screens = order.scaled(300, 12), order.scaled(300, 6), order.scaled(200, 4)
+    slowest = 40 if order.full_length else 7
     ticks = {n: dice.randint(slowest * 3 // 10, slowest) for n in range(count)}
     codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(count)}
     lines = [f"sh {order.folder}/talk.sh {stage.trace} {n} {ticks[n]} {code}" for n, code in codes.items()]
@@ -117,14 +117,14 @@ def _command_of(pid: int) -> bytes:
         return b""
 
 
-def _judge(stage: Stage, order: Order, codes: dict[int, int], ticks: dict[int, int], found: Found) -> None:
+def _judge(stage: Stage, order: Order, codes: dict[int, int], ticks: dict[int, int], found: Findings) -> None:
     if order.is_control:
         state = json.loads((stage.folder / "control.json").read_text())
         outcomes = {number_of(line): job["code"] for line, job in state.items()}
-        judge(stage.trace, codes, outcomes, killed=False).tell(found)
+        judge(stage.trace, codes, outcomes, killed=False).report_to(found)
         return
     status = stage.status()
-    judge(stage.trace, codes, said_of(status), killed=False).tell(found)
+    judge(stage.trace, codes, outcomes_of(status), killed=False).report_to(found)
     for job in status["jobs"]:
         number = number_of(job["command"])
         wanted = [f"job {number} tick {i}" for i in range(ticks[number])]
@@ -136,10 +136,10 @@ def _judge(stage: Stage, order: Order, codes: dict[int, int], ticks: dict[int, i
             found.fault("wrong logs", f"job {number}: the log ends with {lines[-3:]}")
 
 
-def ready(order: Order) -> Found:
+def ready(order: Order) -> Findings:
     """Kills the scheduler a dozen times with 200 jobs running; measures the time until the next one
     answers."""
-    found, count, times = Found(), order.of(200, 10), order.of(12, 2)
+    found, count, times = Findings(), order.scaled(200, 10), order.scaled(12, 2)
     folder = order.folder
     (folder / "wait.sh").write_text(_WAITER)
     os.mkfifo(folder / "fifo")
@@ -170,7 +170,7 @@ def ready(order: Order) -> Found:
         process.terminate()
         process.wait(60)
     stage.drain(240)
-    judge(stage.trace, {n: n % 4 for n in range(count)}, said_of(stage.status()), killed=False).tell(found)
+    judge(stage.trace, {n: n % 4 for n in range(count)}, outcomes_of(stage.status()), killed=False).report_to(found)
     found.figures = {
         "running": count, "kills": times,
         "up again, median s": round(statistics.median(up), 2),
@@ -185,9 +185,9 @@ def _answers(stage: Stage) -> None:
     store = stage.store()
     try:
         uuid = store.gpus()[0]["uuid"]
-        request = store.wish("resume", uuid, "stress")
-        store.home.ring()
-        wait_for(lambda: store.answer(request), "an answer", timeout_s=60, every_s=0.002)
+        request = store.add_request("resume", uuid, "stress")
+        store.data_dir.ring_doorbell()
+        wait_for(lambda: store.request_answer(request), "an answer", timeout_s=60, every_s=0.002)
     finally:
         store.close()
 
@@ -196,8 +196,8 @@ def _alive(stage: Stage) -> Sequence[str]:
     """Returns the tokens of the attempts whose runner is alive."""
     store = stage.store()
     try:
-        rows = store.unsettled()
-        folders = [(store.home.attempt(r["job_id"], r["number"], r["token"]), r["token"]) for r in rows]
+        rows = store.active_attempts()
+        folders = [(store.data_dir.attempt_folder(r["job_id"], r["number"], r["token"]), r["token"]) for r in rows]
     finally:
         store.close()
     return [token for folder, token in folders if observe(folder, token).claim == "live"]

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.stress.editors import STYLES
-from tests.stress.file_observers import BelievingEye, Eye
+from tests.stress.file_observers import CredulousObserver, JobsFileObserver
 from tests.stress.harness import Stage, pause
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _LINES = ("0,/w/job{n}.py,,--name run-{n}", "python job{n}.py --name run-{n}")
@@ -59,16 +59,16 @@ class User:
         return line
 
 
-def steps(order: Order) -> Found:
+def steps(order: Order) -> Findings:
     """Makes 5,000 saves and reads the file between any two steps of each, with a simulated clock."""
-    found, dice, count = Found(), order.dice("saves"), order.of(5000, 20)
+    found, dice, count = Findings(), order.rng("saves"), order.scaled(5000, 20)
     path = order.folder / "jobs.txt"
     styles: Counter[str] = Counter()
     looks = done = 0
     while done < count:
         path.unlink(missing_ok=True)
         user = User(dice, dice.choice(_LINES))
-        eye = BelievingEye(path) if order.is_control else Eye(path)
+        eye = CredulousObserver(path) if order.is_control else JobsFileObserver(path)
         for _ in range(min(_EPISODE, count - done)):
             done += 1
             style = dice.choice(STYLES)
@@ -76,19 +76,19 @@ def steps(order: Order) -> Found:
             for _ in style(path, user.edit(), dice):
                 looks += 1
                 eye.wait(dice.choice(_STEPS_S))
-                eye.run_some(dice, 0.1)
+                eye.start_and_end_some(dice, 0.1)
             eye.wait(dice.choice(_STEPS_S))
             if dice.random() < 0.2:
-                _settle(eye, user, found)
-            eye.run_some(dice, 0.1)
-        _settle(eye, user, found)
-        eye.run_some(dice, 1.0)
+                _check_open_jobs(eye, user, found)
+            eye.start_and_end_some(dice, 0.1)
+        _check_open_jobs(eye, user, found)
+        eye.start_and_end_some(dice, 1.0)
         _judge(eye.started, set(user.lines), user.ever, found)
     found.figures = {"saves": done, "reads in between": looks, **dict(sorted(styles.items()))}
     return found
 
 
-def _settle(eye: Eye | BelievingEye, user: User, found: Found) -> None:
+def _check_open_jobs(eye: JobsFileObserver | CredulousObserver, user: User, found: Findings) -> None:
     """Leaves the file unchanged long enough, and checks that each line has its job and nothing else waits."""
     eye.wait(30)
     waiting = Counter(eye.open_texts())
@@ -100,7 +100,7 @@ def _settle(eye: Eye | BelievingEye, user: User, found: Found) -> None:
             found.fault("wrong jobs", f"{text!r} waits and is not in the file")
 
 
-def _judge(started: Counter[str], must: set[str], may: set[str], found: Found) -> None:
+def _judge(started: Counter[str], must: set[str], may: set[str], found: Findings) -> None:
     for text, times in started.items():
         if text not in may:
             found.fault("wrong jobs", f"{text!r} was started")
@@ -110,9 +110,9 @@ def _judge(started: Counter[str], must: set[str], may: set[str], found: Found) -
         found.fault("lost", text)
 
 
-def live(order: Order) -> Found:
+def live(order: Order) -> Findings:
     """Makes 500 saves, at full speed, of a file that a real scheduler watches and runs."""
-    found, dice, count = Found(), order.dice("live"), order.of(500, 10)
+    found, dice, count = Findings(), order.rng("live"), order.scaled(500, 10)
     script = order.folder / "note.sh"
     script.write_text('echo "$2 $3" >> "$1"\nsleep "$4"\n')
     stage = Stage(order.folder)
@@ -126,7 +126,7 @@ def live(order: Order) -> Found:
                 pause(dice.choice((0.0, 0.001, 0.01, 0.05)))
             pause(dice.choice((0.0, 0.0, 0.02, 0.2)))
         wanted = {(line.split()[-3], line.split()[-2]) for line in user.lines}
-        wait_for(lambda: wanted <= set(_notes(stage.trace)), "every line of the file ran", timeout_s=120)
+        wait_for(lambda: wanted <= set(_runs_in(stage.trace)), "every line of the file ran", timeout_s=120)
     except AssertionError as error:
         found.fault("lost", str(error)[:500])
     finally:
@@ -134,12 +134,12 @@ def live(order: Order) -> Found:
         watcher.wait(60)
     stage.drain(240)
     ever = {(line.split()[-3], line.split()[-2]) for line in user.ever}
-    for note, times in Counter(_notes(stage.trace)).items():
+    for note, times in Counter(_runs_in(stage.trace)).items():
         if note not in ever or times > 1:
             found.fault("wrong jobs" if note not in ever else "twice", f"{note} ran {times} times")
-    found.figures = {"saves": count, "lines ever": len(ever), "ran": len(_notes(stage.trace))}
+    found.figures = {"saves": count, "lines ever": len(ever), "ran": len(_runs_in(stage.trace))}
     return found
 
 
-def _notes(trace: Path) -> list[tuple[str, ...]]:
+def _runs_in(trace: Path) -> list[tuple[str, ...]]:
     return [tuple(line.split(" ")) for line in trace.read_text().splitlines()] if trace.exists() else []

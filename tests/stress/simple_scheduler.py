@@ -25,7 +25,7 @@ from typing import Any
 
 from gpu_scheduler.runner.sweep import sweep_once
 
-RECORD = Path("gpu_scheduler_state.d").absolute()
+DATA_DIR = Path("gpu_scheduler_state.d").absolute()
 #: GPUs, of which each job has one.
 GPUS = 4
 #: Launches after which a job counts as failed.
@@ -45,8 +45,8 @@ class SimpleScheduler:
 
     def run(self, *, drain: bool) -> int:
         """Schedules until asked to end; returns 1 if another one is up."""
-        (RECORD / "runs").mkdir(parents=True, exist_ok=True)
-        lock = os.open(RECORD / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        (DATA_DIR / "runs").mkdir(parents=True, exist_ok=True)
+        lock = os.open(DATA_DIR / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -55,9 +55,9 @@ class SimpleScheduler:
             signal.signal(number, self._on_signal)
         self._load()
         time.sleep(_COMES_UP_S)
-        (RECORD / "stop").unlink(missing_ok=True)
+        (DATA_DIR / "stop").unlink(missing_ok=True)
         print("ready", flush=True)
-        while not self._ending and not (RECORD / "stop").exists():
+        while not self._ending and not (DATA_DIR / "stop").exists():
             self._round()
             if drain and all(job["state"] == "ended" for job in self._jobs.values()):
                 break
@@ -75,18 +75,18 @@ class SimpleScheduler:
             self._jobs.setdefault(line, {"n": len(self._jobs) + 1, "state": "waiting", "tries": 0})
         for job in self._jobs.values():
             if job["state"] == "running":
-                self._look(job)
+                self._observe(job)
         taken = {job["gpu"] for job in self._jobs.values() if job["state"] == "running"}
         waiting = [line for line, job in self._jobs.items() if job["state"] == "waiting"]
         for line, gpu in zip(waiting, [gpu for gpu in range(GPUS) if gpu not in taken], strict=False):
             self._start(line.partition("] ")[2] or line, self._jobs[line], gpu)
         self._save()
 
-    def _look(self, job: dict[str, Any]) -> None:
+    def _observe(self, job: dict[str, Any]) -> None:
         """Updates a running job. A runner holds the lock of its claim as long as it lives."""
         for runner in self._runners:
             runner.poll()
-        folder = RECORD / "runs" / str(job["n"]) / "1"
+        folder = DATA_DIR / "runs" / str(job["n"]) / "1"
         claim = json.loads((folder / "claim").read_text())
         with contextlib.suppress(OSError), open(folder / "claim") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ class SimpleScheduler:
                 job.update(state="waiting", tries=job["tries"] + 1)
 
     def _start(self, line: str, job: dict[str, Any], gpu: int) -> None:
-        folder = RECORD / "runs" / str(job["n"]) / "1"
+        folder = DATA_DIR / "runs" / str(job["n"]) / "1"
         folder.mkdir(parents=True, exist_ok=True)
         token = os.urandom(16).hex()
         (folder / "claim").unlink(missing_ok=True)
@@ -119,13 +119,13 @@ class SimpleScheduler:
             os.close(fd)
 
     def _load(self) -> None:
-        if (RECORD / "scheduler.db").exists():
-            self._jobs = json.loads((RECORD / "scheduler.db").read_text() or "{}")
+        if (DATA_DIR / "scheduler.db").exists():
+            self._jobs = json.loads((DATA_DIR / "scheduler.db").read_text() or "{}")
 
     def _save(self) -> None:
-        spare = RECORD / f"scheduler.db.{os.getpid()}"
+        spare = DATA_DIR / f"scheduler.db.{os.getpid()}"
         spare.write_text(json.dumps(self._jobs))
-        spare.replace(RECORD / "scheduler.db")
+        spare.replace(DATA_DIR / "scheduler.db")
 
 
 if __name__ == "__main__":

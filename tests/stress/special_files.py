@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.core.jobspec import JobSpec
-from tests.stress.gated import GatedJobs, each_folder, end, ended
+from tests.stress.gated import GatedJobs, each_folder, end_scheduler, killed_at_exit
 from tests.stress.harness import Stage
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 #: Seconds within which a job must start and a scheduler end; the negative control needs milliseconds.
@@ -54,18 +54,18 @@ def _broken_link(path: Path) -> None:
 _KINDS: tuple[Callable[[Path], None], ...] = (_fifo, _folder, _zeros, _sparse, _nested, _broken_link)
 
 
-def special_files(order: Order) -> Found:
+def special_files(order: Order) -> Findings:
     """Puts one to three such files into each of 60 folders."""
-    found, dice, rounds = Found(), order.dice("special files"), order.of(60)
+    found, dice, rounds = Findings(), order.rng("special files"), order.scaled(60)
     found.figures = {"folders": rounds}
     for stage, jobs in each_folder(order, dice, rounds):
         _one(stage, jobs, order, dice, found)
     return found
 
 
-def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found: Found) -> None:
+def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found: Findings) -> None:
     stage.append(jobs.lines(1))
-    with ended(process := stage.start()):
+    with killed_at_exit(process := stage.start()):
         jobs.until_started(1)
         names = [_STATE] if order.is_control else dice.sample([_STATE, _CONFIG, _JOBS], dice.randint(1, 3))
         kinds = {name: _fifo if order.is_control else dice.choice(_KINDS) for name in names}
@@ -79,7 +79,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
         _starts_again(stage, jobs, order, label, found)
     for name in names:
         _take_away(stage.folder / name)
-    jobs.open()
+    jobs.open_gate()
     if not order.is_control:
         stage.drain(60)
         jobs.judge(stage, order, found)
@@ -103,7 +103,7 @@ def _take_away(path: Path) -> None:
 
 
 def _answers(
-    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, order: Order, label: str, found: Found
+    stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, order: Order, label: str, found: Findings
 ) -> None:
     """Checks that a job submitted now starts."""
     before = jobs.started()
@@ -114,12 +114,12 @@ def _answers(
         command = line.partition("] ")[2]
         store = stage.store()
         store.insert_job(JobSpec("command", command, str(stage.folder), command=command, share=500), "stress")
-        store.home.ring()
+        store.data_dir.ring_doorbell()
         store.close()
     try:
         jobs.until_started(before + 1, _CONTROL_ANSWER_S if order.is_control else _ANSWER_S)
     except AssertionError:
-        found.fault("not responsive", f"{label}: {stage.out.read_text()[-500:]}")
+        found.fault("not responsive", f"{label}: {stage.output_file.read_text()[-500:]}")
     memory = _peak_mib(process)
     if memory > _MEMORY_MIB:
         found.fault("memory", f"{label}: {memory} MiB")
@@ -132,25 +132,25 @@ def _peak_mib(process: subprocess.Popen[bytes]) -> int:
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def _ends(process: subprocess.Popen[bytes], order: Order, label: str, found: Found) -> None:
+def _ends(process: subprocess.Popen[bytes], order: Order, label: str, found: Findings) -> None:
     if process.poll() is not None:
         found.fault("ended", f"{label}: with {process.returncode}")
         return
     try:
-        end(process, timeout_s=_CONTROL_ANSWER_S if order.is_control else _ANSWER_S)
+        end_scheduler(process, timeout_s=_CONTROL_ANSWER_S if order.is_control else _ANSWER_S)
     except subprocess.TimeoutExpired:
         found.fault("ignores SIGTERM", f"{label}: SIGTERM does not end it")
 
 
-def _starts_again(stage: Stage, jobs: GatedJobs, order: Order, label: str, found: Found) -> None:
+def _starts_again(stage: Stage, jobs: GatedJobs, order: Order, label: str, found: Findings) -> None:
     """Checks that a restart continues with the jobs, or refuses with a message and no traceback."""
-    at = stage.out.stat().st_size
+    at = stage.output_file.stat().st_size
     process = stage.start(ready=False)
 
     def output() -> str:
-        return stage.out.read_bytes()[at:].decode(errors="replace")
+        return stage.output_file.read_bytes()[at:].decode(errors="replace")
 
-    with ended(process):
+    with killed_at_exit(process):
         began = time.monotonic()
         wait_for(lambda: process.poll() is not None or "scheduler up" in output(), f"a start: {label}", 60)
         if process.poll() is None:

@@ -11,9 +11,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.stress.gated import GatedJobs, end, ended, stage_in
+from tests.stress.gated import GatedJobs, end_scheduler, killed_at_exit, stage_in
 from tests.stress.harness import Stage, pause
-from tests.stress.part import Found, Order
+from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _STARTS_PER_RECORD = 10
@@ -21,9 +21,9 @@ _STARTS_PER_RECORD = 10
 _END_S = 0.5
 
 
-def stops(order: Order) -> Found:
+def stops(order: Order) -> Findings:
     """Stops each of 300 starts: at once, up to 0.5 s later, or up to 0.2 s after it has its lock."""
-    found, dice, starts = Found(), order.dice("stops"), order.of(300)
+    found, dice, starts = Findings(), order.rng("stops"), order.scaled(300)
     found.figures = {"starts": starts, "stopped before the lock": 0, "stopped before it was up": 0}
     for first in range(0, starts, _STARTS_PER_RECORD):
         folder = order.folder / str(first)
@@ -34,22 +34,22 @@ def stops(order: Order) -> Found:
             fresh = number == first and dice.random() < 0.5
             _stop(stage, ["--fresh", "--yes"] if fresh and not order.is_control else [], order, dice, found)
         process = stage.start()
-        with ended(process):
+        with killed_at_exit(process):
             jobs.until_started(2)
             pause(_END_S)
             if process.poll() is not None:
                 found.fault("ended", "an earlier stop ended a later scheduler")
-            jobs.open()
+            jobs.open_gate()
         stage.drain(60)
         jobs.judge(stage, order, found)
         shutil.rmtree(folder)
     return found
 
 
-def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, found: Found) -> None:
-    at = stage.out.stat().st_size if stage.out.exists() else 0
+def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, found: Findings) -> None:
+    at = stage.output_file.stat().st_size if stage.output_file.exists() else 0
     process = stage.start(*options, ready=False)
-    with ended(process):
+    with killed_at_exit(process):
         if order.is_control or dice.random() < 0.7:
             wait_for(lambda: _has_lock(process.pid), "its lock", every_s=0.001)
             moment = dice.uniform(0.0, 0.05 if order.is_control else 0.2)
@@ -59,17 +59,17 @@ def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, f
         locked = _has_lock(process.pid)
         if not locked:
             found.count("stopped before the lock")
-        elif b"scheduler up" not in stage.out.read_bytes()[at:]:
+        elif b"scheduler up" not in stage.output_file.read_bytes()[at:]:
             found.count("stopped before it was up")
-        reply = _ask(stage, order)
+        reply = _request_stop(stage, order)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
         if process.poll() is None:
             if locked:
                 found.fault("stop ignored", f"stopped after {moment:.3f} s: {reply}")
-            end(process)
+            end_scheduler(process)
         elif process.returncode != 0:
-            output = stage.out.read_bytes()[at:].decode(errors="replace")
+            output = stage.output_file.read_bytes()[at:].decode(errors="replace")
             if process.returncode == 1 and f"(pid {os.getpid()}); end it with `stop`" in output:
                 # While none is up, `stop` briefly holds the lock to update the state file.
                 found.count("refused while stop held the lock")
@@ -77,12 +77,12 @@ def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, f
             found.fault("wrong end", f"{process.returncode} after {moment:.3f} s: {output[-1500:]} ({reply})")
 
 
-def _ask(stage: Stage, order: Order) -> str:
+def _request_stop(stage: Stage, order: Order) -> str:
     if order.is_control:
         (stage.home.folder / "stop").touch()
         return ""
     # In this process, because an interpreter takes longer to start than the intervals tested here.
-    code, reply = stage.ask("stop")
+    code, reply = stage.run_cli("stop")
     return f"{code}: {reply}"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import Home
+from gpu_scheduler.store.home import DataDir
 from gpu_scheduler.store.store import Store
 
 SCRIPT = "trace.py"
@@ -23,7 +23,7 @@ SCRIPT = "trace.py"
 
 def main() -> int:
     """Submits until standard input ends; returns 1 if a submission was refused."""
-    store = Store(Home.of("gpu_scheduler_state.json"))
+    store = Store(DataDir.of("gpu_scheduler_state.json"))
     refused = 0
     with open(sys.argv[1], "a") as acks:
         for text in sys.stdin:
@@ -44,7 +44,7 @@ def _submit(store: Store, job: dict[str, Any]) -> str | None:
         line = job["line"]
         folder = str(Path.cwd())
         store.insert_job(JobSpec("command", line, folder, command=line, share=500), "stress")
-        store.home.ring()
+        store.data_dir.ring_doorbell()
         return None
     if job["way"] == "add":
         done = subprocess.run(

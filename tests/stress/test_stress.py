@@ -43,7 +43,7 @@ def test_part_has_no_faults(part: Part, tmp_path: Path, monkeypatch: pytest.Monk
         found = part.run(Order(SEED, part.suite, tmp_path))
     if found.skipped is not None:
         pytest.skip(found.skipped)
-    assert found.clean, f"seed {SEED}: {found}: {found.told}"
+    assert found.clean, f"seed {SEED}: {found}: {found.messages}"
 
 
 @pytest.mark.timeout(170)

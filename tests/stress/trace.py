@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.stress.part import Found
+from tests.stress.part import Findings
 
 #: Run as `sh trace.sh TRACE N SECONDS CODE`: writes a line when it starts and one when it ends.
 JOB = """\
@@ -29,7 +29,7 @@ exit "$4"
 
 
 @dataclass
-class Verdict:
+class TraceVerdict:
     """The faults, by job number."""
 
     lost: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Verdict:
         """True if there are no faults."""
         return not (self.lost or self.twice or self.wrong or self.false_success or self.signalled)
 
-    def tell(self, found: Found) -> None:
+    def report_to(self, found: Findings) -> None:
         """Adds all of them to the faults of a part."""
         for kind, numbers in (
             ("lost", self.lost), ("twice", self.twice), ("false successes", self.false_success),
@@ -61,7 +61,7 @@ class Verdict:
         )
 
 
-def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool) -> Verdict:
+def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool) -> TraceVerdict:
     """Compares what ran with what is recorded.
 
     codes: number -> exit code of the job; recorded: number -> exit code in the store, or a word where there
@@ -69,7 +69,7 @@ def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | No
     """
     starts: Counter[int] = Counter()
     ends: dict[int, int] = {}
-    verdict = Verdict()
+    verdict = TraceVerdict()
     for line in trace.read_text().splitlines() if trace.exists() else []:
         name, what, value = line.split()[:3]
         if what == "start":
@@ -103,7 +103,7 @@ def number_of(text: str) -> int:
     return int(match[1])
 
 
-def said_of(status: dict[str, Any]) -> dict[int, int | str | None]:
+def outcomes_of(status: dict[str, Any]) -> dict[int, int | str | None]:
     """Returns the outcomes in the output of `status --json`, in the form that `judge` expects."""
     outcomes: dict[int, int | str | None] = {}
     for job in status["jobs"]:

@@ -5,40 +5,40 @@ from __future__ import annotations
 import re
 import time
 
-from gpu_scheduler.views.board import Board, Use, to_text
-from gpu_scheduler.views.report import GpuShown, JobShown
+from gpu_scheduler.views.board import StatusBoard, MemoryUse, to_text
+from gpu_scheduler.views.report import GpuStatusView, JobView
 
 NOW = 1_000_000.0
 GPUS = (
-    GpuShown(0, "A", "NVIDIA H200", "busy", 375, 9000, 24576, 97.0, None, NOW, (1,), 9216),
-    GpuShown(1, "B", "NVIDIA H200", "lost", 0, None, None, None, "query failed: \x1b15", NOW,
-             booked_mib=None),
+    GpuStatusView(0, "A", "NVIDIA H200", "busy", 375, 9000, 24576, 97.0, None, NOW, (1,), 9216),
+    GpuStatusView(1, "B", "NVIDIA H200", "lost", 0, None, None, None, "query failed: \x1b15", NOW,
+             allocated_mib=None),
 )  # fmt: skip
 RUNNING = (
-    JobShown(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12),
-    JobShown(2, "stopping", text="python b.py", gpus=(0, 1), started_at=NOW - 3.21),
-    JobShown(3, "starting", name="bert", text="python c.py", gpus=(1,)),
+    JobView(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12),
+    JobView(2, "stopping", text="python b.py", gpus=(0, 1), started_at=NOW - 3.21),
+    JobView(3, "starting", name="bert", text="python c.py", gpus=(1,)),
 )
 WAITING = (
-    JobShown(4, "queued", reason="needs 1 free GPU, 0 free", text="evil \x1b[2J"),
-    JobShown(5, "queued", reason="exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU", text="python e.py"),
-    JobShown(6, "held", reason="interrupted; `retry 6` runs it again", text="python f.py"),
-    JobShown(7, "held", reason="held by its line", text="python g.py"),
+    JobView(4, "queued", reason="needs 1 free GPU, 0 free", text="evil \x1b[2J"),
+    JobView(5, "queued", reason="exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU", text="python e.py"),
+    JobView(6, "held", reason="interrupted; `retry 6` runs it again", text="python f.py"),
+    JobView(7, "held", reason="held by its line", text="python g.py"),
 )
 FINISHED = (
-    JobShown(8, "finished", "completed", text="python h.py", started_at=NOW - 100, finished_at=NOW - 80),
-    JobShown(9, "finished", "failed", reason="exit code 1: ValueError: bad", text="python i.py",
+    JobView(8, "finished", "completed", text="python h.py", started_at=NOW - 100, finished_at=NOW - 80),
+    JobView(9, "finished", "failed", reason="exit code 1: ValueError: bad", text="python i.py",
              started_at=NOW - 4.5, finished_at=NOW - 1),
-    JobShown(10, "finished", "cancelled", reason="line removed", text="python j.py"),
+    JobView(10, "finished", "cancelled", reason="line removed", text="python j.py"),
 )  # fmt: skip
 
 
 def test_formats_gpus_and_running_waiting_and_finished_jobs() -> None:
-    board = Board(
+    board = StatusBoard(
         NOW, 4711, GPUS, RUNNING, WAITING, FINISHED,
-        use={1: Use((0,), (8123,), (8200,), 9216), 2: Use((0, 1), (None, 7), (None, 9), None, 250),
-             3: Use((1,), (None,), (70,), 900, 500)},
-        again=frozenset({5}),
+        memory_use={1: MemoryUse((0,), (8123,), (8200,), 9216), 2: MemoryUse((0, 1), (None, 7), (None, 9), None, 250),
+             3: MemoryUse((1,), (None,), (70,), 900, 500)},
+        retrying_after_oom=frozenset({5}),
         counts={"running": 3, "queued": 1002, "held": 2, "finished": 3},
     )  # fmt: skip
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW))
@@ -66,12 +66,12 @@ gpu1  ?/? MiB  load ?%  allocated 0, ? MiB  lost: query failed: \\x1b15  NVIDIA 
 
 
 def test_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
-    text = to_text(Board(NOW, None, counts={"finished": 30}))
+    text = to_text(StatusBoard(NOW, None, counts={"finished": 30}))
     assert "scheduler stopped  0 running, 0 queued, 0 held, 30 finished" in text
     assert text.endswith("… and 30 more\n")
 
 
 def test_truncates_long_lines() -> None:
-    waits = JobShown(4, "queued", reason="x" * 5000, text="y" * 5000)
-    [row] = re.findall(r"^· job 4 .*$", to_text(Board(NOW, 1, waiting=(waits,))), re.MULTILINE)
+    waits = JobView(4, "queued", reason="x" * 5000, text="y" * 5000)
+    [row] = re.findall(r"^· job 4 .*$", to_text(StatusBoard(NOW, 1, waiting=(waits,))), re.MULTILINE)
     assert len(row) < 400

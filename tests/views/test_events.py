@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.event import Event
-from gpu_scheduler.views.events import about, line, to_json, took
+from gpu_scheduler.views.events import detail, log_line, to_json, format_seconds
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
 
@@ -52,14 +52,14 @@ def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dic
 )
 def test_start_names_gpus_count_and_allocation(data: dict[str, Any], expected: str) -> None:
     event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
-    assert line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {expected}")
+    assert log_line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {expected}")
 
 
 def test_start_without_known_job_counts() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
-    assert line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
+    assert log_line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
     old = Event(9, 0.0, "starting", 1, command="CMD")
-    assert line(old, dispatched=(1, 3))[1] == "job 1 starts — CMD"
+    assert log_line(old, dispatched=(1, 3))[1] == "job 1 starts — CMD"
 
 
 HEAD = "job 1 finished [OK] in 1774s — "
@@ -93,7 +93,7 @@ HEAD = "job 1 finished [OK] in 1774s — "
     ],
 )
 def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expected: str) -> None:
-    assert line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + expected)
+    assert log_line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + expected)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expec
     ],
 )
 def test_end_shows_the_declaration_and_its_accuracy(data: dict[str, Any], expected: str) -> None:
-    _, text = line(Event(9, 0.0, "finished", 1, data=data))
+    _, text = log_line(Event(9, 0.0, "finished", 1, data=data))
     assert text.partition(" (log: ")[0].split(" | ")[1] == expected
 
 
@@ -174,7 +174,7 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
     kind: str, reason: str | None, changes: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)
-    assert line(Event(9, 0.0, kind, 1, reason, data)) == expected
+    assert log_line(Event(9, 0.0, kind, 1, reason, data)) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
         ),
         # Reported elsewhere, or routine: shown only if everything is requested.
         (Event(9, 0.0, "running", 3), (DEBUG, "job 3 running")),
-        (Event(9, 0.0, "queued", 3, command="CMD", new=True), (DEBUG, "job 3 queued: CMD")),
+        (Event(9, 0.0, "queued", 3, command="CMD", is_new_job=True), (DEBUG, "job 3 queued: CMD")),
         (
-            Event(9, 0.0, "held", 3, "held by its line", command="CMD", new=True),
+            Event(9, 0.0, "held", 3, "held by its line", command="CMD", is_new_job=True),
             (DEBUG, "job 3 held: CMD (held by its line)"),
         ),
         (Event(9, 0.0, "forgotten", 0, "12 jobs forgotten", {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
@@ -228,26 +228,26 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
     ],
 )  # fmt: skip
 def test_message_and_level_of_other_events(event: Event, expected: tuple[int, str]) -> None:
-    assert line(event) == expected
+    assert log_line(event) == expected
 
 
 def test_misplaced_process_names_both_gpus() -> None:
     event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
-    level, text = line(event)
+    level, text = log_line(event)
     assert level == WARNING
     assert text.startswith("job 3 was given GPU 0 but uses GPU 2 (process 77)")
 
 
 def test_message_is_one_line_without_control_characters() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(), command="echo 'a\nb' \x1b[2J")
-    assert line(event)[1].endswith(r"— echo 'a\nb' \x1b[2J")
+    assert log_line(event)[1].endswith(r"— echo 'a\nb' \x1b[2J")
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (1774.4, "1774s")]
 )
 def test_formats_run_times(seconds: float, expected: str) -> None:
-    assert took(seconds) == expected
+    assert format_seconds(seconds) == expected
 
 
 def test_json_has_all_data_in_ascii() -> None:
@@ -295,4 +295,4 @@ def test_json_has_all_data_in_ascii() -> None:
     ],
 )
 def test_details_beside_the_event_kind(event: Event, expected: str | None) -> None:
-    assert about(event) == expected
+    assert detail(event) == expected

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.views.gpus import shown
+from gpu_scheduler.views.gpus import gpu_views
 
 
 def gpu(**values: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def held(share: int, job_id: int = 3, released: float | None = None, **values: A
 def test_state_of_a_gpu(
     row: dict[str, Any], holders: list[dict[str, Any]], paused: bool, state: str, share: int
 ) -> None:
-    (seen,) = shown([gpu(**row)], holders, {"A": paused})
+    (seen,) = gpu_views([gpu(**row)], holders, {"A": paused})
     assert (seen.state, seen.share) == (state, share)
     assert seen.jobs == tuple(sorted(h["job_id"] for h in holders if h["released_boot"] is None))
 
@@ -61,12 +61,12 @@ def test_state_of_a_gpu(
 def test_memory_allocated_to_jobs(
     row: dict[str, Any], holders: list[dict[str, Any]], allocated: int | None, by_memory: bool, share: int
 ) -> None:
-    (seen,) = shown([gpu(**row)], holders, {})
-    assert (seen.booked_mib, seen.by_memory, seen.share) == (allocated, by_memory, share)
+    (seen,) = gpu_views([gpu(**row)], holders, {})
+    assert (seen.allocated_mib, seen.has_declared_memory, seen.share) == (allocated, by_memory, share)
 
 
 def test_uses_the_given_limits() -> None:
-    strict = Limits(memory=0.5, spike=0.0)
+    strict = Limits(mem_threshold=0.5, spike_buffer=0.0)
     peak = held(500, peaks='{"A": 600}')
-    assert [seen.booked_mib for seen in shown([gpu()], [peak], {}, strict)] == [600]
-    assert [seen.state for seen in shown([gpu(used_mib=600)], [], {}, strict)] == ["busy"]
+    assert [seen.allocated_mib for seen in gpu_views([gpu()], [peak], {}, strict)] == [600]
+    assert [seen.state for seen in gpu_views([gpu(used_mib=600)], [], {}, strict)] == ["busy"]

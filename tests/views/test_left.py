@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.views.left import MOST, left_words
-from gpu_scheduler.views.report import JobShown, MalformedShown
+from gpu_scheduler.views.left import MAX_ITEMS, unfinished_text
+from gpu_scheduler.views.report import JobView, MalformedLineView
 
 
-def job(number: int, state: str = "queued", reason: str | None = None, **values: Any) -> JobShown:
-    return JobShown(number, state, reason=reason, **values)
+def job(number: int, state: str = "queued", reason: str | None = None, **values: Any) -> JobView:
+    return JobView(number, state, reason=reason, **values)
 
 
 def test_empty_if_nothing_is_unfinished() -> None:
-    assert left_words([], []) == ""
+    assert unfinished_text([], []) == ""
 
 
 def test_names_each_line_and_job_with_its_reason() -> None:
-    line = MalformedShown("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
+    line = MalformedLineView("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
     jobs = [
         job(2, line_wait=LineWait("malformed", 2), reason="line 2 of jobs.txt is malformed; waiting"),
         job(3, "held"),
@@ -27,7 +27,7 @@ def test_names_each_line_and_job_with_its_reason() -> None:
         job(6, reason="infeasible: needs 9 GPUs, 4 managed"),
         job(7, reason="GPU 0 paused"),
     ]
-    assert left_words([line], jobs) == (
+    assert unfinished_text([line], jobs) == (
         "line 2 of jobs.txt is malformed: memory '20H'\\x1b is not MiB; job 2 waits for line 2;"
         " job 3 is held; job 4 is held by its line; job 5 is held: the machine was switched off;"
         " job 6 waits: infeasible: needs 9 GPUs, 4 managed; job 7 waits: GPU 0 paused"
@@ -35,5 +35,5 @@ def test_names_each_line_and_job_with_its_reason() -> None:
 
 
 def test_truncates_a_long_list() -> None:
-    text = left_words([], [job(n, "held") for n in range(1, 3 * MOST)])
-    assert text.endswith(f"job {MOST} is held; and {2 * MOST - 1} more (see `status --all`)")
+    text = unfinished_text([], [job(n, "held") for n in range(1, 3 * MAX_ITEMS)])
+    assert text.endswith(f"job {MAX_ITEMS} is held; and {2 * MAX_ITEMS - 1} more (see `status --all`)")

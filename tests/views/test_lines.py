@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.views.lines import Cell, Column, Entry, Listed, Screen, allot, printed, table
+from gpu_scheduler.views.lines import Cell, Column, TableRow, CappedList, Viewport, allot_lines, render_line, table
 
 
-def listed(entries: int, total: int | None = None) -> Listed:
-    rows = [Entry((Cell(str(n)),)) for n in range(entries)]
-    return Listed("jobs", rows, entries if total is None else total)
+def listed(entries: int, total: int | None = None) -> CappedList:
+    rows = [TableRow((Cell(str(n)),)) for n in range(entries)]
+    return CappedList("jobs", rows, entries if total is None else total)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ def listed(entries: int, total: int | None = None) -> Listed:
     ],
 )
 def test_earlier_lists_are_shortened_last(
-    lists: list[Listed], least: list[int], room: int, given: list[int]
+    lists: list[CappedList], least: list[int], room: int, given: list[int]
 ) -> None:
-    assert allot(lists, least, room) == given
+    assert allot_lines(lists, least, room) == given
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def test_earlier_lists_are_shortened_last(
         (listed(2, 2_000), 2, ["0", "… and 1,999 more jobs (status --all)"]),
     ],
 )
-def test_shortened_list_counts_omitted_items(whole: Listed, lines: int, expected: list[str]) -> None:
-    shown = whole.shortened(lines)
+def test_shortened_list_counts_omitted_items(whole: CappedList, lines: int, expected: list[str]) -> None:
+    shown = whole.capped(lines)
     assert ["".join(cell.text for cell in entry.cells) for entry in shown] == expected
     assert sum(entry.count for entry in shown) == (whole.total if lines else 0)
 
 
 COLUMNS = (Column("Job", is_right=True), Column("What", is_flexible=True), Column("Last line"))
 ROWS = [
-    Entry((Cell("7"), Cell("train.py --epochs 30 --seed 1"), Cell("epoch 3/30: loss 0.25", keeps_end=True))),
-    Entry((Cell("模型"),), spans=True),
-    Entry((Cell("12"), Cell("t.py", "31"), Cell(""))),
+    TableRow((Cell("7"), Cell("train.py --epochs 30 --seed 1"), Cell("epoch 3/30: loss 0.25", keep_end=True))),
+    TableRow((Cell("模型"),), is_spanning=True),
+    TableRow((Cell("12"), Cell("t.py", "31"), Cell(""))),
 ]
 
 
@@ -59,13 +59,13 @@ ROWS = [
 def test_table_lines_never_exceed_the_screen(width: int) -> None:
     from rich.cells import cell_len
 
-    screen = Screen(width, 20)
-    lines = [printed(line, screen) for line in table(COLUMNS, ROWS, width)]
+    screen = Viewport(width, 20)
+    lines = [render_line(line, screen) for line in table(COLUMNS, ROWS, width)]
     assert max(map(cell_len, lines)) <= width
 
 
 def test_titles_and_last_lines_keep_both_ends() -> None:
-    lines = [printed(line, Screen(44, 20)) for line in table(COLUMNS, ROWS, 44)]
+    lines = [render_line(line, Viewport(44, 20)) for line in table(COLUMNS, ROWS, 44)]
     assert lines == [
         "Job  What                Last line",
         "  7  train.py …--seed 1  epoch 3/3…loss 0.25",
@@ -75,20 +75,20 @@ def test_titles_and_last_lines_keep_both_ends() -> None:
 
 
 def test_pipe_output_is_complete_and_a_long_cell_shifts_no_other_row() -> None:
-    rows = [*ROWS, Entry((Cell("13"), Cell("x" * 500), Cell("last")))]
-    lines = [printed(line, Screen()) for line in table(COLUMNS, rows, None)]
+    rows = [*ROWS, TableRow((Cell("13"), Cell("x" * 500), Cell("last")))]
+    lines = [render_line(line, Viewport()) for line in table(COLUMNS, rows, None)]
     assert lines[-1] == f" 13  {'x' * 500}  last"
     assert len(lines[1]) < 100
 
 
 def test_writes_colours_only_if_the_screen_shows_them() -> None:
     line = [Cell("ok "), Cell("failed", "31"), Cell("", "31")]
-    assert printed(line, Screen(80, 24)) == "ok failed"
-    assert printed(line, Screen(80, 24, colour=True)) == "ok \x1b[31mfailed\x1b[0m"
-    assert printed(line, Screen(6, 24, colour=True)) == "ok \x1b[31mfa…\x1b[0m"
+    assert render_line(line, Viewport(80, 24)) == "ok failed"
+    assert render_line(line, Viewport(80, 24, has_colours=True)) == "ok \x1b[31mfailed\x1b[0m"
+    assert render_line(line, Viewport(6, 24, has_colours=True)) == "ok \x1b[31mfa…\x1b[0m"
 
 
 def test_truncates_paths_only_if_rows_are_limited() -> None:
     line = [Cell("log /" + "y" * 90, is_path=True)]
-    assert len(printed(line, Screen(40))) == 95
-    assert len(printed(line, Screen(40, 24))) == 40
+    assert len(render_line(line, Viewport(40))) == 95
+    assert len(render_line(line, Viewport(40, 24))) == 40

@@ -10,9 +10,9 @@ import pytest
 
 from gpu_scheduler.core.event import Event
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.views.events import told
-from gpu_scheduler.views.terminal import Terminal, of_event, of_message
-from gpu_scheduler.views.widths import columns_of
+from gpu_scheduler.views.events import message_of
+from gpu_scheduler.views.terminal import Terminal, format_event, format_message
+from gpu_scheduler.views.widths import display_width
 
 AT = time.mktime((2026, 11, 22, 7, 5, 9, 0, 0, -1))
 SPEC = JobSpec(
@@ -29,7 +29,7 @@ USED = " — peak vram gpu0:700 MiB | "
 
 
 def shown(event: Event, terminal: Terminal | None = None) -> str:
-    return of_event(event, told(event, dispatched=(1, 3)), AT, terminal or Terminal(200))
+    return format_event(event, message_of(event, dispatched=(1, 3)), AT, terminal or Terminal(200))
 
 
 def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
@@ -102,9 +102,9 @@ def test_message_about_a_job_has_at_most_three_rows() -> None:
 
 
 def test_wide_characters_fit_the_terminal() -> None:
-    rows = of_message(logging.WARNING, "模型 训练 任务 " * 9, AT, Terminal(40)).split("\n")
+    rows = format_message(logging.WARNING, "模型 训练 任务 " * 9, AT, Terminal(40)).split("\n")
     assert len(rows) > 2
-    assert all(columns_of(row) <= 40 for row in rows)
+    assert all(display_width(row) <= 40 for row in rows)
 
 
 def test_event_without_a_job() -> None:
@@ -120,13 +120,13 @@ def test_event_without_a_job() -> None:
     ],
 )
 def test_level_colours_a_message(level: int, line: str) -> None:
-    found = of_message(level, "4 GPUs", AT, Terminal(80, True))
+    found = format_message(level, "4 GPUs", AT, Terminal(80, True))
     assert found.replace("\x1b[2m07:05:09\x1b[0m", "07:05:09") == line
 
 
 def test_message_keeps_line_breaks_and_paths() -> None:
     path = f"/{'x' * 100}"
-    rows = of_message(logging.WARNING, f"one {path} two\nthree\x07", AT, Terminal(60)).split("\n")
+    rows = format_message(logging.WARNING, f"one {path} two\nthree\x07", AT, Terminal(60)).split("\n")
     assert rows == ["07:05:09  ! one", f"{' ' * 12}{path}", f"{' ' * 12}two", f"{' ' * 12}three\\x07"]
 
 

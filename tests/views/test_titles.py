@@ -5,15 +5,15 @@ import json
 import pytest
 
 from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.views.report import JobShown
-from gpu_scheduler.views.titles import in_common, ranges, title
+from gpu_scheduler.views.report import JobView
+from gpu_scheduler.views.titles import common_prefix, format_ranges, title
 
 LINE = "0,/home/me/train.py,env,--llm qwen --note two,0-3"
 
 
-def shown(text: str, name: str | None = None, **spec: object) -> JobShown:
+def shown(text: str, name: str | None = None, **spec: object) -> JobView:
     value = JobSpec(kind="command", text=text, cwd="/", **spec)  # type: ignore[arg-type]
-    return JobShown(1, "queued", text=text, name=name, spec=value.to_json())
+    return JobView(1, "queued", text=text, name=name, spec=value.to_json())
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def shown(text: str, name: str | None = None, **spec: object) -> JobShown:
         (shown(LINE, script="/x/\x1b.py"), r"\x1b.py"),
     ],
 )
-def test_title_of_a_job(job: JobShown, called: str) -> None:
+def test_title_of_a_job(job: JobView, called: str) -> None:
     assert title(job) == called
     assert json.loads(job.spec)["text"] == job.text
 
@@ -43,7 +43,7 @@ def test_title_of_a_job(job: JobShown, called: str) -> None:
     ],
 )
 def test_common_beginning_of_titles(titles: list[str], same: str) -> None:
-    assert in_common(titles) == same
+    assert common_prefix(titles) == same
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_common_beginning_of_titles(titles: list[str], same: str) -> None:
     [([], ""), ([3], "3"), ([3, 4], "3, 4"), ([5, 3, 4], "3-5"), ([12, 13, 14, 1, 7, 8], "1, 7, 8, 12-14")],
 )
 def test_formats_ids_as_ranges(numbers: list[int], expected: str) -> None:
-    assert ranges(numbers) == expected
+    assert format_ranges(numbers) == expected

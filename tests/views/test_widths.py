@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpu_scheduler.views.widths import columns_of, cut, cut_in_the_middle, rows, wrapped
+from gpu_scheduler.views.widths import display_width, truncate_end, truncate_middle, wrap_words, wrap_text
 
 TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30)
 
@@ -24,24 +24,24 @@ TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30
     ],
 )
 def test_truncates_text_to_a_width(text: str, columns: int, at_end: str, in_the_middle: str) -> None:
-    assert cut(text, columns) == at_end
-    assert cut_in_the_middle(text, columns) == in_the_middle
+    assert truncate_end(text, columns) == at_end
+    assert truncate_middle(text, columns) == in_the_middle
 
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.integers(0, 40))
 def test_truncated_text_is_never_too_wide(text: str, columns: int) -> None:
-    assert columns_of(text) == cell_len(text)
-    for shown in (cut(text, columns), cut_in_the_middle(text, columns)):
-        assert columns_of(shown) <= columns or shown == text
+    assert display_width(text) == cell_len(text)
+    for shown in (truncate_end(text, columns), truncate_middle(text, columns)):
+        assert display_width(shown) <= columns or shown == text
     if columns:
-        assert all(columns_of(line) <= max(columns, 2) for line in wrapped(text, columns))
+        assert all(display_width(line) <= max(columns, 2) for line in wrap_text(text, columns))
 
 
 def test_wraps_text_at_blanks() -> None:
-    assert wrapped("free space there, then go on", 12) == ["free space", "there, then", "go on"]
-    assert wrapped("/a/path/without/blanks x", 10) == ["/a/path/wi", "thout/blan", "ks x"]
-    assert wrapped("short", 10) == ["short"]
+    assert wrap_text("free space there, then go on", 12) == ["free space", "there, then", "go on"]
+    assert wrap_text("/a/path/without/blanks x", 10) == ["/a/path/wi", "thout/blan", "ks x"]
+    assert wrap_text("short", 10) == ["short"]
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_wraps_text_at_blanks() -> None:
     ],
 )
 def test_wraps_text_without_breaking_words(text: str, columns: int, found: list[str]) -> None:
-    assert rows(text, columns) == [row.rstrip() for row in found]
+    assert wrap_words(text, columns) == [row.rstrip() for row in found]

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.views.words import (
-    ago,
-    duration,
-    memory_words,
-    outcome_words,
-    plural,
-    shortened,
-    size,
-    unrepeated,
-    visible,
+    format_age,
+    format_duration,
+    memory_text,
+    outcome_text,
+    count_noun,
+    limit_length,
+    format_memory,
+    without_repetition,
+    safe_text,
 )
 
 
@@ -32,19 +32,19 @@ from gpu_scheduler.views.words import (
     ],
 )
 def test_escapes_control_characters(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert safe_text(text) == shown
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.text())
 def test_visible_text_holds_no_control_character(text: str) -> None:
-    shown = visible(text)
+    shown = safe_text(text)
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown)
     shown.encode()
 
 
 def test_keeps_line_breaks_on_request() -> None:
-    assert visible("a\x1b\nb", lines=True) == "a\\x1b\nb"
+    assert safe_text("a\x1b\nb", keep_line_breaks=True) == "a\\x1b\nb"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_keeps_line_breaks_on_request() -> None:
     ],
 )  # fmt: skip
 def test_formats_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+    assert format_duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_formats_durations(seconds: float, shown: str) -> None:
     ],
 )  # fmt: skip
 def test_formats_ages(at: float | None, shown: str) -> None:
-    assert ago(at, 1000.0) == shown
+    assert format_age(at, 1000.0) == shown
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def test_formats_ages(at: float | None, shown: str) -> None:
     ],
 )
 def test_formats_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown: str) -> None:
-    assert outcome_words(outcome, exit_code, signal) == shown
+    assert outcome_text(outcome, exit_code, signal) == shown
 
 
 def test_formats_sizes_and_counts() -> None:
-    assert [size(None), size(512), size(24 * 1024), size(1536)] == ["?", "512 MiB", "24.0 GiB", "1.5 GiB"]
-    assert [plural(1, "job"), plural(20000, "job")] == ["1 job", "20,000 jobs"]
+    assert [format_memory(None), format_memory(512), format_memory(24 * 1024), format_memory(1536)] == ["?", "512 MiB", "24.0 GiB", "1.5 GiB"]
+    assert [count_noun(1, "job"), count_noun(20000, "job")] == ["1 job", "20,000 jobs"]
 
 
 def test_truncates_long_text() -> None:
-    assert shortened("x" * 1000) == "x" * 1000
-    assert shortened("x" * 60_000) == f"{'x' * 1000}… (60,000 characters)"
+    assert limit_length("x" * 1000) == "x" * 1000
+    assert limit_length("x" * 60_000) == f"{'x' * 1000}… (60,000 characters)"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_truncates_long_text() -> None:
 def test_formats_peaks_beside_the_declared_memory(
     peaks: dict[int, int], declared: int | None, shown: str
 ) -> None:
-    assert memory_words(peaks, declared) == shown
+    assert memory_text(peaks, declared) == shown
 
 
 LONG = "Error: " + " ".join(str(n) for n in range(100))
@@ -128,4 +128,4 @@ LONG = "Error: " + " ".join(str(n) for n in range(100))
     ],
 )
 def test_truncates_passages_repeated_from_another_text(text: str, others: list[str], shown: str) -> None:
-    assert unrepeated(text, others, 20) == shown
+    assert without_repetition(text, others, 20) == shown
